@@ -160,7 +160,7 @@ def drafts(arguments: argparse.Namespace) -> Rows:
         _verify(engine, [int(tokens[384]), *(int(token) ^ 1 for token in tokens[385:392])])
         engine.kv_truncate(0, 385)  # only the first row was no draft
         found = _verify(engine, [int(token) for token in tokens[385:400]])
-        off = float((np.abs(found - steps[1:]).max(axis=1) / steps[1:].std(axis=1)).max())
+        off = _off(found, steps[1:])
         n_same = int((found.argmax(axis=1) == steps[1:].argmax(axis=1)).sum())
         row = {"model": model, "off": off, "same": n_same, "of": len(found)}
         rows.append(row | {"is_ok": off < 0.15 and engine.info.capabilities.n_verify_rows >= len(found)})
@@ -192,7 +192,7 @@ def _alone(name: str, model: str, threads: int) -> np.ndarray:
 
 def _worst(name: str, model: str, threads: int, alone: np.ndarray) -> float:
     found = _rounds(name, model, threads)
-    return max(float((np.abs(each - alone).max(axis=1) / alone.std(axis=1)).max()) for each in found)
+    return max(_off(each, alone) for each in found)
 
 
 def _rounds(name: str, model: str, threads: int) -> Iterator[np.ndarray]:
@@ -312,6 +312,11 @@ def _host(engine: Engine, tokens: np.ndarray) -> int:
     engine.kv_truncate(0, 0)
     _finish(engine.import_state(1, bytes(export.blob), len(tokens)))
     return 0
+
+
+def _off(found: np.ndarray, expected: np.ndarray) -> float:
+    """The largest difference of a logit, in its row's standard deviations; (rows, n_vocab) each."""
+    return float((np.abs(found - expected).max(axis=1) / expected.std(axis=1)).max())
 
 
 def _line(row: dict[str, Any]) -> str:

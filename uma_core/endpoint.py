@@ -13,7 +13,7 @@ from uma_core.peer import peer_of
 
 NAME = "uma.sock"
 FALLBACK = f"/tmp/{NAME}"
-GIVEN = "UMA_SOCK"  # the path itself
+GIVEN = "UMA_SOCK"  # the variable with the path itself
 TRUSTED = "UMA_TRUST_UIDS"  # users besides one's own and root whose daemon a client may talk to, as `1001,1002`
 ROOT = 0
 UNKNOWN = -1

@@ -304,5 +304,5 @@ class UmaError(Exception):
 
 
 def unexpected(error: BaseException) -> UmaError:
-    """An exception that nobody foresaw, told as one with a code."""
+    """The coded error for an exception that no code expected."""
     return UmaError(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}")

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from uma_core.endpoint import FALLBACK
+from uma_core.endpoint import FALLBACK, GIVEN
 from uma_core.protocol.fields import Kind
 from uma_core.protocol.ops import DEFAULT_OP, OPS
 from uma_ctl.client import DEFAULT_TIMEOUT_S, Client
@@ -18,7 +18,7 @@ from uma_ctl.ranges import FiniteRange, seconds
 F = TypeVar("F", bound=Callable[..., Any])
 
 socket_option = click.option(
-    "--socket", "socket_path", envvar="UMA_SOCK", show_envvar=True, metavar="PATH",
+    "--socket", "socket_path", envvar=GIVEN, show_envvar=True, metavar="PATH",
     help=f"The daemon's socket; else $XDG_RUNTIME_DIR/uma.sock, then {FALLBACK}.",
 )  # fmt: skip
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON for machines instead of text for people.")

@@ -252,7 +252,7 @@ class _StrictLoader(yaml.SafeLoader):
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         try:
             return super().construct_object(node, deep)
-        except (AttributeError, LookupError) as error:  # so do PyYAML's own constructors end before `!!bool maybe`
+        except (AttributeError, LookupError) as error:  # what PyYAML's constructors raise for `!!bool maybe`
             kind = node.tag.rpartition(":")[2]
             text = f"{shown(node.value)} is no {kind}"
             raise yaml.constructor.ConstructorError(None, None, text, node.start_mark) from error

@@ -31,10 +31,10 @@ NEEDS: dict[str, tuple[str, tuple[tuple[str, ...], ...]]] = {
     "nemotron_h_moe": _MAMBA_2,
 }
 
-NOT_ROTATED = frozenset({"kimi-linear", "kimi-k3", "glm5-next"})  # whose files may name rotary positions, even of none
-IN_SECTIONS = frozenset(
-    {"qwen2vl", "qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe"}
-)  # ggml asserts that one is not empty
+# These architectures have no rotary positions, but their files may give a count of them, even 0.
+NOT_ROTATED = frozenset({"kimi-linear", "kimi-k3", "glm5-next"})
+# ggml asserts that one of their sections of rotary positions is not empty.
+IN_SECTIONS = frozenset({"qwen2vl", "qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe"})
 
 N_FILES_MOST = 65_535  # of a split model: gguf-split counts them in 16 bits
 
@@ -159,20 +159,19 @@ class Header:
         for name, place in self.tensors.items():
             if name.endswith(".weight") and not is_of_weights(place.type):
                 kind = text(lib.ggml_type_name(place.type))
-                raise UmaError(
-                    ErrorCode.MODEL_LOAD_FAILED,
-                    f"{self.path}: {name} of type {kind}, which no weights have",
-                    path=self.path,
-                )
+                raise self._damaged(f"{name} of type {kind}, which no weights have")
         for key, value in self.of_arch().items():
             if key.endswith("epsilon") and not (isinstance(value, (int, float)) and 0.0 <= value < math.inf):
-                raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{self.path}: {key} of {value}", path=self.path)
+                raise self._damaged(f"{key} of {value}")
         if self.of_arch().get("full_attention_interval") == 0:  # llama.cpp divides by it
-            raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{self.path}: full_attention_interval of 0", path=self.path)
+            raise self._damaged("full_attention_interval of 0")
         self._check_rope()
         missing = self._missing()
         if missing:
-            raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{self.path}: missing tensor {missing}", path=self.path)
+            raise self._damaged(f"missing tensor {missing}")
+
+    def _damaged(self, what: str) -> UmaError:
+        return UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{self.path}: {what}", path=self.path)
 
     def _check_rope(self) -> None:
         """ggml rotates pairs of a head's elements, and never ends where there are none. Raises: MODEL_LOAD_FAILED."""
@@ -181,8 +180,7 @@ class Header:
             return
         sections = meta.get("rope.dimension_sections")
         if self.arch in IN_SECTIONS and isinstance(sections, list) and not any(n > 0 for n in sections[:3]):
-            text = f"{self.path}: rope.dimension_sections of {sections}"
-            raise UmaError(ErrorCode.MODEL_LOAD_FAILED, text, path=self.path)
+            raise self._damaged(f"rope.dimension_sections of {sections}")
         n_embd, n_head = meta.get("embedding_length"), meta.get("attention.head_count")
         length: Value | None = None
         if isinstance(n_embd, int) and isinstance(n_head, int) and n_head > 0:
@@ -191,11 +189,10 @@ class Header:
             length = meta.get(f"attention.key_length{kind}", length)
             n = meta.get(f"rope.dimension_count{kind}")
             if isinstance(n, int) and (n <= 0 or n % 2 or (isinstance(length, int) and n > length)):
-                text = f"{self.path}: rope.dimension_count{kind} of {n} in heads of {length}"
-                raise UmaError(ErrorCode.MODEL_LOAD_FAILED, text, path=self.path)
+                raise self._damaged(f"rope.dimension_count{kind} of {n} in heads of {length}")
 
     def _missing(self) -> str:
-        """The first tensor that NEEDS asks for in vain; "" where there is none."""
+        """The first tensor that NEEDS names and the file lacks, or ""."""
         if self.arch not in NEEDS:
             return ""
         given, sets = NEEDS[self.arch]

@@ -47,7 +47,7 @@ def urgency_key(state: SchedulerState, charged: Mapping[int, int]) -> Key:
 
 
 def why_first(first: Rank, second: Rank) -> str:
-    """What puts the one of two keys before the other, with the numbers that decided."""
+    """Why the first of two keys sorts before the second, with the numbers that decided."""
     if first[0] < second[0]:
         return " by priority"
     if first[1] < second[1]:

@@ -20,7 +20,7 @@ N_CHARACTERS_MOST = 8 << 20  # of all results of one function
 
 
 def kept(make: Callable[..., Result]) -> Callable[..., Result]:
-    """Wrap a function that gives texts, of arguments whose `str` tells all of them. What it raises is not kept."""
+    """Wrap a function that returns texts. An argument is known by its `str`. Errors are not kept."""
     results: OrderedDict[bytes, Result] = OrderedDict()
     lock = threading.Lock()
     n_characters = 0

@@ -72,7 +72,7 @@ def cells_needed(view: SessionView, device: DeviceView) -> int:
 def _admit(
     state: SchedulerState, ordered: list[SessionView], index: SessionIndex
 ) -> tuple[list[Admission], SessionView | None, str]:
-    """Admissions in order, the first session that found no room, and why who is left waits."""
+    """Admissions in order, the first session that found no room, and why the rest waits."""
     device = state.device
     free = list(device.free_seqs)
     n_cells = device.n_cells_free

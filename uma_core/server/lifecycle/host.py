@@ -436,7 +436,7 @@ def _load_failure(error: Exception) -> UmaError:
 
 
 def log_failure(what: str) -> Callable[[object, BaseException | None], None]:
-    """For a Call on whose result nobody waits."""
+    """The reply of a Call whose result nobody waits for."""
 
     def reply(result: object, failure: BaseException | None) -> None:
         if failure is not None:

@@ -172,7 +172,7 @@ def _user(blocks: list[Any], path: str, names: dict[str, str]) -> list[dict[str,
 
 
 def _result(given: Any, path: str) -> str:
-    """What a tool told; of a tool that it refers to, that there is one: `_tools` shows that to the model."""
+    """The text of a tool's result. A reference to a tool becomes a sentence; `_tools` shows the model that tool."""
     if isinstance(given, str):
         return given
     if not isinstance(given, list):
@@ -330,7 +330,7 @@ def _read_thinking(body: dict[str, Any], chat: Chat, messages: list[Any]) -> Non
     kind = thinking.get("type", "disabled")
     if kind not in ("enabled", "disabled", "adaptive", "between_tools"):
         raise invalid("thinking.type: must be enabled, disabled, adaptive or between_tools", "thinking")
-    chat.enable_thinking = kind in ("enabled", "adaptive")  # between tools Claude tells how far it is, and thinks not
+    chat.enable_thinking = kind in ("enabled", "adaptive")  # between tools Claude reports progress only
     budget = integer(thinking, "budget_tokens")
     if kind == "enabled":
         if budget is None:

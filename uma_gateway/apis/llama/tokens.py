@@ -79,7 +79,7 @@ def _text_of(piece: str | list[int]) -> str:
 
 
 async def on_tokenizer_info(exchange: Exchange) -> None:
-    """What vLLM tells of a tokeniser: its clients write prompts themselves with this."""
+    """vLLM's description of a tokenizer, from which clients write prompts themselves."""
     model = await exchange.gateway.model(is_new=True)
     props = model.props
     await exchange.send_json(
