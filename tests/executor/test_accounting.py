@@ -2,11 +2,13 @@
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from tests.executor.rig import Rig
 from uma_core.engine.api import Batch, DecodeOutcome, DecodeStatus, Sampler
+from uma_core.engine.fake.cost import GPU_SHAPE
 from uma_core.metrics import catalog as m
 from uma_core.policy.config import SchedulerConfig
 from uma_core.trace import Recorder
@@ -100,6 +102,52 @@ def test_time_between_calls_ends_when_the_next_one_was_begun() -> None:
     after = rig.registry.snapshot().merged(m.TICK_OVERHEAD)
     assert after.n_values == before.n_values + 4
     assert after.total - before.total <= MS + 3 * SAMPLE_NS, "not the time that Python took while the device computed"
+
+
+def test_a_call_that_was_begun_ahead_tells_nothing_about_the_hosts_time() -> None:
+    rig = streams(Rig())
+    rig.executor.record(Recorder())  # every tick is planned
+    for _ in range(50):
+        rig.tick()
+    typical = rig.executor.meters.overhead_ns
+    assert typical == pytest.approx(MS, rel=0.1)
+    decode = rig.engine.decode
+
+    def begun_ahead(batch: Batch, samplers: Sequence[Sampler | None]) -> DecodeOutcome:
+        return decode(batch, samplers)._replace(begun_ns=rig.executor.calls.t_returned_ns + 1)
+
+    rig.engine.decode = begun_ahead  # type: ignore[method-assign]
+    for _ in range(5):
+        rig.tick()
+    assert rig.executor.meters.overhead_ns == pytest.approx(typical, rel=0.1)
+
+
+def test_a_paste_is_read_as_soon_where_the_plans_that_hold_it_are_repeated() -> None:
+    """Its pieces fit long gaps only: most rounds of the chat have nothing for it."""
+
+    def rounds_read(rig: Rig) -> list[int]:
+        rig.submit("chat", "hello", conn_id=1, max_tokens=400)
+        for _ in range(5):
+            rig.executor.tick()
+        rig.submit("paste", "x" * 2000, conn_id=2, max_tokens=4, priority=Priority.BACKGROUND)
+        read: list[int] = []
+        prefill_run = rig.engine.prefill_run
+
+        def seen(*args: Any) -> Any:
+            read.append(rig.executor.n_ticks)
+            return prefill_run(*args)
+
+        rig.engine.prefill_run = seen  # type: ignore[method-assign]
+        while len(rig.executor.table):
+            rig.executor.tick()  # the host takes no time
+        return read
+
+    repeated, planned = (Rig(cost=GPU_SHAPE, config=SchedulerConfig(guard_cap=1.01)) for _ in range(2))
+    planned.executor.record(Recorder())
+    pairs = list(zip(rounds_read(repeated), rounds_read(planned), strict=True))
+    assert len(pairs) > 8 and all(abs(a - b) <= 1 for a, b in pairs)
+    n_plans = [sum(rig.executor.meters.plan_time.counts) for rig in (repeated, planned)]
+    assert n_plans[0] < 0.5 * n_plans[1]
 
 
 @pytest.mark.parametrize("status", [DecodeStatus.FULL, DecodeStatus.ABORTED])

@@ -179,8 +179,9 @@ class TestGuardState:
 
 
 def pulled(rig: Rig, **memory: float) -> dict:
-    """The guard's figures of a tick that begins with this memory."""
+    """The guard's figures of a tick that is planned with this memory."""
     known = rig.executor._memory
+    rig.executor.set_config(rig.executor.config)  # a plan that is repeated remembers nothing
     rig.executor._memory = known._replace(latency_guard=known.latency_guard._replace(planned_ns=0, **memory))
     rig.tick()
     return view.take(rig.executor, rig.clock.now_ns()).tick["guard_detail"]

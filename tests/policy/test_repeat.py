@@ -15,6 +15,7 @@ from uma_core.types import Phase, Priority
 BACK = Priority.BACKGROUND
 SOLO = CPU.solo_step_ns(110)
 POLICY = compose(DEFAULT_STAGES)
+COARSE = {"n_prompt": 3000, "n_chunk": 128, "chunk_fraction": 0.3}  # its pieces fit long gaps only
 ROOMY = SchedulerConfig(pause_cap=2.5)  # one more row takes a step: it fits a long gap, no everyday one
 
 
@@ -52,7 +53,7 @@ def test_chats_alone_repeat_their_plan_for_a_while():
     "other",
     [
         waiting(1),
-        reading(1, BACK),
+        reading(1),  # its deadline may grant it a long gap at any time
         talking(1, is_ready=False, is_transferring=True),
         talking(1, BACK, is_ready=False, is_transferring=True),
     ],
@@ -104,3 +105,41 @@ def test_a_row_that_was_cut_for_its_bytes_is_planned_again():
     state = state_of(talking(0), talking(1, BACK), config=replace(ROOMY, bmt_budget=1.0), memory=watched(n_long=1.0))
     plan = POLICY(state)
     assert sids(plan, Phase.DECODE) == [0] and plan.n_repeats == 0
+
+
+def first_round_with_prompt(state):
+    """Of plans that are made for every round."""
+    plan = POLICY(state)
+    for n in range(1, 1000):
+        state = after(state, plan, 1)
+        plan = POLICY(state)
+        if sids(plan, Phase.PREFILL):
+            return n
+    raise AssertionError("the prompt starves")
+
+
+@pytest.mark.parametrize("n_long", [0.95, 0.9, 0.8, 0.75])
+def test_a_held_prompt_is_planned_for_when_a_long_gap_may_be_spent(n_long):
+    state = state_of(talking(0), reading(1, BACK, **COARSE), memory=watched(n_long=n_long))
+    n = POLICY(state).n_repeats
+    assert 0 < n < 15
+    assert n + 1 == first_round_with_prompt(state)
+
+
+@pytest.mark.parametrize("rounds_ago", [50, 53, 60])
+def test_a_held_prompt_is_planned_for_when_it_starves(rounds_ago):
+    prompt = reading(1, BACK, t_progress_ns=NOW - rounds_ago * SOLO, **COARSE)
+    knobs = SchedulerConfig(long_tick_share=0.0)
+    state = state_of(talking(0), prompt, config=knobs, memory=watched())
+    n = POLICY(state).n_repeats
+    assert 0 < n < 15
+    assert n + 1 == first_round_with_prompt(state)
+
+
+def test_of_a_held_prompt_and_a_held_stream_whoever_is_due_first_is_planned_for():
+    prompt = reading(1, BACK, t_progress_ns=NOW - 60 * SOLO, **COARSE)
+    worker = talking(2, BACK, t_last_ns=NOW - 20 * SOLO)
+    knobs = SchedulerConfig(long_tick_share=0.0)
+    state = state_of(talking(0), prompt, worker, config=knobs, memory=watched(forced_tick=1000 - 64))
+    n = POLICY(state).n_repeats
+    assert 0 < n < 15 and n + 1 == first_round_with_prompt(state)

@@ -116,6 +116,7 @@ class Capabilities:
     can_mix_adapters: bool = True
     # `hidden` and `prefill_hidden` have rows for prediction heads after every decode call, and after every chunk
     keeps_hidden: bool = False
+    computes_ahead: bool = False  # a decode call that goes on begins the next one, while the host handles its tokens
     has_states: bool = False  # recurrent layers: sequences are cut, copied and gone on with only where `resumable` says
 
 

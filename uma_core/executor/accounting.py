@@ -23,9 +23,9 @@ CLIENTS_MOST = 512
 
 
 # One decode call: sessions, rows, KV cells of its decode rows, rows that were a prompt's and cells before them, ns
-# since the return of the call before it (0: none was directly before it), outcome. A plain tuple: it is made between
-# two calls.
-Note = tuple[Sequence[Session], int, int, int, int, int, DecodeOutcome]
+# since the return of the call before it (0: none was directly before it), whether it was begun before it was asked for,
+# outcome. A plain tuple: it is made between two calls.
+Note = tuple[Sequence[Session], int, int, int, int, int, bool, DecodeOutcome]
 
 
 class Accounting:
@@ -54,13 +54,13 @@ class Accounting:
         return tuple(reports)
 
     def _book(self, note: Note, cost: CostModel) -> CallReport:
-        sessions, n_rows, n_kv, n_prompt, n_past, since_ns, outcome = note
+        sessions, n_rows, n_kv, n_prompt, n_past, since_ns, is_ahead, outcome = note
         meters, call_ns = self._meters, outcome.call_ns
         n_decoded = n_rows - n_prompt
         predicted, mixed_ns = cost.call_ns(n_decoded, n_kv, n_prompt, n_past)
         meters.on_call(n_rows, call_ns, outcome.sample_ns)
         if since_ns:
-            meters.on_overhead(since_ns)
+            meters.on_overhead(since_ns, is_ahead)
         if outcome.status is DecodeStatus.OK:
             meters.on_prediction(predicted, call_ns)
         self._charge(sessions, call_ns)

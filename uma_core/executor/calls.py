@@ -170,18 +170,19 @@ class Calls:
         """
         self._batch.wake_fd = self.wake_fd()
         self._t_logits_ns = 0
-        t0 = self._clock.now_ns()
+        t_asked = self._clock.now_ns()
         self.is_in_call = True
         try:
             outcome = self._engine.decode(self._batch, self._samplers)
         finally:
             self.is_in_call = False
         self._t_now_ns = self._clock.now_ns()
-        t0 = outcome.begun_ns or t0
-        since, self.t_returned_ns = self.t_returned_ns, t0 + outcome.call_ns
+        t0 = outcome.begun_ns or t_asked
+        t_before, self.t_returned_ns = self.t_returned_ns, t0 + outcome.call_ns
         self._t_logits_ns = self.t_returned_ns
+        since_ns = t0 - t_before if t_before else 0
         self.accounting.notes.append(
-            (sessions, self._batch.n, self._n_kv, n_prompt, n_read, t0 - since if since else 0, outcome)
+            (sessions, self._batch.n, self._n_kv, n_prompt, n_read, since_ns, t0 < t_asked, outcome)
         )
         self._tokens = outcome.tokens
         return outcome

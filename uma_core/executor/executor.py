@@ -511,6 +511,7 @@ def device_view(engine: Engine) -> DeviceView:
         can_rollback=can.can_rollback,
         can_mix_rows=can.can_mix_rows,
         one_set_per_call=bool(info.adapters) and not can.can_mix_adapters,
+        computes_ahead=can.computes_ahead,
         n_verify_rows=can.n_verify_rows,
         mixed_rows=can.ride_rows,
         free_seqs=(),

@@ -85,9 +85,14 @@ class Meters:
         self.decode_ewma.set(ewma + 0.1 * (call_ns - ewma) if ewma else call_ns)
         self.sampling.set(sample_ns)
 
-    def on_overhead(self, ns: int) -> None:
-        """From a decode call's return to the next one, with nothing but our own work between them."""
+    def on_overhead(self, ns: int, is_ahead: bool) -> None:
+        """From a decode call's return to the next one, with nothing but our own work between them.
+
+        `is_ahead`: the engine began that one by itself, which tells nothing about our work.
+        """
         self.overhead.observe(ns)
+        if is_ahead:
+            return
         self._n_overheads += 1
         step = 1.0 + max(OVERHEAD_STEP, 1.0 / self._n_overheads)
         self.overhead_ns *= step if ns > self.overhead_ns else 1.0 / step

@@ -2,7 +2,8 @@
 
 Rules: pure. Planning takes 0.1 ms at 16 sequences, which is 2.5 % of a GPU's step, and it keeps the engine from
 computing ahead. Whatever may change the plan ends the repeats: an arrival, an end or a change of phase (the executor
-checks for these), or the round in which a background stream that the guard holds back may be served (checked here).
+checks for these), or the round in which a prompt or a background stream that the guard holds back may be served
+(checked here).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def n_repeats(state: SchedulerState, plan: Plan) -> int:
     """Chats stream, all of them are served, and nothing else gets anything for now."""
     index = index_of(state)
     has_drafts = bool(plan.drafting) or any(item.n_tokens > 1 for item in plan.items)
-    is_awaited = has_drafts or any((index.waiting, index.prompts, index.moving, plan.admit, plan.park))
+    is_awaited = has_drafts or any((index.waiting, index.moving, plan.admit, plan.park))
     if not index.interactive or len(plan.items) != len(index.interactive) or is_awaited:
         return 0
-    return min(N_REPEATS, n_rounds_held(state, plan)) if index.background else N_REPEATS
+    return min(N_REPEATS, n_rounds_held(state, plan)) if index.background or index.prompts else N_REPEATS

@@ -81,6 +81,7 @@ class DeviceView(NamedTuple):
     can_mix_rows: bool = False  # one decode call takes rows of any sequences; else only neighbours share one
     # sizes of a decode call, ascending, that may hold prompt tokens beside decode rows
     mixed_rows: tuple[int, ...] = ()
+    computes_ahead: bool = False  # while the plan is repeated, the host's time between two decode calls is hidden
     n_verify_rows: int = 0  # most rows of a decode call that holds drafts; 0: none can
     draft_token_ns: int = 0  # of one token of the draft model; 0: there is none
     seq_held: tuple[int, ...] = ()  # by free sequence: cached tokens that it holds; () while nobody waits
@@ -116,8 +117,7 @@ class SchedulerState(NamedTuple):
     cost: CostModel
     reports: tuple[CallReport, ...]  # since the last plan: of one tick, or of all that repeated it
     memory: PolicyMemory  # what the stages remember
-    # typical time of the host between two decode calls: in the plan's expected time, not subtracted from the room
-    overhead_ns: int = 0
+    overhead_ns: int = 0  # typical time of the host between two decode calls, the next of which was not begun ahead
 
 
 def by_adapters(device: DeviceView, views: list[SessionView]) -> list[list[SessionView]]:

@@ -111,3 +111,30 @@ class TestLongGaps:
         assert plan.guard.kind == "long"
         assert max(gap * (1.0 + error), gap + 0.3 * SOLO) <= 2.0 * SOLO + 1
         assert gap >= 1.5 * SOLO, "it is used all the same"
+
+
+class TestComputedAhead:
+    """A chat alone has the host's time hidden where its next step is computed ahead. A gap with other work has not."""
+
+    HOST_NS = 1 * MS
+
+    @pytest.mark.parametrize("n_long", [0.0, 1.0])
+    def test_other_work_leaves_the_hosts_time_free(self, n_long):
+        prompt = COARSE if n_long else reading(1, BACK, n_prompt=3000)
+        memory = guarded(n_long=n_long, error=0.0)
+        views = talking(0), prompt
+        plans = [
+            compose(STAGES)(state_of(*views, memory=memory, overhead_ns=self.HOST_NS, computes_ahead=ahead))
+            for ahead in (False, True)
+        ]
+        assert plans[0].run_ns - plans[1].run_ns == self.HOST_NS
+
+    def test_a_host_that_takes_all_of_an_everyday_gap_leaves_long_ones(self):
+        memory = guarded(error=0.0)
+        slow = {"overhead_ns": int(0.25 * SOLO), "computes_ahead": True}
+        held = compose(STAGES)(state_of(talking(0), reading(1, BACK, n_prompt=3000), memory=memory, **slow))
+        assert prefill_item(held) is None
+        long = compose(STAGES)(
+            state_of(talking(0), reading(1, BACK, n_prompt=3000), memory=guarded(n_long=1.0, error=0.0), **slow)
+        )
+        assert long.guard.kind == "long" and SOLO + long.run_ns + slow["overhead_ns"] <= 1.7 * SOLO + 1

@@ -98,6 +98,7 @@ class FakeModel:
     expert_bytes: int = 0
     can_rollback: bool = True
     ride_rows: tuple[int, ...] = ()
+    computes_ahead: bool = False
     eog_every: int = 0  # about one in so many tokens ends the text; 0: never
     # LoRA adapters, each with texts of its own, and the scale that they have where a request does not say
     adapters: AdapterSet = ()
@@ -504,6 +505,7 @@ def _info(model: FakeModel) -> EngineInfo:
             min(N_VERIFY_ROWS, model.n_batch) if model.can_rollback else 0,
             model.ride_rows,
             can_mix_adapters=model.can_mix_adapters,
+            computes_ahead=model.computes_ahead,
         ),
         adapters=tuple(Adapter(name, f"{name}.gguf", scale, name, 0) for name, scale in model.adapters),
         embedding=EmbeddingInfo(

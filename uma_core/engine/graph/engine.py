@@ -89,10 +89,7 @@ class GraphEngine(TextOfModel):
             lib.ggml_backend_cpu_set_abort_callback(
                 decode_backend, ffi.addressof(lib, "uma_abort_cb"), self._abort_flag
             )
-        ahead = Ahead(
-            options.n_batch if loaded.device.is_stock and pays(options.decode_ahead, not loaded.device.is_cpu) else 0,
-            self._bell,
-        )
+        ahead = Ahead(options.n_batch if self._computes_ahead(loaded, options) else 0, self._bell)
         decoding = Compute(decode_backend, loaded.attention(options.n_batch), self._broken)
         self.decoder = Decoder(loaded.network, loaded.pages, decoding, options.n_batch, ahead)
         for _ in range(loaded.n_prefill_slots):
@@ -114,6 +111,10 @@ class GraphEngine(TextOfModel):
         is_cpu, n_batch = loaded.device.is_cpu, options.n_batch
         self._warm_up(tick_shapes(options.n_seq, ride_rows(is_cpu, n_batch), loaded.n_verify(n_batch)))
         self.info = self._describe(loaded, options)
+
+    @staticmethod
+    def _computes_ahead(loaded: Loaded, options: EngineOptions) -> bool:
+        return loaded.device.is_stock and pays(options.decode_ahead, not loaded.device.is_cpu)
 
     def _new_backend(self, loaded: Loaded) -> Any:
         self._backends.append(loaded.device.new_backend(loaded.n_threads))
@@ -180,6 +181,7 @@ class GraphEngine(TextOfModel):
                 n_verify_rows=loaded.n_verify(options.n_batch),
                 ride_rows=ride_rows(loaded.device.is_cpu, options.n_batch),
                 keeps_hidden=bool(loaded.network.hidden_layers),
+                computes_ahead=self._computes_ahead(loaded, options),
             ),
             adapters=loaded.network.adapters.infos,
             embedding=EmbeddingInfo(

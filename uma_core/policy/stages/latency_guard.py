@@ -122,17 +122,22 @@ def seal(state: SchedulerState, plan: Plan) -> Plan:
 
 
 def n_rounds_held(state: SchedulerState, plan: Plan) -> int:
-    """For how many further rounds this finished plan's background streams, none of which fits, stay held back.
+    """For how many further rounds the prompts and background streams that this finished plan holds back stay held back.
 
-    That ends when a long gap may be spent or one of them starves. 0 where the plan has something for them, or where the
-    guard was not asked.
+    That ends when a long gap may be spent or one of them starves. 0 where the plan has something for them, where a
+    prompt's deadline may grant it more at any time, or where the guard was not asked.
     """
     if plan.guard is None or plan.guard.kind != Kind.NOTHING.name.lower():
         return 0
     index, memory, share = index_of(state), plan.memory.latency_guard, state.config.long_tick_share
-    waited = n_rounds_without(state, min(v.t_last_ns or v.t_progress_ns for v in index.background), memory.forced_tick)
-    dates = [state.config.starvation_ticks * times - waited for times in (1, RARELY)]
-    n = next((n for n in dates if n > 0), 1)
+    if index.prompts and (not plan.guard.holds_prompt or any(map(is_first_awaited, index.prompts))):
+        return 0
+    waited = [(state.now_ns - view.t_progress_ns) // index.round_ns for view in index.prompts]
+    if index.background:
+        since_ns = min(v.t_last_ns or v.t_progress_ns for v in index.background)
+        waited.append(n_rounds_without(state, since_ns, memory.forced_tick))
+    dates = [state.config.starvation_ticks * times - n for n in waited for times in (1, RARELY)]
+    n = min((n for n in dates if n > 0), default=1)
     return min(n, int((LONG_GAP - memory.n_long) / share) + 1 if share and memory.n_long < LONG_GAP else n) - 1
 
 
@@ -262,7 +267,7 @@ def _awaited_room(gap: Gap, item: PlanItem, view: SessionView) -> tuple[Room, bo
     Such prompts are in few gaps, so they may fill an everyday gap up to its limit, with no allowance for the error.
     """
     limits, state = gap.limits, gap.state
-    everyday_ns = limits.everyday_ns - limits.round_ns - gap.transfer_ns
+    everyday_ns = limits.everyday_ns - limits.round_ns - limits.host_ns - gap.transfer_ns
     plain = max(gap.room.in_everyday_ns, min(gap.room.in_long_ns, everyday_ns))
     room = gap.room._replace(in_everyday_ns=plain)
     sample, need = sized(state, item, view, room)

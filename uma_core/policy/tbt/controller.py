@@ -7,8 +7,10 @@ Two things are learned, and nothing else:
 - `n_long`, a token bucket of long gaps. Every gap adds `long_tick_share` (0.02) of one, a long gap takes one, and it
   holds one at most: with 2 % of long gaps a stream's p95 is an everyday gap.
 
-    everyday room = everyday limit / (1 + error) - round      at least LEAST x (everyday limit - round)
-    long room     = min(long limit / (1 + error), long limit - RESERVE rounds) - round
+    everyday room = everyday limit / (1 + error) - round - host      at least LEAST x (everyday limit - round - host)
+    long room     = min(long limit / (1 + error), long limit - RESERVE rounds) - round - host
+
+`host` is 0 but where the engine computes ahead (`TbtLimits.host_ns`).
 
 Example: round 16 ms, limits 19.2 and 32 ms, error 5 %. Everyday room: 19.2 / 1.05 - 16 = 2.3 ms. Long room: 32 - 4.8 -
 16 = 11.2 ms.
@@ -54,15 +56,16 @@ def learn(memory: TbtMemory, state: SchedulerState) -> TbtMemory:
 
 def room_of(memory: TbtMemory, limits: TbtLimits, long_share: float) -> Room:
     """What other work may have of the next gap."""
-    least_ns = int(LEAST * (limits.everyday_ns - limits.round_ns))
+    least_ns = int(LEAST * max(0, limits.everyday_ns - limits.round_ns - limits.host_ns))
     in_everyday_ns = max(least_ns, _below(limits.everyday_ns, limits, memory))
     return Room(in_everyday_ns, max(in_everyday_ns, room_below(limits.long_ns, limits, memory)), long_share)
 
 
 def room_below(limit_ns: int, limits: TbtLimits, memory: TbtMemory) -> int:
     """Room below a limit beyond the everyday one: RESERVE of a round stays free."""
-    return max(0, min(_below(limit_ns, limits, memory), int(limit_ns - (1.0 + RESERVE) * limits.round_ns)))
+    free_ns = int(limit_ns - (1.0 + RESERVE) * limits.round_ns) - limits.host_ns
+    return max(0, min(_below(limit_ns, limits, memory), free_ns))
 
 
 def _below(limit_ns: int, limits: TbtLimits, memory: TbtMemory) -> int:
-    return int(limit_ns / (1.0 + memory.error)) - limits.round_ns
+    return int(limit_ns / (1.0 + memory.error)) - limits.round_ns - limits.host_ns

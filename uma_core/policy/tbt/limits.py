@@ -36,6 +36,8 @@ class TbtLimits(NamedTuple):
     everyday_ns: int
     long_ns: int
     step_ns: int
+    # of the host, in a gap that holds other work: where a chat alone has the next step computed ahead, it never sees it
+    host_ns: int = 0
 
 
 def tbt_limits(state: SchedulerState, index: SessionIndex) -> TbtLimits:
@@ -45,7 +47,8 @@ def tbt_limits(state: SchedulerState, index: SessionIndex) -> TbtLimits:
     plain = max(_limit(config.guard_cap, EVERYDAY_PART, step, round_ns), config.guard_floor_ns)
     targets = [view.slo_tbt_ns or config.slo_tbt_ns for view in index.streams]
     everyday = min((max(target, round_ns) if target else plain for target in targets), default=0)
-    return TbtLimits(round_ns, everyday, max(everyday, _limit(config.pause_cap, LONG_PART, step, round_ns)), step)
+    long = max(everyday, _limit(config.pause_cap, LONG_PART, step, round_ns))
+    return TbtLimits(round_ns, everyday, long, step, state.overhead_ns if state.device.computes_ahead else 0)
 
 
 def _limit(steps: float, part: float, step_ns: int, round_ns: int) -> int:
