@@ -85,8 +85,33 @@ def test_a_pattern_that_hangs_backtracking_costs_its_steps_a_byte():
     pattern = Pattern("^((a?){20}){20}b")
     assert len(pattern.steps) < N_STEPS_MOST
     search = pattern.search()
-    assert search.push(b"a" * 200) is None
+    for _ in range(50):
+        assert search.push(b"aaaa") is None
     assert search.push(b"b") is not None
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "^((a?){20}){20}b",
+        "((a?){20}){20}b",
+        "(?:(?!a{1,30}c)a?){20}b",
+        "(?:(?!(a?){30}c)a?){20}b",
+        "(?:a|(?!b{50})a)+b",
+    ],
+)
+def test_a_token_costs_no_more_than_it_may(source):
+    """The compute thread follows it, and everybody's next token waits."""
+    search = Pattern(source).search()
+    for _ in range(100):
+        search.push(b"aaaaaaaa")
+        assert search.n_left > -N_STEPS_MOST
+
+
+def test_what_costs_too_much_is_given_up_and_others_are_found():
+    search = Pattern("((a?){20}){20}b|xyz").search()
+    assert search.push(b"aaab", 1000) is None
+    assert search.push(b"xyz") == (4, 7)
 
 
 ATOMS = st.sampled_from(["a", "b", "ab", "[ab]", "[^a]", ".", "(?:a|b)", "(?:ab)*", "a+", "b?", "a{1,2}"])

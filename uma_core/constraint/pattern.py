@@ -12,7 +12,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 N_CHARACTERS_MOST = 1_000  # of a pattern
-N_STEPS_MOST = 2_000  # of a compiled one: a byte of text costs at most so many
+N_STEPS_MOST = 2_000  # of a compiled one: a byte of text costs at most twice so many
+# Steps that the searches of one answer follow for one token, about 1 us each: between two decode calls everybody waits
+# for them. Ways beyond that are given up. A thousand tools whose names begin alike take 20,000.
+N_FOLLOWED_MOST = 32_768
 N_REPEATS_MOST = 100
 N_DEEP_MOST = 30
 N_REFUTERS_MOST = 32  # look-ahead states that one way to match waits for; a way with more is given up
@@ -58,6 +61,9 @@ class Way(NamedTuple):
     refuters: frozenset[Refuter]
 
 
+Key = tuple[int, frozenset[Refuter]]  # a step, and what would refute the way to it
+
+
 class Found(NamedTuple):
     begin: int  # of the first group that has something, where the pattern has groups
     end: int
@@ -78,20 +84,26 @@ class Search:
     def __init__(self, pattern: Pattern) -> None:
         self._steps, self._first = pattern.steps, pattern.first
         self._at = 0
-        self._ways: dict[tuple[int, frozenset[Refuter]], Way] = {}  # by step: those that want a byte, or the end
+        self._ways: dict[Key, Way] = {}  # those that want a byte, or the end
+        self._reached: dict[Key, Way] = {}  # the best way to every step that was followed since the last byte
         self._matches: list[tuple[Way, int]] = []  # and where they end
+        self.n_left = 0  # steps that may still be followed
 
-    def push(self, data: bytes) -> Found | None:
-        """The leftmost match, once there is one. `data`: a token's text; `$` is where it ends."""
+    def push(self, data: bytes, n_most: int = N_FOLLOWED_MOST) -> Found | None:
+        """The leftmost match, once there is one. `data`: a token's text; `$` is where it ends. `n_most`: steps that may
+        be followed for it.
+        """
         self._matches = []
+        self.n_left = n_most
         for byte in data:
             self._add(self._first, Way(self._at, -1, frozenset()))
             self._eat(byte)
-        ways = dict(self._ways)
-        for (pc, _), way in ways.items():
-            if self._steps[pc].kind == "end":
+        ends = [(pc, way) for (pc, _), way in self._ways.items() if self._steps[pc].kind == "end"]
+        if ends:
+            ways, reached = dict(self._ways), dict(self._reached)
+            for pc, way in ends:
                 self._add(self._steps[pc].next, way)
-        self._ways = ways  # if more text comes, this was not the end
+            self._ways, self._reached = ways, reached  # if more text comes, this was not the end
         found = [(way.begin, -end, way.group) for way, end in self._matches]
         if not found:
             return None
@@ -99,12 +111,14 @@ class Search:
         return Found(begin if group < 0 else group, -end)
 
     def _eat(self, byte: int) -> None:
-        ways, self._ways = self._ways, {}
+        ways, self._ways, self._reached = self._ways, {}, {}
         self._at += 1
         seen: dict[Refuter, Refuter | None] = {}
         pending = [(self._unrefuted(way, byte, seen), end) for way, end in self._matches]
         self._matches = [(way, end) for way, end in pending if way is not None]
-        for (pc, _), way in ways.items():
+        for (pc, _), way in sorted(ways.items(), key=lambda item: item[1][:2]):  # the best first: few steps twice
+            if self.n_left <= 0:
+                return
             step = self._steps[pc]
             if byte in step.among and way.begin > self._at - N_BACK_MOST:
                 left = self._unrefuted(way, byte, seen)
@@ -119,6 +133,7 @@ class Search:
         if not way.refuters:
             return way
         left = set()
+        self.n_left -= len(way.refuters)
         for refuter in way.refuters:
             if refuter not in seen:
                 firsts = (self._steps[pc].next for pc in refuter if byte in self._steps[pc].among)
@@ -132,23 +147,24 @@ class Search:
 
     def _refuter(self, firsts: Iterable[int]) -> Refuter | None:
         """None: it has matched."""
-        found = {pc for first in firsts for pc in _reachable(self._steps, first)}
+        found = set(_reachable(self._steps, firsts))
+        self.n_left -= len(found)
         return None if any(self._steps[pc].kind == "match" for pc in found) else frozenset(found)
 
     def _add(self, first: int, way: Way) -> None:
         """Follow a way to all steps that want a byte. Of two ways to the same step, the one that began first stays."""
-        todo, seen = [(first, way)], set()
-        while todo:
+        todo, reached = [(first, way)], self._reached
+        while todo and self.n_left > 0:
             pc, way = todo.pop()
             step, key = self._steps[pc], (pc, way.refuters)
-            if key in seen:
+            if key in reached and reached[key] <= way:
                 continue
-            seen.add(key)
+            reached[key] = way
+            self.n_left -= 1 + len(way.refuters)
             if step.kind == "match":
                 self._matches.append((way, self._at))
             elif step.kind in ("byte", "end"):
-                if key not in self._ways or way < self._ways[key]:
-                    self._ways[key] = way
+                self._ways[key] = way
             elif step.kind == "split":
                 todo += [(step.also, way), (step.next, way)]
             elif step.kind == "group":
@@ -161,9 +177,10 @@ class Search:
                 todo.append((step.next, way))
 
 
-def _reachable(steps: list[Step], first: int) -> Iterator[int]:
+def _reachable(steps: list[Step], firsts: Iterable[int]) -> Iterator[int]:
     """The steps that want a byte, and the last one, which need no byte to be reached."""
-    todo, seen = [first], {first}
+    todo = list(firsts)
+    seen = set(todo)
     while todo:
         pc = todo.pop()
         step = steps[pc]
@@ -191,7 +208,7 @@ class _Compiler:
         if self._at < len(self._source):
             raise PatternError(f"unexpected {self._source[self._at]!r} at {self._at}")
         first = self._emit(tree, 0)
-        if 0 in _reachable(self._steps, first):
+        if 0 in _reachable(self._steps, [first]):
             raise PatternError("it matches the empty text")
         return self._steps, first
 

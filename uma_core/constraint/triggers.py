@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from uma_core.constraint.pattern import N_BACK_MOST, Pattern
+from uma_core.constraint.pattern import N_BACK_MOST, N_FOLLOWED_MOST, Pattern
 from uma_core.types import TokenId, Trigger
 
 Encode = Callable[[bytes], list[TokenId]]  # tokens that are exactly these bytes
@@ -67,8 +67,10 @@ class Scanner:
         self._remember(token, text)
         starts = [self._end if is_after else begin for id, is_after in self._rules.tokens if id == token]
         starts += self._words(text)
+        n_left = N_FOLLOWED_MOST
         for search, is_after in self._searches:
-            match = search.push(text)
+            match = search.push(text, n_left)
+            n_left = search.n_left
             starts += [match.end if is_after else match.begin] if match else []
         return self._since(min(starts)) if starts else None
 
