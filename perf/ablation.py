@@ -51,7 +51,7 @@ def _without_slots(wrapped: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _efficient(cost: Any, view: Any, limit: int, room: Any) -> int:
-    found: int = importlib.import_module(_P + "chunks")._efficient(cost, view, limit)
+    found: int = importlib.import_module(_P + "chunks").efficient(cost, view, limit)
     return found
 
 

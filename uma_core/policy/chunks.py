@@ -21,23 +21,19 @@ class Room(NamedTuple):
     long_share: float = 0.0  # of gaps, those that may be long
 
 
-def sized(state: SchedulerState, item: PlanItem, view: SessionView, room: Room | None) -> tuple[PlanItem, int]:
+def sized(state: SchedulerState, item: PlanItem, view: SessionView, room: Room) -> tuple[PlanItem, int]:
     """Return the prefill item with the chunk that suits the room, and the least time that this chunk takes.
 
     That time is the chunk's first piece, its call, or what it adds to a call. It may exceed the room: then the chunk is
-    the smallest there is. A room of None means that nobody's gap is affected.
+    the smallest there is.
     """
-    cost, limit = state.cost, chunk_limit(state)
+    cost = state.cost
     if item.mode is PrefillMode.OWN_CALL:
-        n = (
-            _in_call(cost, item, view, room.in_everyday_ns)
-            if room
-            else _efficient(cost, view, min(limit, item.n_tokens))
-        )
+        n = _in_call(cost, item, view, room.in_everyday_ns)
         return resized(item, view, n), cost.prefill_ns(n, view.n_past)
-    if room and (rows := mixed_rows(state, view, room.in_everyday_ns)):
+    if rows := mixed_rows(state, view, room.in_everyday_ns):
         return resized(item, view, rows[0])._replace(mode=PrefillMode.MIXED), rows[1]
-    n = view.n_chunk or (_through_gaps(cost, view, limit, room) if room else _efficient(cost, view, limit))
+    n = view.n_chunk or _through_gaps(cost, view, chunk_limit(state), room)
     return resized(item, view, n), cost.piece_ns(n, view.n_past)
 
 
@@ -92,8 +88,10 @@ def _candidates(cost: CostModel, n_left: int, limit: int) -> list[int]:
     return [*sizes, top] if top not in sizes and (top == n_left or not sizes) else sizes
 
 
-def _efficient(cost: CostModel, view: SessionView, limit: int) -> int:
-    """The largest size within 1 % of the least time: per token, or near the prompt's end for the whole rest."""
+def efficient(cost: CostModel, view: SessionView, limit: int) -> int:
+    """Where nobody's gap is affected: the largest size within 1 % of the least time, per token or, near the prompt's
+    end, for the whole rest.
+    """
     n_left, n_past = view.n_left, view.n_past
     sizes = _candidates(cost, n_left, limit)
     if n_left > limit:

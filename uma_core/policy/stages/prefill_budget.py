@@ -9,7 +9,7 @@ Rules without it: one chunk per prompt and call, in order, while the adaptive to
 
 from __future__ import annotations
 
-from uma_core.policy.chunks import resized, sized
+from uma_core.policy.chunks import chunk_limit, efficient, resized
 from uma_core.policy.index import SessionIndex, index_of, prompt_view, rows_time
 from uma_core.policy.plan import Plan, PlanItem, PrefillMode
 from uma_core.policy.state import SchedulerState, SessionView
@@ -50,7 +50,7 @@ def _sliced(state: SchedulerState, plan: Plan, index: SessionIndex, item: PlanIt
             )
     # beside a chat the guard chooses the size
     if not view.n_chunk and not (index.round_ns and "latency_guard" in state.config.stages):
-        item = resized(item, view, _bearable(state, item, view))
+        item = resized(item, view, _bearable(state, view, chunk_limit(state)))
     cost = state.cost
     quantum = min(PIECE_NS, cost.prefill_ns(SHORT_PROMPT, 0) // 4, run_ns)
     # deep in a context: no run would hold its next piece
@@ -60,14 +60,14 @@ def _sliced(state: SchedulerState, plan: Plan, index: SessionIndex, item: PlanIt
     )
 
 
-def _bearable(state: SchedulerState, item: PlanItem, view: SessionView) -> int:
+def _bearable(state: SchedulerState, view: SessionView, limit: int) -> int:
     """The efficient chunk, or one whose end a chat that arrives can wait for, where it would have to."""
-    n, config, cost = sized(state, item, view, None)[0].n_tokens, state.config, state.cost
+    config, cost = state.config, state.cost
+    n = efficient(cost, view, limit)
     if state.device.n_prefill_slots > 1 or view.priority is Priority.INTERACTIVE:
         return n
     wanted = config.slo_ttft_ns // 2 or CHUNK_TICKS * config.tick_budget_ns
-    limit = max([k for k in cost.chunks if cost.prefill_ns(k, view.n_past) <= wanted] or [cost.chunks[0]])
-    return min(n, limit)
+    return min(n, max([k for k in cost.chunks if cost.prefill_ns(k, view.n_past) <= wanted] or [cost.chunks[0]]))
 
 
 def _in_calls(state: SchedulerState, plan: Plan, index: SessionIndex, prompts: tuple[PlanItem, ...]) -> Plan:
@@ -81,7 +81,7 @@ def _in_calls(state: SchedulerState, plan: Plan, index: SessionIndex, prompts: t
         is_behind_a_chat = view.priority is Priority.BACKGROUND and first.priority is Priority.INTERACTIVE
         if n_left <= 0 or is_behind_a_chat:
             break
-        n = _bearable(state, item._replace(n_tokens=min(item.n_tokens, n_left)), view)
+        n = _bearable(state, view, min(item.n_tokens, n_left, chunk_limit(state)))
         kept.append(resized(item, view, n))
         n_left -= n
     if len(kept) < len(prompts):
