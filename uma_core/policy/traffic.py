@@ -6,7 +6,7 @@ E (1 - (1 - k/E)^n) of them, if they pick independently.
 
 from __future__ import annotations
 
-from uma_core.policy.state import CallReport, DeviceView, SessionView
+from uma_core.policy.state import CallReport, DeviceView
 from uma_core.types import Phase
 
 TILE_ROWS = 64  # rows of a chunk that share one read of the context
@@ -20,10 +20,9 @@ def weights(device: DeviceView, n_tokens: int) -> int:
     return int(device.weight_bytes - device.expert_bytes * miss)
 
 
-def decode_call(device: DeviceView, views: list[SessionView]) -> int:
-    """One decode call of one row each."""
-    cells = sum([v.n_past for v in views])
-    return weights(device, len(views)) + (cells + len(views)) * device.kv_bytes_per_cell
+def decode_call(device: DeviceView, n_rows: int, n_kv: int) -> int:
+    """One decode call of rows that read `n_kv` cells in all, and write one each."""
+    return weights(device, n_rows) + (n_kv + n_rows) * device.kv_bytes_per_cell
 
 
 def chunk(device: DeviceView, n_tokens: int, n_past: int) -> int:
@@ -37,16 +36,8 @@ def moved(device: DeviceView, report: CallReport) -> int:
     if report.is_full:
         return 0
     if report.phase is Phase.DECODE:
-        return weights(device, report.n_rows) + (report.n_kv + report.n_rows) * device.kv_bytes_per_cell
+        return decode_call(device, report.n_rows, report.n_kv)
     if not report.n_chunk:
         return chunk(device, report.n_rows, report.n_kv)
-    return (
-        int(chunk(device, report.n_chunk, report.n_kv) * report.predicted_ns / report.whole_ns)
-        if report.whole_ns
-        else 0
-    )
-
-
-def measured_bandwidth(device: DeviceView, step_ns: int) -> float:
-    """Bytes per ns (GB/s) that a one-row step reached: it reads the weights once."""
-    return weights(device, 1) / max(1, step_ns)
+    whole = chunk(device, report.n_chunk, report.n_kv)
+    return int(whole * report.predicted_ns / report.whole_ns) if report.whole_ns else 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from uma_core.policy import traffic
 from uma_core.policy.index import prompt_view, views_of
-from uma_core.policy.plan import Plan, PlanItem, PrefillMode
+from uma_core.policy.plan import Plan, PrefillMode
 from uma_core.policy.rows import decode_items
 from uma_core.policy.state import SchedulerState, SessionView
 from uma_core.types import Phase, Priority
@@ -31,21 +31,19 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
 
 def _budget(state: SchedulerState, plan: Plan) -> int:
     """Bytes for this tick; 0: unlimited."""
-    rate = state.config.bmt_budget
-    if rate < 0:
-        rate = traffic.measured_bandwidth(state.device, state.cost.solo_step_ns(0))
-    return int(rate * max(state.config.tick_budget_ns, plan.run_ns, _step_ns(state, plan))) if rate else 0
-
-
-def _step_ns(state: SchedulerState, plan: Plan) -> int:
-    """Of one planned stream alone: where that exceeds a tick's time, a tick's bytes would not do for any step."""
-    views = {v.sid: v for v in state.sessions}
-    return max(state.cost.solo_step_ns(views[item.sid].n_past) for item in plan.items)
+    rate, cost = state.config.bmt_budget, state.cost
+    if not rate:
+        return 0
+    if rate < 0:  # bytes per ns (GB/s) that a step of one row was measured to reach: it reads the weights once
+        rate = traffic.weights(state.device, 1) / max(1, cost.solo_step_ns(0))
+    # where one stream's step exceeds a tick's time, a tick's bytes would not do for any step
+    step_ns = max(cost.solo_step_ns(v.n_past) for v in views_of(state, plan.items))
+    return int(rate * max(state.config.tick_budget_ns, plan.run_ns, step_ns))
 
 
 def _estimate(state: SchedulerState, plan: Plan) -> tuple[int, int]:
     """Bytes of the decode calls, and of the prompt work."""
-    views = {v.sid: v for v in state.sessions}
+    device, views = state.device, {v.sid: v for v in views_of(state, plan.items)}
     calls: dict[int, list[SessionView]] = {}
     prompt = 0
     for item in plan.items:
@@ -53,19 +51,18 @@ def _estimate(state: SchedulerState, plan: Plan) -> tuple[int, int]:
         if item.phase is Phase.DECODE:
             calls.setdefault(item.call, []).append(view)
             continue
-        whole = traffic.chunk(state.device, item.n_tokens, view.n_past)
+        whole, part = traffic.chunk(device, item.n_tokens, view.n_past), 1.0
         if item.mode is PrefillMode.MIXED:
-            whole -= traffic.weights(state.device, 1)  # the streams' own call reads them
-        prompt += int(whole * _part(state, plan, item, view))
-    return sum(traffic.decode_call(state.device, rows) for rows in calls.values()), prompt
+            whole -= traffic.weights(device, 1)  # the streams' own call reads them
+        elif item.mode is PrefillMode.SLICED:  # what this tick computes of it
+            whole_ns = max(1, state.cost.prefill_ns(item.n_tokens, view.n_past))
+            part = min(1.0 - view.chunk_fraction, max(plan.run_ns, plan.min_pieces * plan.quantum_ns) / whole_ns)
+        prompt += int(whole * part)
+    return sum(_rows_bytes(state, rows) for rows in calls.values()), prompt
 
 
-def _part(state: SchedulerState, plan: Plan, item: PlanItem, view: SessionView) -> float:
-    """Part of the chunk that this tick computes."""
-    if item.mode is not PrefillMode.SLICED:
-        return 1.0
-    whole = max(1, state.cost.prefill_ns(item.n_tokens, view.n_past))
-    return min(1.0 - view.chunk_fraction, max(plan.run_ns, plan.min_pieces * plan.quantum_ns) / whole)
+def _rows_bytes(state: SchedulerState, views: list[SessionView]) -> int:
+    return traffic.decode_call(state.device, len(views), sum([v.n_past for v in views]))
 
 
 def _for_interactive_prompts(state: SchedulerState, plan: Plan, budget: int, why: str) -> Plan:
@@ -117,7 +114,7 @@ def _fewer_rows(state: SchedulerState, plan: Plan, budget: int, why: str) -> Pla
     n = n_all = len(background)
     is_forced = plan.guard is not None and plan.guard.kind == "forced"
     fewest = 0 if (interactive or others) and not is_forced else 1
-    while n > fewest and traffic.decode_call(state.device, interactive + background[:n]) > left:
+    while n > fewest and _rows_bytes(state, interactive + background[:n]) > left:
         n -= 1
     if n == n_all:
         return plan
