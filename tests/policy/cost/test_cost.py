@@ -27,6 +27,8 @@ from uma_core.policy.cost.model import regime_of
 from uma_core.policy.state import CallReport
 from uma_core.types import Phase
 
+NO_KV = DEVICE._replace(kv_bytes_per_cell=0)  # where a cell costs what was measured, however little
+
 
 def see(model: CostModel, one: CallReport) -> CostModel:
     return observe(model, [one])
@@ -42,7 +44,7 @@ def test_curve_is_linear_between_sizes_and_keeps_both_sides_of_a_cliff():
 
 def test_fit_returns_what_was_measured_and_separates_context_from_rows():
     rows = [Sample(DECODE, 1, 0, 16 * MS), Sample(DECODE, 1, 1000, 18 * MS)]
-    model = fit([*rows, Sample(CHUNK, 64, 0, 190 * MS), Sample(CHUNK, 64, 1000, 280 * MS)])
+    model = fit([*rows, Sample(CHUNK, 64, 0, 190 * MS), Sample(CHUNK, 64, 1000, 280 * MS)], NO_KV)
     assert model.decode_ns(1, 500) == pytest.approx(17 * MS, rel=1e-3)
     assert model.prefill_ns(64, 500) == pytest.approx(235 * MS, rel=1e-3)
     assert model.solo_step_ns(0) == model.decode_ns(1, 0)
@@ -66,13 +68,13 @@ def test_legal_chunks_leave_out_sizes_that_a_larger_one_undercuts():
         Sample(CHUNK, n, 0, int(ms * MS))
         for n, ms in ((16, 61), (32, 118), (63, 220), (64, 191), (128, 372), (256, 729))
     ]
-    model = fit([Sample(DECODE, 1, 0, 17 * MS), *samples])
+    model = fit([Sample(DECODE, 1, 0, 17 * MS), *samples], NO_KV)
     assert 63 not in model.chunks and {64, 128, 256} <= set(model.chunks)
 
 
 def test_one_disturbed_timing_does_not_leave_a_single_chunk_size():
     times = ((16, 8.3), (32, 4.8), (64, 14.7), (128, 27.0), (256, 55.0), (512, 118.0))  # 32 cannot be true
-    model = fit([Sample(DECODE, 1, 0, 2 * MS), *[Sample(CHUNK, n, 0, int(ms * MS)) for n, ms in times]])
+    model = fit([Sample(DECODE, 1, 0, 2 * MS), *[Sample(CHUNK, n, 0, int(ms * MS)) for n, ms in times]], NO_KV)
     assert 32 not in model.chunks and {64, 128, 256, 512} <= set(model.chunks)
 
 
@@ -124,7 +126,8 @@ def test_many_calls_booked_at_once_teach_what_they_teach_one_by_one(error):
 
 
 FREE_CELLS = fit(
-    [Sample(DECODE, n, kv, int(ms * MS)) for n, ms in ((1, 25.0), (2, 26.0), (4, 28.0)) for kv in (64, 1024)]
+    [Sample(DECODE, n, kv, int(ms * MS)) for n, ms in ((1, 25.0), (2, 26.0), (4, 28.0)) for kv in (64, 1024)],
+    NO_KV,
 )
 
 
@@ -144,7 +147,7 @@ class TestWhatACellCosts:
         assert model.decode_ns(2, 34_000) > 1.7 * model.decode_ns(1, 2_000), "beside a chat it is too dear"
 
     def test_cells_that_were_thought_dear_become_cheap_and_never_less_than_free(self):
-        dear = fit([Sample(DECODE, 1, 64, 25 * MS), Sample(DECODE, 1, 1024, 28 * MS)])
+        dear = fit([Sample(DECODE, 1, 64, 25 * MS), Sample(DECODE, 1, 1024, 28 * MS)], NO_KV)
         assert dear.decode_ns(1, 32_000) > 120 * MS
         model = steps(dear, 1, 32_000, 50.0, 60)
         assert model.decode_ns(1, 32_000) == pytest.approx(50 * MS, rel=0.05)
@@ -172,7 +175,7 @@ class TestWhatACellCosts:
         free = [Sample(DECODE, 1, kv, 20 * MS) for kv in (64, 1024)]
         cell = 20 * MS * DEVICE.kv_bytes_per_cell / DEVICE.weight_bytes
         assert fit(free, DEVICE).decode_ns(1, 30_000) == pytest.approx(20 * MS + 30_000 * cell, rel=1e-3)
-        assert fit(free).decode_ns(1, 30_000) == 20 * MS
+        assert fit(free, NO_KV).decode_ns(1, 30_000) == 20 * MS
 
 
 class TestChunksInRuns:
@@ -291,8 +294,8 @@ class TestMixedBatches:
         assert {s.n_rows for s in calibration_shapes(device) if s.kind == MIXED} == set(MIX_ROWS)
         assert not any(s.kind == MIXED for s in calibration_shapes(device._replace(n_seq_max=1)))
         rows = [Sample(DECODE, 1, 0, 16 * MS), Sample(CHUNK, 64, 0, 190 * MS)]
-        model = fit([*rows, Sample(MIXED, 8, 0, 18 * MS), Sample(MIXED, 8, 1000, 22 * MS)])
-        assert fit(rows).mixed is None and model.mixed.ns(8, 500) == pytest.approx(20 * MS)
+        model = fit([*rows, Sample(MIXED, 8, 0, 18 * MS), Sample(MIXED, 8, 1000, 22 * MS)], NO_KV)
+        assert fit(rows, NO_KV).mixed is None and model.mixed.ns(8, 500) == pytest.approx(20 * MS)
 
     def test_it_grows_with_rows_and_context(self):
         assert MIXING.mixed_ns(1, 7, 0) == pytest.approx(1.8 * MS, rel=1e-3)

@@ -6,7 +6,7 @@ telling come first, and `fit` fills what is missing from the neighbours.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from uma_core.policy.cost.curve import Curve, fit_curve
@@ -18,7 +18,7 @@ SHORT, LONG = 64, 1024  # contexts at which rows are timed
 N_STEPS = 2  # decode calls by which rows are timed: the first one of a shape builds its graph
 PAGE = 64  # cells that a sequence takes at a time, at most
 BYTES_PER_NS = 20.0  # guess of a plain machine's memory bandwidth
-GUESS_COMPUTE = 30.0  # guess: prefill of one token costs a weight pass divided by this
+GUESS_COMPUTE = 7.5  # guess: prefill of one token costs a weight pass divided by this
 HEAVIEST_NODE = 0.3  # of a layer's time at no context: one of the three feed-forward products
 NO_DEARER = 1.1  # a larger chunk may cost so much more per token than a smaller one: two timings differ by that
 WRONG = 1.4  # a size that is so much cheaper per token than the next one was timed wrong
@@ -77,28 +77,30 @@ def _fits(shape: Shape, device: DeviceView) -> bool:
     return longest <= device.n_ctx_seq and n_copies * -(-longest // PAGE) * PAGE <= device.n_ctx
 
 
-def fit(samples: Iterable[Sample | tuple[str, int, int, int]], device: DeviceView | None = None) -> CostModel:
+def fit(samples: Iterable[Sample], device: DeviceView) -> CostModel:
     """Turn timings into a cost model. What was not sampled comes from `guess(device)` scaled to what was."""
     by_kind: dict[str, dict[int, list[tuple[int, float]]]] = {}
     for kind, n_rows, n_kv, ns in samples:
         cells = n_kv * n_rows if kind == DECODE else n_kv
         by_kind.setdefault(kind, {}).setdefault(n_rows, []).append((cells, float(ns)))
-    start = guess(device) if device else _guess(2e7, 2e6, 2e3)
+    start = guess(device)
     if DECODE not in by_kind and CHUNK not in by_kind:
         return start
     decode = _fit_decode(by_kind[DECODE], start, device) if DECODE in by_kind else start.decode
     prefill = _fit_prefill(by_kind.get(CHUNK, {}), decode, start)
     piece = fit_curve(by_kind[PIECE], 0.0, False) if PIECE in by_kind else _scaled(prefill, 1 / 64)
-    fixed, per_byte = _fit_transfer(by_kind.get(TRANSFER, {}), start)
-    return build(decode, prefill, piece, (fixed, per_byte), True)._replace(
-        mixed=_fit_mixed(by_kind.get(MIXED, {}), decode)
-    )
+    transfer = _fit_transfer(by_kind.get(TRANSFER, {}), start)
+    return build(decode, prefill, piece, transfer, True)._replace(mixed=_fit_mixed(by_kind.get(MIXED, {}), decode))
 
 
 def guess(device: DeviceView) -> CostModel:
     """A model for when nothing was measured: a memory-bound step, corrected as soon as calls are observed."""
     step = max(1e5, device.weight_bytes / BYTES_PER_NS)
-    return _guess(step, step / GUESS_COMPUTE * 4, max(10.0, device.kv_bytes_per_cell / BYTES_PER_NS))
+    token, cell = step / GUESS_COMPUTE, max(10.0, device.kv_bytes_per_cell / BYTES_PER_NS)
+    decode = Curve((1, 2, 4, 8, 16, 32), tuple(step * g for g in (1.0, 1.3, 1.8, 2.5, 4.0, 7.0)), (cell,) * 6)
+    sizes = (8, 32, 64, 128, 256, 512)
+    prefill = Curve(sizes, tuple(step + token * n for n in sizes), tuple(cell * n / 4 for n in sizes))
+    return build(decode, prefill, _scaled(prefill, 1 / 48), (5e4, 2 / BYTES_PER_NS), False)
 
 
 def build(decode: Curve, prefill: Curve, piece: Curve, transfer: tuple[float, float], is_measured: bool) -> CostModel:
@@ -139,21 +141,14 @@ def legal_chunks(prefill: Curve) -> tuple[int, ...]:
     return tuple(kept) or (prefill.sizes[-1],)
 
 
-def _guess(step: float, token: float, cell: float) -> CostModel:
-    decode = Curve((1, 2, 4, 8, 16, 32), tuple(step * g for g in (1.0, 1.3, 1.8, 2.5, 4.0, 7.0)), (cell,) * 6)
-    sizes: Sequence[int] = (8, 32, 64, 128, 256, 512)
-    prefill = Curve(tuple(sizes), tuple(step + token * n for n in sizes), tuple(cell * n / 4 for n in sizes))
-    return build(decode, prefill, _scaled(prefill, 1 / 48), (5e4, 2 / BYTES_PER_NS), False)
-
-
-def _fit_decode(points: dict[int, list[tuple[int, float]]], start: CostModel, device: DeviceView | None) -> Curve:
+def _fit_decode(points: dict[int, list[tuple[int, float]]], start: CostModel, device: DeviceView) -> Curve:
     """Fit the decode curve. A cell costs at least its bytes at the rate at which a step read the weights.
 
     A measured slope may be too small: a short context's few per cent drown in noise, and cells that were never written
     are read from the cache.
     """
     curve = fit_curve(points, start.decode.slope[0], True)
-    least = device.kv_bytes_per_cell * curve.base[0] / max(1, device.weight_bytes) if device else 0.0
+    least = device.kv_bytes_per_cell * curve.base[0] / max(1, device.weight_bytes)
     return curve._replace(slope=tuple(max(least, slope) for slope in curve.slope))
 
 
