@@ -8,8 +8,8 @@ things in its own field of `plan.memory`, and tells others through the plan. A s
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from uma_core.policy.config import DEFAULT_STAGES, RETIRED_STAGES
 from uma_core.policy.deadlines import begin_together
@@ -31,9 +31,7 @@ from uma_core.policy.state import SchedulerState
 from uma_core.policy.tbt import limits
 from uma_core.types import Phase
 
-
-class Stage(Protocol):
-    def __call__(self, state: SchedulerState, plan: Plan) -> Plan: ...
+Stage = Callable[[SchedulerState, Plan], Plan]
 
 
 def _nothing(state: SchedulerState, plan: Plan) -> Plan:

@@ -11,8 +11,8 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from uma_core.policy.memory import PolicyMemory
-from uma_core.policy.state import SchedulerState, SessionView, by_adapters
-from uma_core.types import AdapterSet, Phase
+from uma_core.policy.state import DeviceView, SchedulerState, SessionView, by_adapters
+from uma_core.types import Phase
 
 
 class PrefillMode(IntEnum):
@@ -111,9 +111,7 @@ def check_plan(state: SchedulerState, plan: Plan) -> list[str]:
         faults += _check_admission(by_sid.get(admission.sid), admission, free)
     seqs_admitted = {a.sid: a.seq_id for a in plan.admit}
     seen: set[int] = set()
-    rows_of: dict[int, int] = {}
-    sets_of: dict[int, set[AdapterSet]] = {}
-    drafted: set[int] = set()  # calls that hold drafts
+    calls: dict[int, list[PlanItem]] = {}
     n_sliced = 0
     for item in plan.items:
         if item.sid in seen:
@@ -123,20 +121,11 @@ def check_plan(state: SchedulerState, plan: Plan) -> list[str]:
         if item.mode is PrefillMode.SLICED:
             n_sliced += 1
         else:
-            rows_of[item.call] = rows_of.get(item.call, 0) + item.n_tokens
-            if state.device.one_set_per_call and item.sid in by_sid:
-                sets_of.setdefault(item.call, set()).add(by_sid[item.sid].adapters)
-            if item.phase is Phase.DECODE and item.n_tokens > 1:
-                drafted.add(item.call)
+            calls.setdefault(item.call, []).append(item)
+    for call, items in calls.items():
+        faults += _check_call(call, items, by_sid, state.device)
     unfit = [sid for sid in plan.restore if not _can_restore(by_sid.get(sid), seqs_admitted, seen)]
     faults += [f"session {sid} cannot be restored now" for sid in unfit]
-    n_most = state.device.n_batch
-    faults += [f"call {c} has {n} tokens, n_batch is {n_most}" for c, n in rows_of.items() if n > n_most]
-    faults += [f"call {c} has rows of {len(sets)} adapter sets" for c, sets in sets_of.items() if len(sets) > 1]
-    most = state.device.n_verify_rows
-    faults += [
-        f"call {c} verifies drafts with {rows_of[c]} rows, the most is {most}" for c in drafted if rows_of[c] > most
-    ]
     for sid, n in plan.drafting:
         view = by_sid.get(sid)
         if sid not in seen or view is None or not 1 <= n <= len(view.draft_rates):
@@ -157,6 +146,19 @@ def _check_admission(view: SessionView | None, admission: Admission, free: set[i
         return [f"admits session {admission.sid} to sequence {admission.seq_id}, which is taken"]
     free.discard(admission.seq_id)
     return []
+
+
+def _check_call(call: int, items: list[PlanItem], by_sid: dict[int, SessionView], device: DeviceView) -> list[str]:
+    n_rows, faults = sum([i.n_tokens for i in items]), []
+    if n_rows > device.n_batch:
+        faults.append(f"call {call} has {n_rows} tokens, n_batch is {device.n_batch}")
+    if n_rows > device.n_verify_rows and any(i.phase is Phase.DECODE and i.n_tokens > 1 for i in items):
+        faults.append(f"call {call} verifies drafts with {n_rows} rows, the most is {device.n_verify_rows}")
+    if device.one_set_per_call:
+        sets = {by_sid[i.sid].adapters for i in items if i.sid in by_sid}
+        if len(sets) > 1:
+            faults.append(f"call {call} has rows of {len(sets)} adapter sets")
+    return faults
 
 
 def _can_restore(view: SessionView | None, admitted: dict[int, int], planned: set[int]) -> bool:
@@ -188,8 +190,7 @@ def _check_item(view: SessionView | None, item: PlanItem, admitted: dict[int, in
 
 
 def _check_prefill(view: SessionView, item: PlanItem, state: SchedulerState) -> list[str]:
-    faults = []
-    n_left = view.n_prompt - view.n_past
+    faults, n_left = [], view.n_left
     if not 1 <= item.n_tokens <= n_left:
         faults.append(f"session {item.sid}: chunk of {item.n_tokens} with {n_left} tokens left")
     if view.n_chunk and item.n_tokens != view.n_chunk:

@@ -36,7 +36,6 @@ def observe(model: CostModel, reports: Iterable[CallReport]) -> CostModel:
     if not seen:
         return model
     old, errors, cell_ns = model.factors, dict[int, list[float]](), model.cell_ns
-    mixed = [r for r in seen if r.n_mixed]
     for report in seen:
         if report.phase is not Phase.DECODE or report.n_mixed:
             continue
@@ -45,9 +44,8 @@ def observe(model: CostModel, reports: Iterable[CallReport]) -> CostModel:
         if share:
             cell_ns = _with_cells(model, cell_ns, report, share)
         errors.setdefault(regime, []).append(1.0 + (1.0 - share) * (report.elapsed_ns / report.predicted_ns - 1.0))
-    if cell_ns != model.cell_ns:
-        model = model._replace(cell_ns=cell_ns)
-    model = _with_mixed(model, mixed, sum(map(len, errors.values())))
+    n_without = sum(map(len, errors.values()))
+    model = _with_mixed(model._replace(cell_ns=cell_ns), [r for r in seen if r.n_mixed], n_without)
     for report in seen:
         if report.phase is Phase.PREFILL:
             model = _with_chunk(model, report, old[PREFILL])
@@ -111,7 +109,7 @@ def _with_mixed(model: CostModel, reports: list[CallReport], n_without: int) -> 
         unit = max(report.mixed_ns / model.factors[MIXED], (report.predicted_ns - report.mixed_ns) / STEP_PART)
         factor += GAIN * min(1.0, max(-1.0, (report.elapsed_ns - report.predicted_ns) / unit))
     factor = max(1.0, 1.0 + (factor - 1.0) * (1.0 - FORGET) ** n_without)
-    return model if factor == model.factors[MIXED] else model._replace(factors=(*model.factors[:MIXED], factor))
+    return model._replace(factors=(*model.factors[:MIXED], factor))
 
 
 def _corrected(model: CostModel, regime: int, factor: float, n: float) -> CostModel:

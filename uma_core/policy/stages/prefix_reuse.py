@@ -50,12 +50,10 @@ def _placed(
     hole_ns = 0 if device.can_mix_rows else max(0, 2 * state.cost.decode_ns(1, 0) - state.cost.decode_ns(2, 0))
     seq_of: dict[int, int] = {}
     for sid in sorted(gains, key=lambda sid: -gains[sid]):
-        view = views[sid]
-
-        def price(seq: int, view: SessionView = view, gain: int = gains[sid]) -> int:
-            return _price(state, view, seq, left[seq], gain) + _hole(view, seq, busy, hole_ns)
-
-        seq_id = seq_of[sid] = min(left, key=lambda seq: (price(seq), seq))
+        view, gain = views[sid], gains[sid]
+        prices = [(_price(state, view, seq, left[seq], gain) + _hole(view, seq, busy, hole_ns), seq) for seq in left]
+        _, seq_id = min(prices)
+        seq_of[sid] = seq_id
         busy.add(seq_id)
         del left[seq_id]
     return tuple(a._replace(seq_id=seq_of[a.sid]) for a in admit)

@@ -114,9 +114,9 @@ def _verify(state: SchedulerState, plan: Plan, drafting: dict[int, SessionView],
             n_taken = _exchange(state, plan, items, prompt, drafting, n_drafts)
     if not any(n_drafts.values()):
         return plan, room_ns
+    note = f"speculate: {sum(n_drafts.values())} draft tokens of {sum(map(bool, n_drafts.values()))} streams"
     items = [i._replace(n_tokens=1 + n_drafts[i.sid]) if n_drafts[i.sid] else i for i in plan.items]
     items = [i._replace(n_tokens=i.n_tokens - n_taken) if i.mode is PrefillMode.MIXED else i for i in items]
-    note = f"speculate: {sum(n_drafts.values())} draft tokens of {sum(map(bool, n_drafts.values()))} streams"
     stretch = max(0.0, (room.round_ns + draft_ns) / max(1, room.limit_ns) - 1.0)
     plan = plan._replace(items=tuple(items), stretch=stretch).note(note)
     return _spend(state, plan, draft_ns, room_ns), room_ns - draft_ns
@@ -228,15 +228,15 @@ def _draft(state: SchedulerState, plan: Plan, room_ns: int) -> Plan:
     step_ns = state.cost.decode_ns(n, n_kv)
     wanted, total_ns = [], 0
     for view in views:
-        n_best, best = 0, n / step_ns
-        expected = float(n)
+        n_best, best, expected = 0, n / step_ns, float(n)
         for k, survival in enumerate(view.draft_rates, 1):
             expected += survival
             verify_ns = max(0, state.cost.decode_ns(n + k, n_kv + k * view.n_past) - step_ns)
             if n + k > state.device.n_verify_rows or total_ns + k * token_ns + verify_ns > room_ns:
                 break
-            if expected / (step_ns + verify_ns + k * token_ns) > best:
-                n_best, best = k, expected / (step_ns + verify_ns + k * token_ns)
+            rate = expected / (step_ns + verify_ns + k * token_ns)
+            if rate > best:
+                n_best, best = k, rate
         if n_best:
             wanted.append((view.sid, n_best))
             total_ns += n_best * token_ns
