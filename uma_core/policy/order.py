@@ -17,7 +17,9 @@ from uma_core.policy.state import SchedulerState, SessionView
 from uma_core.types import Priority
 
 AGE_RATE = 0.1  # of the time waited: nobody is overtaken by who arrives ten times its own prefill time later
-FAIR_QUANTUM_NS = 500_000_000  # clients that were charged less than this apart are equal, and the least work goes first
+# Clients that were charged less than this apart are equal, and the least work goes first. Who came back from parking
+# keeps its sequence for as long.
+FAIR_QUANTUM_NS = 500_000_000
 
 Rank = tuple[int, int, int, float, int]
 Key = Callable[[SessionView], Rank]

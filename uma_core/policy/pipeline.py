@@ -8,6 +8,7 @@ things in its own field of `plan.memory`, and tells others through the plan. A s
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -29,7 +30,6 @@ from uma_core.policy.stages import (
 )
 from uma_core.policy.state import SchedulerState
 from uma_core.policy.tbt import limits
-from uma_core.types import Phase
 
 Stage = Callable[[SchedulerState, Plan], Plan]
 
@@ -117,10 +117,9 @@ DEPRECATED = {"solo_ms": "round_ms", "cap_ms": "everyday_ms", "pause_ms": "long_
 
 def explain(plan: Plan) -> dict[str, object]:
     """The plan in words and numbers, for `status` and traces."""
-    calls: dict[int, int] = {}
-    for item in plan.items:
-        if item.phase is Phase.DECODE:
-            calls[item.call] = calls.get(item.call, 0) + item.n_tokens
+    calls: Counter[int] = Counter()
+    for item in plan.decodes:
+        calls[item.call] += item.n_tokens
     words: dict[str, object] = {
         "admit": [a.sid for a in plan.admit],
         "park": list(plan.park),

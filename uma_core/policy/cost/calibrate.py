@@ -14,9 +14,9 @@ from uma_core.policy.cost.model import MAX_ROWS, REGIMES, CostModel, best_splits
 from uma_core.policy.state import DeviceView
 
 DECODE, CHUNK, PIECE, TRANSFER, MIXED = "decode", "prefill", "piece", "transfer", "mixed"
-SHORT, LONG = 64, 1024  # contexts at which rows are timed
-N_STEPS = 2  # decode calls by which rows are timed: the first one of a shape builds its graph
 PAGE = 64  # cells that a sequence takes at a time, at most
+SHORT, LONG = PAGE, 1024  # contexts at which rows are timed
+N_STEPS = 2  # decode calls by which rows are timed: the first one of a shape builds its graph
 BYTES_PER_NS = 20.0  # guess of a plain machine's memory bandwidth
 GUESS_COMPUTE = 7.5  # guess: prefill of one token costs a weight pass divided by this
 HEAVIEST_NODE = 0.3  # of a layer's time at no context: one of the three feed-forward products

@@ -13,15 +13,13 @@ from __future__ import annotations
 from heapq import nsmallest
 
 from uma_core.policy.index import SessionIndex, index_of
-from uma_core.policy.order import urgency_key
+from uma_core.policy.order import FAIR_QUANTUM_NS, urgency_key
 from uma_core.policy.plan import Admission, Plan
 from uma_core.policy.state import DeviceView, SchedulerState, SessionView
 from uma_core.types import Phase, Priority
 
 # a reader may fall behind for so long without losing its place: a process that lives reads on well before
 HELD_NS = 100_000_000
-# a parked session that came back keeps its sequence for so long; one that must read all again for aging_ns at least
-STAY_NS = 500_000_000
 NO_SEQUENCE = "no sequence is free"
 
 
@@ -121,12 +119,12 @@ def _background_victim(state: SchedulerState, index: SessionIndex, blocked: Sess
 
 
 def _stays(state: SchedulerState, view: SessionView) -> bool:
-    """Whether a session that came back keeps its sequence. One that had to read all again has brought nothing before
-    its next token: parked earlier, sessions could change places for ever.
+    """Whether a session that came back keeps its sequence. One that had to read all again stays for `aging_ns` at
+    least, and has brought nothing before its next token: parked earlier, sessions could change places for ever.
     """
     since_ns = state.now_ns - view.t_back_ns
     if state.device.can_copy_prefix and state.device.can_rollback:
-        return since_ns < STAY_NS
+        return since_ns < FAIR_QUANTUM_NS
     return since_ns < state.config.aging_ns or view.t_last_ns <= view.t_back_ns
 
 

@@ -1,14 +1,9 @@
-"""How long the guard lets the gap between two tokens of a stream be. What metrics judge a gap by is in `seal`.
+"""How long the guard lets the gap between two tokens of a stream be (docs/POLICY.md draws it). What metrics judge a
+gap by is in `seal`.
 
-    |<-------------------------- long limit --------------------------->|
-    |<-------- everyday limit -------->|
-    |<---- round ---->|<---- room ---->|
-    [ decode call(s)  |  other work    ]
-
-round: the predicted decode round of all interactive streams. step: the decode call of one of them alone. Both limits
-are multiples of the step, which is what a chat alone would see: `guard_cap` (1.2) and `pause_cap` (2.0) of them. Two
-streams' own round may already leave little below that: then the limits grow with the round. A `target_tbt_ms` replaces
-the everyday limit of its stream.
+round: the predicted decode round of all interactive streams. step: the decode call of one of them alone, which is what
+a chat alone would see. Both limits are multiples of the step: `guard_cap` (1.2) and `pause_cap` (2.0) of them. A
+`target_tbt_ms` replaces the everyday limit of its stream.
 """
 
 from __future__ import annotations
