@@ -14,6 +14,7 @@ for a moment holds up nobody, and one that never drafts is not held up.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -49,10 +50,7 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
     if not state.device.n_verify_rows:
         return plan
     room = _room(state, plan)
-    drafting = {v.sid: v for v in state.sessions if v.survival}
-    left_ns = room.in_everyday_ns
-    if drafting:
-        plan, left_ns = _verify(state, plan, drafting, room)
+    plan, left_ns = _verify(state, plan, room)
     return _floor(state, _draft(state, plan, left_ns), room)
 
 
@@ -96,29 +94,34 @@ def _is_awaited(state: SchedulerState, prompt: PlanItem) -> bool:
 # drafts that are there
 
 
-def _verify(state: SchedulerState, plan: Plan, drafting: dict[int, SessionView], room: DraftRoom) -> tuple[Plan, int]:
+def _verify(state: SchedulerState, plan: Plan, room: DraftRoom) -> tuple[Plan, int]:
     """The plan with rows for drafts, and the room that is left of an everyday gap."""
-    room_ns = room.in_everyday_ns
-    n_drafts = dict.fromkeys((i.sid for i in plan.items), 0)
-    draft_ns = n_taken = 0
+    room_ns, draft_ns, n_taken = room.in_everyday_ns, 0, 0
+    chosen: list[int] = []  # for each draft token that gets a row, its stream's sid
+    drafting = {v.sid for v in state.sessions if v.survival}
+    is_ordinary = plan.guard is not None and plan.guard.kind in ORDINARY
     for call in sorted({i.call for i in plan.decodes if i.sid in drafting}):
         items = [i for i in plan.items if i.call == call]
         if not (state.device.can_mix_rows or len(items) == 1):
             continue
         prompt = next((i for i in items if i.phase is Phase.PREFILL), None)
+        streams = views_of(state, [i for i in items if i is not prompt])
         if prompt is None:
             is_all = len(items) == len(plan.items)
             own = room if is_all else room._replace(in_everyday_ns=room_ns - draft_ns, in_long_ns=room_ns - draft_ns)
-            draft_ns += _allot(state, items, drafting, own, n_drafts)
+            sids, ns = _allot(state, streams, own)
+            chosen, draft_ns = chosen + sids, draft_ns + ns
         elif prompt.mode is PrefillMode.MIXED and not prompt.want_logits and not _is_awaited(state, prompt):
-            n_taken = _exchange(state, plan, items, prompt, drafting, n_drafts)
-    if not any(n_drafts.values()):
+            sids = _exchange(state, streams, prompt) if is_ordinary else []
+            chosen, n_taken = chosen + sids, len(sids)
+    if not chosen:
         return plan, room_ns
-    note = f"speculate: {sum(n_drafts.values())} draft tokens of {sum(map(bool, n_drafts.values()))} streams"
-    items = [i._replace(n_tokens=1 + n_drafts[i.sid]) if n_drafts[i.sid] else i for i in plan.items]
+    n_drafts = Counter(chosen)
+    items = [i._replace(n_tokens=1 + n_drafts[i.sid]) if i.sid in n_drafts else i for i in plan.items]
     items = [i._replace(n_tokens=i.n_tokens - n_taken) if i.mode is PrefillMode.MIXED else i for i in items]
     stretch = max(0.0, (room.round_ns + draft_ns) / max(1, room.limit_ns) - 1.0)
-    plan = plan._replace(items=tuple(items), stretch=stretch).note(note)
+    plan = plan._replace(items=tuple(items), stretch=stretch)
+    plan = plan.note(f"speculate: {len(chosen)} draft tokens of {len(n_drafts)} streams")
     return _spend(state, plan, draft_ns, room_ns), room_ns - draft_ns
 
 
@@ -129,25 +132,19 @@ def _spend(state: SchedulerState, plan: Plan, ns: int, room_ns: int) -> Plan:
     return plan._replace(run_ns=plan.run_ns - from_prompt_ns, draft_ns=plan.draft_ns + ns - from_prompt_ns)
 
 
-def _allot(
-    state: SchedulerState,
-    items: list[PlanItem],
-    drafting: dict[int, SessionView],
-    room: DraftRoom,
-    n_drafts: dict[int, int],
-) -> int:
-    """Give drafts of one call rows, the likeliest first, in `n_drafts`. The time that they take.
+def _allot(state: SchedulerState, streams: list[SessionView], room: DraftRoom) -> tuple[list[int], int]:
+    """Drafts of one call that get rows, the likeliest first, and the time that they take.
 
     Several rows may be within the limit where the first of them alone is not: it may take one for each stream.
     """
-    views = {v.sid: v for v in views_of(state, items)}
-    n, n_kv = len(items), sum(v.n_past for v in views.values())
+    views = {v.sid: v for v in streams}
+    n, n_kv = len(streams), sum(v.n_past for v in streams)
     alone_ns = call_ns = state.cost.decode_ns(n, n_kv)
     expected = float(n)
     tokens = dict.fromkeys(views, 1.0)  # that the call is to bring each stream
     chosen: list[int] = []
     n_kept = kept_ns = 0
-    for survival, sid in _likeliest(items, drafting):
+    for survival, sid in _likeliest(streams):
         n_kv += views[sid].n_past
         next_ns = max(call_ns, state.cost.decode_ns(n + 1, n_kv))
         is_full = n >= state.device.n_verify_rows
@@ -161,43 +158,33 @@ def _allot(
         n_brought = min(n_tokens + views[sid].ahead for sid, n_tokens in tokens.items())
         if more_ns <= room.in_everyday_ns or room.round_ns + more_ns <= n_brought * room.limit_ns:
             n_kept, kept_ns = len(chosen), more_ns
-    for sid in chosen[:n_kept]:
-        n_drafts[sid] += 1
-    return kept_ns
+    return chosen[:n_kept], kept_ns
 
 
-def _exchange(
-    state: SchedulerState,
-    plan: Plan,
-    items: list[PlanItem],
-    prompt: PlanItem,
-    drafting: dict[int, SessionView],
-    n_drafts: dict[int, int],
-) -> int:
-    """Give a prompt's rows to drafts, one for one, so that the call takes no longer. Returns how many.
+def _exchange(state: SchedulerState, streams: list[SessionView], prompt: PlanItem) -> list[int]:
+    """Drafts that get a prompt's rows, one for one, so that the call takes no longer.
 
     A row brings the prompt one token, or a stream as many as the draft's survival. Each counts as the time for which it
     would be computed otherwise: a prompt's token in a chunk, a stream's in a step.
     """
-    is_ordinary = plan.guard is not None and plan.guard.kind in ORDINARY
-    if not is_ordinary or sum(i.n_tokens for i in items) > state.device.n_verify_rows:
-        return 0
+    chosen: list[int] = []
+    if len(streams) + prompt.n_tokens > state.device.n_verify_rows:
+        return chosen
     n_past = prompt_view(state, prompt.sid).n_past
-    streams = [i for i in items if i.phase is Phase.DECODE]
-    step_ns = state.cost.decode_ns(len(streams), sum(v.n_past for v in views_of(state, streams)))
+    step_ns = state.cost.decode_ns(len(streams), sum(v.n_past for v in streams))
     token_ns = state.cost.prefill_ns(state.cost.sweet_chunk, n_past) / state.cost.sweet_chunk
-    expected, n_taken = float(len(streams)), 0
-    for survival, sid in _likeliest(streams, drafting):
-        if n_taken == prompt.n_tokens // 2 or survival * step_ns <= expected * token_ns:
+    expected = float(len(streams))
+    for survival, sid in _likeliest(streams):
+        if len(chosen) == prompt.n_tokens // 2 or survival * step_ns <= expected * token_ns:
             break
-        expected, n_taken = expected + survival, n_taken + 1
-        n_drafts[sid] += 1
-    return n_taken
+        expected += survival
+        chosen.append(sid)
+    return chosen
 
 
-def _likeliest(items: list[PlanItem], drafting: dict[int, SessionView]) -> Iterator[tuple[float, int]]:
+def _likeliest(streams: list[SessionView]) -> Iterator[tuple[float, int]]:
     """(survival, sid) of one draft token after the other, the likeliest first."""
-    left = {i.sid: list(drafting[i.sid].survival[::-1]) for i in items if i.sid in drafting}
+    left = {v.sid: list(v.survival[::-1]) for v in streams if v.survival}
     best = [(-survival.pop(), sid) for sid, survival in left.items()]
     heapq.heapify(best)
     while best:
