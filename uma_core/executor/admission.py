@@ -75,16 +75,8 @@ class AdmissionControl:
         """For one more answer to the same request."""
         grant = Grant(session.priority, session.n_max, self._clock.now_ns(), session.echo)
         other = Session(next(self._sids), session.conn_id, session.request, session.prompt, grant)
-        for name in (
-            "n_cells",
-            "n_dropped",
-            "is_shifting",
-            "n_head",
-            "t_received_ns",
-            "message_ends",
-            "uid",
-            "adapters",
-        ):
+        same = "n_cells", "n_dropped", "is_shifting", "n_head", "t_received_ns", "message_ends", "uid", "adapters"
+        for name in same:
             setattr(other, name, getattr(session, name))
         other.matcher = session.matcher.fork() if session.matcher is not None else None
         return other
@@ -96,18 +88,13 @@ class AdmissionControl:
         if table.find(command.conn_id, request.id):
             raise UmaError(ErrorCode.DUPLICATE_ID)
         if request.embed is None and not info.can_generate:
-            raise UmaError(
-                ErrorCode.UNSUPPORTED, "this model makes vectors or scores, no text: ask `embed` or `rerank`"
-            )
+            message = "this model makes vectors or scores, no text: ask `embed` or `rerank`"
+            raise UmaError(ErrorCode.UNSUPPORTED, message)
         n_answers = max(request.n, request.best_of)
         if n_answers > info.n_seq_max:
-            field = "best_of" if request.best_of else "n"
-            raise UmaError(
-                ErrorCode.BAD_REQUEST,
-                f"`{field}`: at most {info.n_seq_max} answers at once",
-                field=field,
-                limit=info.n_seq_max,
-            )
+            field, most = "best_of" if request.best_of else "n", info.n_seq_max
+            message = f"`{field}`: at most {most} answers at once"
+            raise UmaError(ErrorCode.BAD_REQUEST, message, field=field, limit=most)
         tokens = np.asarray(command.tokens, np.int32)
         _check_tokens(tokens, info.n_vocab, "tokens" if request.embed is None else "input")
         adapters = adapters_of(request, info)
@@ -140,13 +127,8 @@ class AdmissionControl:
                 f"{len(table)} requests are queued or running, {n_held} of them yours; the limit is {most} "
                 "(limits.max_sessions)"
             )
-            raise UmaError(
-                ErrorCode.TOO_MANY_SESSIONS,
-                message,
-                n_held=n_held,
-                limit=most,
-                retry_after_ms=self._retry_after_ms(table),
-            )
+            wait_ms = self._retry_after_ms(table)
+            raise UmaError(ErrorCode.TOO_MANY_SESSIONS, message, n_held=n_held, limit=most, retry_after_ms=wait_ms)
 
     def _fitted(self, command: Submit, tokens: np.ndarray, n_ctx: int) -> Session:
         """A session whose prompt fits the context. Raises: PROMPT_TOO_LARGE."""
@@ -156,25 +138,17 @@ class AdmissionControl:
         n_wanted = min(n_asked, limits.max_tokens)
         n_most = n_ctx - overflow.room_for_answer(n_ctx, n_wanted)
         if how == overflow.ERROR and len(tokens) > n_ctx:
-            raise UmaError(
-                ErrorCode.PROMPT_TOO_LARGE,
-                f"the prompt has {len(tokens)} tokens, a sequence holds {n_ctx}",
-                n_tokens=len(tokens),
-                n_ctx_seq=n_ctx,
-            )
+            message = f"the prompt has {len(tokens)} tokens, a sequence holds {n_ctx}"
+            raise UmaError(ErrorCode.PROMPT_TOO_LARGE, message, n_tokens=len(tokens), n_ctx_seq=n_ctx)
         if len(tokens) > (n_most if how == overflow.TRUNCATE else n_ctx):
             tokens, ends = overflow.without_middle(tokens, ends, n_most)
         n_max = n_wanted if how == overflow.SHIFT else min(n_wanted, n_ctx - len(tokens) + 1)
-        priority = Priority.INTERACTIVE if request.priority is None else request.priority
-        grant = Grant(priority, n_max, self._clock.now_ns(), command.echo)
-        session = Session(next(self._sids), command.conn_id, self._completed(request), tokens, grant)
+        session = self._session(command, tokens, n_max)
         session.n_cells = min(session.n_cells, n_ctx)
         session.n_dropped = len(command.tokens) - len(tokens)
         session.is_shifting = how == overflow.SHIFT
         session.n_head = overflow.head_of(ends, n_ctx // 2)
-        session.t_received_ns = command.t_received_ns
         session.message_ends = ends
-        session.uid = command.peer.uid
         session.matcher = command.matcher
         return session
 
@@ -188,26 +162,23 @@ class AdmissionControl:
         if info.embedding is None:
             raise UmaError(ErrorCode.UNSUPPORTED, "this engine makes no vectors")
         embedding = Embedding(request.embed, tokens, command.message_ends, info.embedding)
-        priority = Priority.INTERACTIVE if request.priority is None else request.priority
-        session = Session(
-            next(self._sids),
-            command.conn_id,
-            self._completed(request),
-            embedding.current,
-            Grant(priority, 1, self._clock.now_ns()),
-        )
+        session = self._session(command, embedding.current, 1)
         session.embedding = embedding
         session.n_given = embedding.n_tokens
         session.n_cells = embedding.longest
+        return session
+
+    def _session(self, command: Submit, tokens: np.ndarray, n_max: int) -> Session:
+        """With the configured defaults in place of what the request does not say."""
+        request, limits = command.request, self.limits
+        slo = Slo(request.slo.ttft_ns or limits.slo_ttft_ns, request.slo.tbt_ns or limits.slo_tbt_ns)
+        request = dataclasses.replace(request, slo=slo, timeout_ns=request.timeout_ns or limits.timeout_ns)
+        priority = Priority.INTERACTIVE if request.priority is None else request.priority
+        grant = Grant(priority, n_max, self._clock.now_ns(), command.echo)
+        session = Session(next(self._sids), command.conn_id, request, tokens, grant)
         session.t_received_ns = command.t_received_ns
         session.uid = command.peer.uid
         return session
-
-    def _completed(self, request: Request) -> Request:
-        """The request with the configured defaults in place of what it does not say."""
-        limits = self.limits
-        slo = Slo(request.slo.ttft_ns or limits.slo_ttft_ns, request.slo.tbt_ns or limits.slo_tbt_ns)
-        return dataclasses.replace(request, slo=slo, timeout_ns=request.timeout_ns or limits.timeout_ns)
 
     def _overloaded(self, priority: Priority, n_waiting: int, table: SessionTable) -> UmaError:
         return UmaError(
@@ -221,7 +192,7 @@ class AdmissionControl:
     def _retry_after_ms(self, table: SessionTable) -> int:
         """When half of the running sessions should have ended, as their own pace says."""
         now = self._clock.now_ns()
-        left = sorted(_time_left_ns(session, now) for session in table if session.seq_id >= 0)
+        left = sorted(time_left_ns(session, now) for session in table if session.seq_id >= 0)
         return max(RETRY_AFTER_MS_LEAST, left[len(left) // 2] // 1_000_000 if left else 0)
 
 
@@ -245,7 +216,8 @@ def _check_tokens(tokens: np.ndarray, n_vocab: int, field: str) -> None:
         raise UmaError(ErrorCode.BAD_REQUEST, f"token ids go from 0 to {n_vocab - 1}", field=field)
 
 
-def _time_left_ns(session: Session, now: int) -> int:
+def time_left_ns(session: Session, now: int) -> int:
+    """By the session's own pace so far; one of which nothing was computed is not guessed at."""
     n_done = session.n_past
     n_left = session.n_prompt + session.n_max - n_done
     elapsed = max(1, now - session.t_admitted_ns)

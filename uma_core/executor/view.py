@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from uma_core.cache.holding import n_shared
 from uma_core.engine.api import MemoryUse
+from uma_core.executor.admission import time_left_ns
 from uma_core.executor.executor import Executor
 from uma_core.executor.queue_positions import Standing
 from uma_core.executor.residency import residency
@@ -80,7 +81,7 @@ def take(executor: Executor, now_ns: int) -> ExecutorView:
         solo_step_ns=executor.cost.solo_step_ns(
             max((s.n_past for s in sessions if s.phase is Phase.DECODE), default=0)
         ),
-        estimate_ms=max((_left_ms(s, now_ns) for s in sessions), default=0.0),
+        estimate_ms=max((round(time_left_ns(s, now_ns) / 1e6, 1) for s in sessions), default=0.0),
         n_sessions=len(sessions),
     )
 
@@ -149,14 +150,6 @@ def _bmt(executor: Executor) -> dict[str, Any]:
         "ms": round(ns / 1e6, 3),
         "gb_per_s": round(moved / ns, 3) if ns else None,
     }
-
-
-def _left_ms(session: Session, now_ns: int) -> float:
-    """By the session's own pace so far; a queued one is not guessed at."""
-    if not session.n_past:
-        return 0.0
-    elapsed = now_ns - session.t_admitted_ns
-    return round(elapsed / session.n_past * (session.n_prompt + session.n_max - session.n_past) / 1e6, 1)
 
 
 def sessions(executor: Executor, now_ns: int) -> list[dict[str, Any]]:
