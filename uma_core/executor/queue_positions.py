@@ -42,9 +42,7 @@ class QueuePositions:
     def is_due(self, now_ns: int, plan: Plan) -> bool:
         if not self._told:
             return bool(self._fresh)
-        return (
-            bool(self._fresh) or now_ns >= self._due_ns or any(admission.sid in self._told for admission in plan.admit)
-        )
+        return bool(self._fresh) or now_ns >= self._due_ns or any(a.sid in self._told for a in plan.admit)
 
     def tell(self, state: SchedulerState, plan: Plan, table: SessionTable) -> Iterator[Queued]:
         """Yield what is new, given what this tick's plan admits."""
@@ -52,17 +50,14 @@ class QueuePositions:
         told, self._told = self._told, {}
         self._due_ns = state.now_ns + UPDATE_NS
         for sid, (position, wait_ns, _) in standings(state, plan, table.mean_answer).items():
-            if sid in fresh or sid in told:
-                news = (position, wait_ns)
-                before = told.pop(sid, None)
-                is_news = (
-                    before is None
-                    or position != before[0]
-                    or wait_ns > max(before[1] * GROWN, before[1] + LEAST_GROWTH_NS)
-                )
-                self._told[sid] = news if is_news else before  # type: ignore[assignment]
-                if is_news:
-                    yield self._event(table, sid, *news)
+            if sid not in fresh and sid not in told:
+                continue
+            before, before_ns = told.pop(sid, (-1, 0))  # -1: nothing was told
+            if position == before and wait_ns <= max(before_ns * GROWN, before_ns + LEAST_GROWTH_NS):
+                self._told[sid] = (before, before_ns)
+            else:
+                self._told[sid] = (position, wait_ns)
+                yield self._event(table, sid, position, wait_ns)
         known = {view.sid for view in state.sessions}
         for sid in (fresh | told.keys()) - self._told.keys():
             if sid in known:  # it is being read
@@ -118,5 +113,10 @@ def _left_ns(state: SchedulerState, view: SessionView, pace_ns: int, mean_answer
     n_tokens = min(n_most, max(mean_answer - n_done, mean_answer * LEAST_LEFT)) if mean_answer else n_most
     if n_done >= PACED_FROM:
         pace_ns = (state.now_ns - view.t_first_ns) // n_done
+    return int(unread_ns(state, view) + n_tokens * pace_ns)
+
+
+def unread_ns(state: SchedulerState, view: SessionView) -> int:
+    """Time that the rest of its prompt takes once it has what the cache holds of it."""
     n_past = max(view.n_past, view.cached_hint)
-    return int(state.cost.prompt_ns(view.n_prompt - n_past, n_past) + n_tokens * pace_ns)
+    return state.cost.prompt_ns(view.n_prompt - n_past, n_past)

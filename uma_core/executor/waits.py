@@ -5,9 +5,9 @@ by.
 from __future__ import annotations
 
 from uma_core.executor.executor import Executor, device_view
-from uma_core.executor.queue_positions import expected_waits
+from uma_core.executor.queue_positions import expected_waits, unread_ns
 from uma_core.policy.memory import PolicyMemory
-from uma_core.policy.state import SchedulerState, SessionView
+from uma_core.policy.state import SchedulerState
 from uma_core.types import Phase, Priority
 
 
@@ -25,12 +25,7 @@ def predicted_waits_ms(executor: Executor, now_ns: int) -> dict[str, float]:
     for priority in Priority:
         before = [view for view in waiting if view.priority <= priority]
         reading = [view for view in running if view.phase is Phase.PREFILL and view.priority <= priority]
-        prompts_ns = sum(_unread_ns(state, view) for view in (*before, *reading))
+        prompts_ns = sum(unread_ns(state, view) for view in (*before, *reading))
         seq_ns = expected_waits(state, running, before, table.mean_answer)[-1][0]
         waits[priority.name.lower()] = round(max(seq_ns, prompts_ns) / 1e6, 3)
     return waits
-
-
-def _unread_ns(state: SchedulerState, view: SessionView) -> int:
-    n_past = max(view.n_past, view.cached_hint)
-    return state.cost.prompt_ns(max(0, view.n_prompt - n_past), n_past)
