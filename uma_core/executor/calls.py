@@ -275,22 +275,19 @@ class Calls:
     def _recover(self, items: Items, status: DecodeStatus, now: int) -> None:
         """After FULL nothing changed. Otherwise some ubatches may stand: roll every sequence back to what we know."""
         for _, session in items:
+            error, seq_id, n_past = None, session.seq_id, session.n_past
             if status is DecodeStatus.FULL:
                 session.n_full += 1
                 if session.n_full > N_FULL_MOST:
-                    self._output.fail(session, UmaError(ErrorCode.KV_FULL), now)
+                    error = UmaError(ErrorCode.KV_FULL)
             elif status is DecodeStatus.FATAL:
-                self._output.fail(session, UmaError(ErrorCode.DECODE_FAILED), now)
+                error = UmaError(ErrorCode.DECODE_FAILED)
             elif status is DecodeStatus.BAD_BATCH:
-                self._output.fail(session, UmaError(ErrorCode.BAD_BATCH), now)
-            elif self._engine.kv_len(session.seq_id) > session.n_past and not self._engine.kv_truncate(
-                session.seq_id, session.n_past
-            ):
-                self._output.fail(
-                    session,
-                    UmaError(ErrorCode.DECODE_FAILED, "the call was stopped and this model cannot roll back"),
-                    now,
-                )
+                error = UmaError(ErrorCode.BAD_BATCH)
+            elif self._engine.kv_len(seq_id) > n_past and not self._engine.kv_truncate(seq_id, n_past):
+                error = UmaError(ErrorCode.DECODE_FAILED, "the call was stopped and this model cannot roll back")
+            if error is not None:
+                self._output.fail(session, error, now)
 
     # resumable prefill
 

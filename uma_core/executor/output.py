@@ -15,7 +15,7 @@ from uma_core.errors import ErrorCode, UmaError
 from uma_core.executor.banned_strings import NO_TOKEN, BannedStrings
 from uma_core.executor.constraints import Constraints
 from uma_core.executor.meters import Meters
-from uma_core.executor.scores import Scores
+from uma_core.executor.scores import Scores, token_logprob
 from uma_core.session.answer import Answer
 from uma_core.session.events import End, Event, Final, Token
 from uma_core.session.reasoning import Thinking
@@ -144,11 +144,8 @@ class Output:
         if thinking is not None and thinking.forced:
             session.is_forced = sampler.force(thinking.forced[0])
             if not session.is_forced:
-                self.fail(
-                    session,
-                    UmaError(ErrorCode.CONSTRAINT_FAILED, "a token of the forced end of a thought is banned"),
-                    now_ns,
-                )
+                error = UmaError(ErrorCode.CONSTRAINT_FAILED, "a token of the forced end of a thought is banned")
+                self.fail(session, error, now_ns)
             return
         if matcher is not None and matcher.forced:
             session.is_forced = sampler.force(matcher.forced[0])
@@ -156,8 +153,8 @@ class Output:
                 return
             try:
                 matcher.choose()
-            except UmaError as error:
-                self.fail(session, error, now_ns)
+            except UmaError as failure:
+                self.fail(session, failure, now_ns)
                 return
         session.is_forced = False
         sampler.force(None)
@@ -204,10 +201,7 @@ class Output:
         if found is None:
             return None
         session.logprob_sum += found.logprob
-        piece = self._engine.piece
-        return TokenLogprob(
-            token, piece(token, True), found.logprob, tuple((t, piece(t, True), p) for t, p in found.top)
-        )
+        return token_logprob(self._engine, token, found)
 
     def _echo(self, session: Session) -> None:
         """What the answer begins with, once."""
@@ -251,12 +245,9 @@ class Output:
         logprobs = self._kept_logprobs(session, unsent)
         usage, timing = session.usage(), session.timing(now_ns)
         if session.group is None:
+            ids = session.conn_id, session.id
             embedding = session.embedding if reason is FinishReason.STOP else None
-            self._end(
-                Final(
-                    session.conn_id, session.id, reason, text, usage, timing, error, stop, logprobs, embedding=embedding
-                )
-            )
+            self._end(Final(*ids, reason, text, usage, timing, error, stop, logprobs, embedding=embedding))
             return
         problem = error.to_dict() if error is not None else None
         answer = Ended(session.index, reason, text, usage, timing, problem, stop, logprobs)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from uma_core.engine.api import Engine
+from uma_core.engine.api import Engine, Logprobs
 from uma_core.session.events import Prompt
 from uma_core.session.scoring import Scoring
 from uma_core.session.session import Session
@@ -54,10 +54,7 @@ class Scores:
 
     def take(self, session: Session, scoring: Scoring, token: TokenId, now_ns: int) -> None:
         """A row has given the next token of the prompt."""
-        found, piece = scoring.take(), self._engine.piece
-        scoring.found.append(
-            TokenLogprob(token, piece(token, True), found.logprob, tuple((t, piece(t, True), p) for t, p in found.top))
-        )
+        scoring.found.append(token_logprob(self._engine, token, scoring.take()))
         self._table.n_changes += 1  # another token comes next than the one that was drawn
         if session.read_on(now_ns):
             self._end(session, scoring)
@@ -79,3 +76,9 @@ class Scores:
             session.group.n_scored += len(told)
         if told:
             self._post(Prompt(session.conn_id, session.id, tuple(told)))
+
+
+def token_logprob(engine: Engine, token: TokenId, found: Logprobs) -> TokenLogprob:
+    """With the bytes of its token, and of the likeliest ones."""
+    top = tuple((t, engine.piece(t, True), p) for t, p in found.top)
+    return TokenLogprob(token, engine.piece(token, True), found.logprob, top)
