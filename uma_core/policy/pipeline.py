@@ -77,8 +77,7 @@ class Pipeline(NamedTuple):
         for stage in self.stages:
             plan = stage.seal(state, plan)
         plan = limits.seal(state, plan)
-        again = n_repeats(state, plan)
-        return plan._replace(n_repeats=again) if again else plan
+        return plan._replace(n_repeats=n_repeats(state, plan))
 
 
 def compose(names: Iterable[str], extra: dict[str, StageSpec] | None = None) -> Pipeline:

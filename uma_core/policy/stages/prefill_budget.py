@@ -99,12 +99,7 @@ def _tokens(state: SchedulerState) -> int:
             n = n * 3 // 4
         elif spent < config.tick_budget_ns * 3 // 4:
             n = n * 5 // 4 + 1
-    return max(_least(state), min(n, state.device.n_batch))
-
-
-def _least(state: SchedulerState) -> int:
-    """Tokens that take no more than two steps: where a step exceeds the tick's time by itself, fewer would only make
-    more steps.
-    """
     cost, n_most = state.cost, state.device.n_batch
-    return max([k for k in cost.chunks if k <= n_most and cost.prefill_ns(k, 0) <= 2 * cost.solo_step_ns(0)] or [1])
+    # what takes two steps at least: where a step exceeds the tick's time by itself, fewer would only make more steps
+    two_ns = 2 * cost.solo_step_ns(0)
+    return max(1, min(n, n_most), *(k for k in cost.chunks if k <= n_most and cost.prefill_ns(k, 0) <= two_ns))

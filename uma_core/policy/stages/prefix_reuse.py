@@ -25,10 +25,8 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
         gains = {a.sid: _gain_ns(state, views[a.sid]) for a in admit}
         restore += tuple(sid for sid, gain in gains.items() if gain > 0)
         admit = _placed(state, admit, views, gains)
-    if not restore and admit == plan.admit:
-        return plan
-    notes = (*plan.notes, f"prefix_reuse: restores {', '.join(map(str, restore))}") if restore else plan.notes
-    return plan._replace(admit=admit, restore=plan.restore + restore, notes=notes)
+    plan = plan._replace(admit=admit, restore=plan.restore + restore)
+    return plan.note(f"prefix_reuse: restores {', '.join(map(str, restore))}") if restore else plan
 
 
 def _gain_ns(state: SchedulerState, view: SessionView) -> int:
