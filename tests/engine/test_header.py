@@ -51,6 +51,32 @@ def test_what_would_end_the_process(change: Callable[[gguf.GGUFWriter], object],
     assert caught.value.error is ErrorCode.MODEL_LOAD_FAILED
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "blk.0.attn_norm.weight",
+        "output_norm.weight",
+        "rope_freqs.weight",
+        "blk.11.attn_q.bias",
+        "blk.0.attn_sinks.weight",
+        "blk.0.exp_probs_b.bias",
+        "blk.0.post_ffw_norm_1.weight",
+        "blk.0.nextn.hnorm.weight",
+        "blk.0.ffn_down_exps.scale",
+        "blk.0.ssm_a",
+        "blk.0.shortconv.conv.weight",
+        "dec.blk.0.attn_norm.weight",
+    ],
+)
+@pytest.mark.parametrize("kind", [np.float16, np.float64, np.int8])
+def test_what_has_to_be_of_f32(name: str, kind: type[np.generic], tmp_path: Path) -> None:
+    """ggml adds and multiplies rows with nothing else, and ends the process at the first one."""
+    assert not is_encoder(written(tmp_path / "sound.gguf", lambda w: w.add_tensor(name, np.ones(32, np.float32))))
+    with pytest.raises(UmaError, match=f"{name} of type") as caught:
+        is_encoder(written(tmp_path / "model.gguf", lambda writer: writer.add_tensor(name, np.ones(32, kind))))
+    assert caught.value.error is ErrorCode.MODEL_LOAD_FAILED
+
+
 @pytest.mark.parametrize("kind", ["Q8_0", "Q2_K", "TQ1_0", "BF16"])
 def test_types_that_weights_have(kind: str, tmp_path: Path) -> None:
     quant = gguf.GGMLQuantizationType[kind]

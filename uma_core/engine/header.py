@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import stat
 from typing import Any, NamedTuple
 
@@ -36,6 +37,19 @@ NOT_ROTATED = frozenset({"kimi-linear", "kimi-k3", "glm5-next"})
 # ggml asserts that one of their sections of rotary positions is not empty.
 IN_SECTIONS = frozenset({"qwen2vl", "qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe"})
 
+# What ggml adds to rows, multiplies them with or otherwise has for F32 alone (LLM_TENSOR_INFOS of llama.cpp's
+# llama-arch.cpp). So is each norm, bias and scale.
+OF_FLOATS = frozenset({
+    "altup_correct_scale", "attn_conv_base", "attn_res_score", "attn_sinks", "channel_mix_lerp_k", "channel_mix_lerp_r",
+    "ffn_conv_base", "ffn_res_score", "hc_attn_base", "hc_attn_scale", "hc_ffn_base", "hc_ffn_scale",
+    "layer_output_scale", "output_hc_base", "output_hc_scale", "output_res_score", "ple_conv1d", "rope_factors_long",
+    "rope_factors_short", "rope_freqs", "shortconv.conv", "ssm_a", "ssm_conv1d", "ssm_conv1d_k", "ssm_conv1d_q",
+    "ssm_conv1d_v", "ssm_d", "time_mix_a0", "time_mix_decay", "time_mix_first", "time_mix_k_a", "time_mix_k_k",
+    "time_mix_lerp_fused", "time_mix_lerp_g", "time_mix_lerp_k", "time_mix_lerp_r", "time_mix_lerp_v",
+    "time_mix_lerp_w", "time_mix_lerp_x", "time_mix_ln", "time_mix_r_k", "time_mix_v0", "time_mix_w0", "z_l_init",
+})  # fmt: skip
+_OF_LAYER = re.compile(r"^(?:\w+\.)?blk\.\d+\.")
+
 N_FILES_MOST = 65_535  # of a split model: gguf-split counts them in 16 bits
 
 
@@ -46,6 +60,16 @@ def is_of_weights(kind: int) -> bool:
     if kind in (lib.GGML_TYPE_Q8_1, lib.GGML_TYPE_Q8_K):
         return False
     return kind in (lib.GGML_TYPE_F32, lib.GGML_TYPE_F16, lib.GGML_TYPE_BF16) or bool(lib.ggml_is_quantized(kind))
+
+
+def is_of_floats(name: str) -> bool:
+    """Whether the tensor has to be of F32: llama.cpp loads it in any type, and ggml ends the process at the first row
+    that it computes.
+    """
+    stem, _, kind = _OF_LAYER.sub("", name).rpartition(".")
+    if kind != "weight":
+        return kind in ("bias", "scale") or (f"{stem}.{kind}" if stem else kind) in OF_FLOATS
+    return stem in OF_FLOATS or "norm" in stem.rpartition(".")[2]
 
 
 def check_file(path: str) -> None:
@@ -160,6 +184,8 @@ class Header:
             if name.endswith(".weight") and not is_of_weights(place.type):
                 kind = text(lib.ggml_type_name(place.type))
                 raise self._damaged(f"{name} of type {kind}, which no weights have")
+            if place.type != lib.GGML_TYPE_F32 and is_of_floats(name):
+                raise self._damaged(f"{name} of type {text(lib.ggml_type_name(place.type))}, which has to be f32")
         for key, value in self.of_arch().items():
             if key.endswith("epsilon") and not (isinstance(value, (int, float)) and 0.0 <= value < math.inf):
                 raise self._damaged(f"{key} of {value}")
