@@ -9,11 +9,14 @@ extern "C" {
 
 #include <atomic>
 #include <cerrno>
+#include <csetjmp>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <new>
 #include <stdexcept>
+#include <type_traits>
 
 namespace {
 
@@ -25,6 +28,10 @@ std::atomic<void *> reserve{ nullptr };
 thread_local int  n_inside    = 0;
 thread_local bool is_short    = false; // of memory, since the outermost guarded call began
 thread_local char message[512] = "";
+
+thread_local sigjmp_buf * way_back = nullptr; // out of the outermost guarded call
+
+struct sigaction former; // what was done about a trap before
 
 void note(const char * text) { std::snprintf(message, sizeof(message), "%s", text); }
 
@@ -43,6 +50,27 @@ void on_abort(const char * text) {
         throw std::runtime_error(without_folders(text));
     }
     std::fprintf(stderr, "%s\n", text); // as ggml does without a callback; it aborts when this returns
+}
+
+// llama.cpp divides by counts of a model's file, and some processors trap where one is 0. What the call holds is lost: no
+// destructor runs.
+void on_trap(int number) {
+    if (way_back) {
+        note("a division by zero: a count of the model is 0, or missing");
+        siglongjmp(*way_back, 1);
+    }
+    sigaction(number, &former, nullptr); // the instruction is tried again
+}
+
+// For every call: whoever came later, as Python's faulthandler may, would write all stacks before it asks us.
+void arm() {
+    struct sigaction action = {}, found;
+    action.sa_handler       = on_trap;
+    action.sa_flags         = SA_NODEFER; // a jump leaves the signals that are blocked as they are
+    sigaction(SIGFPE, &action, &found);
+    if (found.sa_handler != on_trap) {
+        former = found;
+    }
 }
 
 // What operator new asks when there is no memory: it tries again if this returns.
@@ -64,7 +92,12 @@ class inside {
             message[0] = 0;
         }
     }
-    ~inside() { n_inside -= is_loading; }
+    ~inside() {
+        n_inside -= is_loading;
+        if (n_inside == 0) {
+            way_back = nullptr;
+        }
+    }
 
   private:
     bool is_loading;
@@ -72,6 +105,15 @@ class inside {
 
 template <typename T, typename F> T guarded(bool is_loading, T failed, F call) {
     const inside here(is_loading);
+    sigjmp_buf   place;
+    if (std::is_pointer_v<T> && n_inside == 1) { // not where text is read: that divides by nothing, and is frequent
+        arm();
+        if (sigsetjmp(place, 0)) {
+            n_inside = 1;
+            return failed;
+        }
+        way_back = &place;
+    }
     try {
         return call();
     } catch (const std::bad_alloc & error) {

@@ -9,9 +9,10 @@ import pytest
 
 from tests.engine.conftest import DRAFT
 from tests.engine.graph.conftest import SMALL
-from tests.engine.graph.models import MODELS, Model
+from tests.engine.graph.models import MODELS, RECURRENT, Model
 from uma_core.engine.graph.engine import GraphEngine
 from uma_core.engine.graph.estimate import estimate
+from uma_core.engine.llama.engine import LlamaEngine
 from uma_core.engine.llama.estimate import estimate as llama_estimate
 from uma_core.errors import ErrorCode, UmaError
 
@@ -138,3 +139,25 @@ def test_a_context_that_nobody_says_how_long_it_is(written: Callable[[Model], st
     path = written(replace(LLAMA, meta={"context_length": 0}))
     with pytest.raises(UmaError, match="context_length of 0"):
         GraphEngine(path, replace(SMALL, n_ctx=0))
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "value"),
+    [
+        ("olmo2", "attention.head_count", [0, 4]),
+        ("granitehybrid", "ssm.group_count", 0),
+        ("granitehybrid", "ssm.time_step_rank", 0),
+        ("qwen35", "ssm.group_count", 0),
+        ("qwen35", "ssm.time_step_rank", 0),
+    ],
+)
+def test_a_count_of_0_by_which_llama_cpp_divides(
+    family: str, key: str, value: object, written: Callable[[Model], str]
+) -> None:
+    """Some processors end a process that divides by 0."""
+    model = (MODELS | RECURRENT)[family]
+    path = written(replace(model, meta=model.meta | {key: value}))
+    for attempt in (lambda: llama_estimate(path, SMALL), lambda: LlamaEngine(path, SMALL)):
+        with pytest.raises(UmaError) as caught:
+            attempt()
+        assert caught.value.error is ErrorCode.MODEL_LOAD_FAILED
