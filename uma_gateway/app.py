@@ -21,7 +21,7 @@ from starlette.routing import Router
 from uma_gateway.access import check_host, check_origin, cors_headers, preflight_headers
 from uma_gateway.apis import FALLBACK, FAMILIES, anthropic
 from uma_gateway.apis.base import Access, Family, Route
-from uma_gateway.errors import GatewayError, Kind
+from uma_gateway.errors import GatewayError, Kind, shortage
 from uma_gateway.exchange import ClientGone, Exchange, Receive, Scope, Send
 from uma_gateway.gateway import Gateway
 from uma_gateway.keys import Caller
@@ -114,6 +114,7 @@ class App:
             methods = self._methods_at(exchange.path)
             error = GatewayError(Kind.METHOD, "this method is not answered here", code="bad_method")
             error.headers.append((b"allow", ", ".join(methods).encode()))
+        error = shortage(error) or error
         if not isinstance(error, GatewayError):
             log.exception("request %s", exchange.request_id, exc_info=error)
             error = GatewayError(Kind.SERVER, "an unexpected error of the gateway", code="internal")

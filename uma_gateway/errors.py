@@ -5,12 +5,16 @@ Rules: every refusal of the daemon has its HTTP status here, by code; nothing ma
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any, NamedTuple
 
 from uma_core.errors import BY_CODE, ErrorCode
 from uma_gateway.chat.errors import ChatCode, ChatError
+
+SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
+SHORT_MS = 1000
 
 
 class Kind(Enum):
@@ -89,6 +93,14 @@ class GatewayError(Exception):
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> GatewayError:
     return GatewayError(Kind.INVALID, message, param, code)
+
+
+def shortage(error: Exception) -> GatewayError | None:
+    """Where the system had no descriptor, process or memory for a request: that passes. None: it is another error."""
+    if not isinstance(error, OSError) or error.errno not in SHORTAGES:
+        return None
+    message = f"the gateway is short of what the system allows it: {error.strerror}"
+    return GatewayError(Kind.UNAVAILABLE, message, code="overloaded", retry_after_ms=SHORT_MS)
 
 
 def unsupported(message: str, param: str | None = None) -> GatewayError:

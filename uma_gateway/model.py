@@ -67,11 +67,17 @@ class Model:
         """Begin to load the templates: trying them takes a third of a second, which no chat shall wait for."""
         if self._templates is None:
             self._templates = asyncio.ensure_future(asyncio.to_thread(self._load_templates))
-            # whoever asks for the templates gets the error
-            self._templates.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._templates.add_done_callback(self._tried)
+
+    def _tried(self, done: asyncio.Future[Templates]) -> None:
+        """Whoever asks for the templates gets the error. What the system was short of is another matter next time."""
+        if not done.cancelled() and isinstance(done.exception(), (OSError, RuntimeError)):
+            self._templates = None
 
     async def templates(self) -> Templates:
-        """Raises: ChatError, the same each time."""
+        """Raises: ChatError, the same each time; OSError or RuntimeError where the system had no descriptor, process or
+        thread to try them with.
+        """
         self.prepare()
         assert self._templates is not None
         return await asyncio.shield(self._templates)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
+import sys
 
 import pytest
 
@@ -234,3 +236,17 @@ def test_each_message_of_a_stream_is_a_chunk_of_its_own(gateway, path, end, coun
     answer = gateway.post(path, stream=True, n=count, max_tokens=40, options={"num_predict": 40}, **asked)
     assert answer.status == 200 and len(answer.chunks) > 3, answer.body
     assert all(chunk.endswith(end) and chunk.count(end) == 1 for chunk in answer.chunks)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits of another process are set on Linux only")
+def test_a_moment_without_descriptors_spoils_no_later_chat(folder, serve, before):
+    """The template is tried in a process of its own, whose pipes there were no descriptors for."""
+    gateway = before(str(folder / "uma.sock"))
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.prlimit(gateway.process.pid, resource.RLIMIT_NOFILE, (gateway.descriptors() + 4, most))
+    serve()
+    answer = gateway.chat(max_tokens=2)
+    assert answer.status == 503 and "retry-after" in answer.headers, answer.body
+    resource.prlimit(gateway.process.pid, resource.RLIMIT_NOFILE, (most, most))
+    assert gateway.chat(max_tokens=2).status == 200
+    assert "Traceback" not in gateway.log
