@@ -96,10 +96,10 @@ def _trial(request: bytes, depth: int) -> str:
 
 def main(depth: int) -> None:
     """The process of its own: limits itself, then does what first requests would do."""
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 1))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _limit(resource.RLIMIT_CPU, CPU_SECONDS, CPU_SECONDS + 1)
+    _limit(resource.RLIMIT_CORE, 0, 0)
     if sys.platform != "darwin":
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+        _limit(resource.RLIMIT_AS, MEMORY_BYTES, MEMORY_BYTES)
     threading.stack_size(STACK_BYTES)
     ended: list[str] = []
     trial = threading.Thread(target=lambda: ended.append(_try(sys.stdin.buffer.read(), depth)))
@@ -107,6 +107,14 @@ def main(depth: int) -> None:
     trial.join()
     if ended != [""]:
         sys.exit(ended[0] if ended else 1)
+
+
+def _limit(kind: int, soft: int, hard: int) -> None:
+    """Lower a limit; one that is lower already stays."""
+    most = resource.getrlimit(kind)[1]
+    if most != resource.RLIM_INFINITY:
+        soft, hard = min(soft, most), min(hard, most)
+    resource.setrlimit(kind, (soft, hard))
 
 
 def _try(request: bytes, depth: int) -> str:

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
+from tests.daemon.support import ROOT
 from uma_gateway.chat import ChatCode, ChatError, Templates, check
 from uma_gateway.chat.library import encode
 
@@ -40,6 +44,18 @@ def test_a_template_that_would_end_or_hold_the_process_is_refused(
 def test_a_template_that_goes_deep_gets_shallower_requests_only() -> None:
     assert check.check_template(encode({"chat_template": "{{ messages[0].content }}"}, "a template")) == check.DEPTHS[0]
     assert check.check_template(encode({"chat_template": DEEP}, "a template")) == check.DEPTHS[1]
+
+
+@pytest.mark.parametrize("limit", ["-v 1500000", "-t 3"])
+def test_limits_that_are_lower_already_stay(limit: str) -> None:
+    """Those of a service or a container, which few may raise."""
+    code = (
+        "from uma_gateway.chat.check import check_template; from uma_gateway.chat.library import encode;"
+        "check_template(encode({'chat_template': '{{ messages[0].content }}'}, 'a template'))"
+    )
+    command = f'ulimit {limit}; exec {sys.executable} -c "{code}"'
+    done = subprocess.run(["/bin/sh", "-c", command], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_template_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
