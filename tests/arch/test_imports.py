@@ -29,6 +29,7 @@ ALLOWED = {
     "uma_core.machine": set(),
     "uma_core.openmp": {"uma_core.machine"},
     "uma_core.regular": set(),
+    "uma_core.unfinished": set(),
     "uma_core.measured": {"uma_core.regular"},
     "uma_core.suggest": set(),
     "uma_core.peer": {"uma_core.types"},
@@ -92,6 +93,7 @@ ALLOWED = {
         "uma_core.machine",
         "uma_core.measured",
         "uma_core.models",
+        "uma_core.unfinished",
         "uma_core.waking",
     },
     "uma_core.constraint": {"uma_core.constraint", "uma_core.errors", "uma_core.metrics.catalog", "uma_core.types"},
@@ -114,6 +116,7 @@ ALLOWED = {
         "uma_core.session",
         "uma_core.policy.cost",
         "uma_core.engine.api",
+        "uma_core.unfinished",
     },
     "uma_core.executor": {
         "uma_core.suggest",

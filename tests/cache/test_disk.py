@@ -18,6 +18,7 @@ from uma_core.cache import disk as disk_module
 from uma_core.cache import files
 from uma_core.cache.disk import BACK_OFF_NS, PENDING_MOST, Blob, DiskTier, Found
 from uma_core.clock import ManualClock
+from uma_core.unfinished import hold
 
 MODEL = "0123456789abcdef"
 PAYLOAD = bytes(range(256)) * 20
@@ -154,8 +155,11 @@ def test_two_daemons_over_one_directory(bench: Bench) -> None:
     other = Bench(bench.folder)
     writing = bench.folder / ("x.1-1" + files.SUFFIX + ".tmp")
     bench.write(blob(1))
-    writing.write_bytes(b"not all yet")
-    assert set(other.index()) == {blob(1).name} and writing.exists()  # the other one's write goes on
+    with writing.open("wb", buffering=0) as file:
+        hold(file.fileno())
+        file.write(b"not all yet")
+        assert set(other.index()) == {blob(1).name} and writing.exists()  # the other one's write goes on
+    assert set(other.index()) == {blob(1).name} and not writing.exists()  # it was killed
     assert other.write(blob(1)) is True and bench.read(blob(1).name) == PAYLOAD
     assert other.disk.close(10)
 

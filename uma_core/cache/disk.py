@@ -39,6 +39,7 @@ from uma_core.cache.files import (
 )
 from uma_core.clock import Clock
 from uma_core.errors import ErrorCode
+from uma_core.unfinished import hold, is_left_over
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,6 @@ PIECE = 1 << 20
 PAUSE_S = 0.004  # after each piece while streams are running: the disk's work shall not be felt
 NICE = 19
 TEMPORARY = SUFFIX + ".tmp"
-STALE_S = 600.0  # a temporary file that nobody wrote to for so long is left over
 
 
 class Blob(NamedTuple):
@@ -244,11 +244,11 @@ class DiskTier:
         return head
 
     def _remove_stale(self, entry: os.DirEntry[str]) -> None:
-        """A write that did not finish; but a young one may be going on, in another daemon or in the tier that this
-        one replaces.
+        """A write that did not finish; but it may be going on, in another daemon or in the tier that this one
+        replaces.
         """
         with contextlib.suppress(OSError):
-            if time.time() - entry.stat().st_mtime > STALE_S:
+            if is_left_over(entry.path, entry.stat(follow_symlinks=False)):
                 self._remove(entry.name, "unfinished")
 
     def _look_at(self, entry: os.DirEntry[str]) -> Found | None:
@@ -336,13 +336,14 @@ class DiskTier:
                 "wb",
                 buffering=0,
             ) as file:
+                hold(file.fileno())
                 _write_all(file.write, encode_head(head))
                 for at in range(0, len(payload), PIECE):
                     _write_all(file.write, payload[at : at + PIECE])
                     if self.is_busy:
                         time.sleep(PAUSE_S)
                 os.fsync(file.fileno())
-            os.replace(temporary, path)
+                os.replace(temporary, path)
             _sync_folder(self.folder)
             self._warned = {cause for cause in self._warned if not cause.startswith("writing")}
             return True

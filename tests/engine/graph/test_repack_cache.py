@@ -8,6 +8,9 @@ import errno
 import logging
 import os
 import resource
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,9 +20,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.daemon.support import ROOT
 from tests.engine.graph.conftest import SMALL
 from tests.engine.graph.models import MODELS, TYPED
 from tests.engine.graph.test_arranged import has_arranged, logits_of, opened
+from uma_core import unfinished
 from uma_core.engine.graph import repack, repack_cache
 from uma_core.engine.graph.engine import GraphEngine
 from uma_core.errors import UmaError
@@ -230,11 +235,29 @@ def test_what_no_start_can_use_any_more_is_removed(path: str, folder: Path) -> N
     start(path)
     (own,) = names(folder)
     layout = own.replace("-v1-", "-v0-")
-    for name in (layout, f"x{repack_cache.TEMPORARY}", f"y{repack_cache.TEMPORARY}"):
-        (folder / name).write_bytes(b"")
-    os.utime(folder / f"x{repack_cache.TEMPORARY}", (1, 1))
+    old, left, held = (f"{letter}{repack_cache.TEMPORARY}" for letter in "xyz")
+    for name in (layout, old, left, held):
+        (folder / name).write_bytes(b"half")
+    os.utime(folder / old, (1, 1))
+    with (folder / held).open("rb+") as file:  # somebody is writing that one
+        unfinished.hold(file.fileno())
+        start(path)
+        assert names(folder) == sorted([own, held])
+
+
+def test_a_daemon_that_is_killed_again_and_again_while_it_writes_fills_no_disk(path: str, folder: Path) -> None:
+    code = (
+        "import os, sys; from dataclasses import replace; from tests.engine.graph.conftest import SMALL;"
+        "from uma_core.engine.graph import repack_cache; from uma_core.engine.graph.engine import GraphEngine;"
+        "repack_cache.os.fsync = lambda fd: os.kill(os.getpid(), 9);"
+        "GraphEngine(sys.argv[1], replace(SMALL, repack_cache=True))"
+    )
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", code, path], cwd=ROOT)
+        assert done.returncode == -signal.SIGKILL
+        assert len(names(folder)) == 1
     start(path)
-    assert names(folder) == sorted([own, f"y{repack_cache.TEMPORARY}"])  # somebody may be writing that one
+    assert not [name for name in names(folder) if name.endswith(repack_cache.TEMPORARY)]
 
 
 def test_a_mapped_model_keeps_nothing(path: str, folder: Path) -> None:

@@ -20,7 +20,6 @@ import os
 import secrets
 import stat
 import struct
-import time
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from uma_core.engine.graph.parallel import in_parallel, read_into, will_need
 from uma_core.engine.header import Header
 from uma_core.engine.lib import lib, text
 from uma_core.errors import ErrorCode
+from uma_core.unfinished import hold, is_left_over
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,6 @@ MAGIC = b"UMAREPAK"
 VERSION = 1
 SUFFIX = ".umaweights"
 TEMPORARY = SUFFIX + ".tmp"
-STALE_S = 600.0  # a temporary file that nobody wrote to for so long is left over
 PIECE_BYTES = 8 << 20  # has a checksum of its own
 ALIGNMENT = 4096
 MOST_HEADER = 64 << 20
@@ -152,10 +151,11 @@ class RepackCache:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             fd = os.open(temporary, flags, 0o600)
             try:
+                hold(fd)
                 self._write(fd, arranged, n_threads, done)
+                os.replace(temporary, self.path)
             finally:
                 os.close(fd)
-            os.replace(temporary, self.path)
             _sync_folder(self.folder)
             return True
         except OSError as error:
@@ -203,7 +203,7 @@ class RepackCache:
                     if not _is_ours(facts):
                         continue
                     if entry.name.endswith(TEMPORARY):
-                        if time.time() - facts.st_mtime > STALE_S:
+                        if is_left_over(entry.path, facts):
                             self._remove(entry.name, "unfinished")
                     elif entry.name.endswith(SUFFIX):
                         if entry.name.startswith(self.key.family) and not entry.name.startswith(self.key.of_layout):
