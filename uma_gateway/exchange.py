@@ -15,7 +15,7 @@ import orjson
 
 from uma_gateway.daemon import Writer
 from uma_gateway.errors import GatewayError, Kind
-from uma_gateway.jsons import parse_object
+from uma_gateway.jsons import read_object
 from uma_gateway.within import within
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class Exchange:
         if coding not in ("", "identity"):
             message = f"bodies of Content-Encoding {coding[:50]} are not read: send it as it is"
             raise GatewayError(Kind.INVALID, message, code="bad_content_encoding")
-        body = parse_object(await self.body(), self.gateway.config.limits.max_json_depth)
+        body = await read_object(await self.body(), self.gateway.config.limits.max_json_depth)
         self.gateway = self.gateway.serving(body.get("model"))
         self.is_resumable = body.get("resume") is True
         self.asked = body

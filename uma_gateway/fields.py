@@ -212,7 +212,7 @@ def need(model: Model, field: str, param: str) -> None:
 def read_prompts(body: Mapping[str, Any]) -> list[Prompt]:
     """One prompt or several. Raises: GatewayError."""
     value: Any = body.get("prompt")
-    if isinstance(value, str | dict) or (_is_mixed(value) and not all(isinstance(item, str) for item in value)):
+    if isinstance(value, str | dict) or (_is_mixed(value) and int in map(type, value)):
         value = [value]
     if not isinstance(value, list) or not value:
         raise invalid("`prompt` is required: a string, token ids, or an array of either", "prompt")
@@ -226,7 +226,7 @@ def read_prompts(body: Mapping[str, Any]) -> list[Prompt]:
 
 def _is_mixed(value: Any) -> bool:
     """Whether these are token ids, with texts between them or without."""
-    return isinstance(value, list) and bool(value) and all(type(item) in (int, str) for item in value)
+    return isinstance(value, list) and bool(value) and {int, str}.issuperset(map(type, value))
 
 
 def plain_prompt(value: Any, name: str = "prompt") -> Any:
@@ -249,7 +249,7 @@ def prompt_field(model: Model, prompt: Prompt) -> dict[str, Any]:
     Raises: GatewayError where the model has none.
     """
     if prompt:
-        is_tokens = all(type(item) is int for item in prompt)
+        is_tokens = {int}.issuperset(map(type, prompt))
         return {"tokens" if is_tokens else "prompt": prompt}
     start = model.special_id("bos", "eos")
     if start is None:

@@ -58,12 +58,9 @@ class Prompt(NamedTuple):
 
 async def render(model: Model, chat: Chat) -> Prompt:
     """Raises: GatewayError."""
-    messages = read_messages(chat.messages, model.props["chat_template"] or "")
-    if chat.continue_final_message:
-        chat, messages = _begun(chat, messages)
     try:
         templates = await model.templates()
-        applied = await asyncio.to_thread(_apply, templates, chat, messages)
+        applied = await asyncio.to_thread(_apply, templates, chat, model.props["chat_template"] or "")
     except ChatError as error:
         raise from_chat(error) from None
     fields: dict[str, Any] = {"prompt": applied.prompt}
@@ -96,10 +93,15 @@ def _begun(chat: Chat, messages: list[Message]) -> tuple[Chat, list[Message]]:
     return replace(chat, continue_final_message=False, add_generation_prompt=True), messages[:-1]
 
 
-def _apply(templates: Templates, chat: Chat, messages: list[Message]) -> Applied:
-    """Where the template refuses the messages, it may take neighbours of one role as one message: clients of the
-    Responses API and of Anthropic's send several user messages in a row. Raises: ChatError. Blocks: for 1 to 20 ms.
+def _apply(templates: Templates, chat: Chat, source: str) -> Applied:
+    """Where the template, whose text is `source`, refuses the messages, it may take neighbours of one role as one
+    message: clients of the Responses API and of Anthropic's send several user messages in a row.
+
+    Raises: GatewayError, ChatError. Blocks: for 1 to 20 ms, and for seconds where there is much to read.
     """
+    messages = read_messages(chat.messages, source)
+    if chat.continue_final_message:
+        chat, messages = _begun(chat, messages)
     try:
         return _render(templates, chat, messages)
     except ChatError as error:

@@ -43,6 +43,9 @@ log = logging.getLogger(__name__)
 BACKLOG = 1024
 SPARE_FILES = 64
 MAX_PEM_BYTES = 1 << 20
+# the event loop waits so long for the interpreter when a thread reads a large request (Python's default: 5 ms, at each
+# socket that has something)
+SWITCH_INTERVAL_S = 0.0005
 MOST_PIPELINED = 16  # requests behind the one that is answered; then no more are read
 LIFELINE = "UMA_GATEWAY_LIFELINE"  # number of a pipe from the daemon whose child this is
 TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
@@ -312,6 +315,7 @@ def make_room(limits: LimitOptions) -> None:
 def serve(config: Config, keys: Keys) -> int:
     """Answer until told to stop. Returns the exit status. Blocks."""
     make_room(config.limits)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     app = App(lambda: Gateway(config, keys))
     options = uvicorn.Config(
         app,

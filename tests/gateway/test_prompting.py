@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from typing import Any, cast
+
 import pytest
 
-from tests.gateway.chat.conftest import apply
-from uma_gateway.chat.templates import Thinking
+from tests.gateway.chat.conftest import apply, templates
+from uma_gateway import prompting
+from uma_gateway.chat.templates import Templates, Thinking
 from uma_gateway.prompting import behind_thought
+from uma_gateway.turns import read_messages
 
 CHOICES = {"choices": ["left", "right"]}
 
@@ -26,3 +32,30 @@ def test_a_constraint_holds_behind_a_thought_that_the_template_begins(tiny):
     )  # fmt: skip
     thought, _, answer = events[-1]["text"].partition("</think>")
     assert thought and answer in CHOICES["choices"] and events[-1]["reason"] == "stop"
+
+
+class Served:
+    """A model of which nothing but its template is known."""
+
+    def __init__(self) -> None:
+        self.props = {"chat_template": "{{ messages[0].content }}"}
+
+    async def templates(self) -> Templates:
+        return templates("Qwen-Qwen2.5-7B-Instruct")
+
+    def can(self, field: str) -> bool:
+        return False
+
+
+def test_a_conversation_is_read_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of tens of thousands of messages takes a second, and others' streams go on."""
+    threads = []
+
+    def read(messages: list[Any], template: str) -> list[Any]:
+        threads.append(threading.current_thread())
+        return read_messages(messages, template)
+
+    monkeypatch.setattr(prompting, "read_messages", read)
+    prompt = asyncio.run(prompting.render(cast(Any, Served()), prompting.Chat([{"role": "user", "content": "Hello."}])))
+    assert "Hello." in prompt.fields["prompt"]
+    assert threads and threading.main_thread() not in threads

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import json
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
+
+import orjson
 
 from uma_gateway.chat.errors import ChatCode, ChatError
 
@@ -103,12 +104,15 @@ def passer() -> Callable[[ctypes.c_void_p, bytes, int], int]:
 
 
 def encode(value: Any, what: str) -> bytes:
-    """JSON for the library. Raises: ChatError where the value cannot be JSON, names included."""
+    """JSON for the library. Raises: ChatError where the value cannot be JSON, names included.
+
+    Writing and reading JSON keep the interpreter lock for as long as they take: a conversation may be megabytes.
+    """
     try:
-        return json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii")
-    except RecursionError:
-        raise ChatError(ChatCode.TOO_DEEP, f"{what} is nested too deep") from None
-    except (TypeError, ValueError) as error:
+        return orjson.dumps(value)
+    except TypeError as error:
+        if "Recursion" in str(error):
+            raise ChatError(ChatCode.TOO_DEEP, f"{what} is nested too deep") from None
         raise ChatError(ChatCode.BAD_REQUEST, f"{what} cannot be written as JSON: {error}") from None
 
 
@@ -119,7 +123,7 @@ def call(name: str, *arguments: Any) -> Any:
     if not pointer:
         raise LibraryError("memory", "out of memory", "")
     try:
-        answer = json.loads(ctypes.string_at(pointer))
+        answer = orjson.loads(ctypes.string_at(pointer))
     finally:
         library.uma_chat_free(pointer)
     error = answer.get("error")

@@ -99,7 +99,7 @@ async def on_detokenize(exchange: Exchange) -> None:
     """The text is llama-server's `content` and vLLM's `prompt`: their requests are alike."""
     body = await exchange.json()
     tokens = array(body, "tokens")
-    if not all(type(token) is int for token in tokens):
+    if not {int}.issuperset(map(type, tokens)):
         raise invalid("`tokens` must hold token ids", "tokens")
     if not tokens:
         await exchange.send_json({"content": "", "prompt": ""})
