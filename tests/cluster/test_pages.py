@@ -1,0 +1,40 @@
+"""The pages of a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from tests.cluster.sockets import Sockets
+from tests.daemon.support import WAIT_S
+from uma_gateway.app import App
+from uma_gateway.cluster import pages
+from uma_gateway.cluster.cluster import Cluster
+from uma_gateway.cluster.facade import ClusterGateway
+from uma_gateway.config import Config
+from uma_gateway.keys import Keys
+
+
+def test_the_head_of_the_endless_stream_ends() -> None:
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(WAIT_S)  # a client that stays
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def work() -> None:
+        config, keys = Config(), Keys("", "")
+        gateway = ClusterGateway(config, keys, Cluster(Sockets({}), bytes(32)), ["m"])
+        app = App(lambda: gateway, (pages.FAMILY,))
+        app.gateway = gateway
+        scope = {"type": "http", "http_version": "1.1", "method": "HEAD", "path": "/uma/cluster/events"}
+        scope |= {"query_string": b"", "root_path": "", "headers": [(b"host", b"localhost")]}
+        await app(scope, receive, send)
+        await gateway.close()
+
+    asyncio.run(asyncio.wait_for(work(), WAIT_S))
+    assert sent[0]["status"] == 200 and dict(sent[0]["headers"])[b"content-type"].startswith(b"text/event-stream")
+    assert not sent[-1]["more_body"] and not any(message.get("body") for message in sent[1:])
