@@ -74,7 +74,6 @@ PARAMS = (
 REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {  # of other servers: why not, and the values that are like none
     "grammar_lazy": ("a grammar holds from the first token on", (False,)),
     "allowed_token_ids": ("`logit_bias` and grammars choose among tokens", ([],)),
-    "include_stop_str_in_output": ("a stop text is no part of the answer", (False,)),
     "truncate_prompt_tokens": ("nothing is cut off a prompt", (-1, 0)),
     "chat_template": ("prompts are written with the model's own", ("",)),
 }
@@ -345,6 +344,11 @@ def stop_texts(body: Mapping[str, Any], name: str = "stop") -> list[str]:
     if not isinstance(texts, list) or not all(isinstance(item, str) for item in texts):
         raise invalid(f"`{name}` must be a string or an array of strings", name)
     return [item for item in texts if item]
+
+
+def stops_told(body: Mapping[str, Any]) -> frozenset[str]:
+    """Stop texts that the answer ends with, by vLLM's field. Raises: GatewayError."""
+    return frozenset(stop_texts(body)) if boolean(body, "include_stop_str_in_output") else frozenset()
 
 
 def logit_bias(value: Any) -> list[list[Any]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence, Set
 from typing import Any, NamedTuple, TypeVar
 
 from uma_gateway import sse
@@ -203,6 +203,12 @@ async def final(generation: Generation) -> Event:
 def answers_of(eos: Event) -> list[Event]:
     """The one answer of an end, or the several, each with its index. Raises: GatewayError for a bad end of one."""
     return [ended(answer) for answer in eos.get("answers") or [{**eos, "index": 0}]]
+
+
+def stop_told(end: Event, wanted: Set[str]) -> str:
+    """The stop text that ended an answer, where it is one that the answer is to end with."""
+    stop = str((end.get("stop") or {}).get("text", ""))
+    return stop if stop in wanted else ""
 
 
 def ended(eos: Event) -> Event:

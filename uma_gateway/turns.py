@@ -27,6 +27,8 @@ def read_messages(messages: list[Any], template: str = "") -> list[Message]:
     if not messages:
         raise invalid("`messages` must not be empty", "messages")
     made = [_read_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    if any("function_call" in message for message in made):
+        made = _with_tools(made)
     for i, message in enumerate(made):
         role = message["role"]
         if role not in _ROLES and f"'{role}'" not in template and f'"{role}"' not in template:
@@ -51,6 +53,21 @@ def _read_message(message: Any, path: str) -> Message:
         raise invalid(f"`{path}.content` must be a string or an array of parts", f"{path}.content")
     if isinstance(made.get("tool_calls"), list):
         made["tool_calls"] = [_read_call(call) for call in made["tool_calls"]]
+    return made
+
+
+def _with_tools(messages: list[Message]) -> list[Message]:
+    """OpenAI's older form, a `function_call` and its result from the role function, as calls of tools."""
+    made, call_id = [], ""
+    for i, message in enumerate(messages):
+        call = message.get("function_call")
+        if message["role"] == "assistant" and isinstance(call, dict):
+            call_id = f"call_{i}"
+            calls = [_read_call({"id": call_id, "type": "function", "function": call})]
+            message = {"tool_calls": calls, **{name: message[name] for name in message if name != "function_call"}}
+        elif message["role"] == "function" and call_id:
+            message = {**message, "role": "tool", "tool_call_id": call_id}
+        made.append(message)
     return made
 
 

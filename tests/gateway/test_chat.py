@@ -53,6 +53,28 @@ def test_usage_comes_in_a_last_chunk_where_it_is_asked_for(gateway):
     assert all("usage" not in chunk for chunk in chunks)
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_stop_text_is_part_of_the_answer_where_the_request_wants_it(gateway, n):
+    """As vLLM's clients do that look for `</search>` and the like at an answer's end."""
+    fields = {"max_tokens": 30, "temperature": 0, "n": n, "include_stop_str_in_output": True}
+    text = gateway.chat(**fields).json["choices"][0]["message"]["content"]
+    stop = text[10:13]
+    expected = text[: text.index(stop)] + stop
+    choices = gateway.chat(**fields, stop=stop).json["choices"]
+    assert [(choice["message"]["content"], choice["finish_reason"]) for choice in choices] == [(expected, "stop")] * n
+    events = gateway.chat(**fields, stop=[stop], stream=True).events
+    deltas = [choice for event in events for choice in event["choices"] if choice["index"] == n - 1]
+    assert "".join(choice["delta"].get("content") or "" for choice in deltas) == expected
+    plain = {"prompt": "Hello", **fields}
+    text = gateway.post("/v1/completions", **plain).json["choices"][0]["text"]
+    stop = text[10:13]
+    expected = text[: text.index(stop)] + stop
+    choices = gateway.post("/v1/completions", **plain, stop=stop).json["choices"]
+    assert [choice["text"] for choice in choices] == [expected] * n
+    events = gateway.post("/v1/completions", **plain, stop=stop, stream=True).events
+    assert "".join(c["text"] for event in events for c in event["choices"] if c["index"] == n - 1) == expected
+
+
 def test_a_stop_text_ends_the_answer_and_is_not_part_of_it(gateway):
     text = gateway.chat(max_tokens=30, temperature=0).json["choices"][0]["message"]["content"]
     stop = text[10:13]
@@ -188,7 +210,9 @@ def test_content_in_parts_is_text(gateway):
         ({"n_probs": 99}, 400, "n_probs"),
         ({"min_keep": "five"}, 400, "min_keep"),
         ({"allowed_token_ids": [5]}, 501, "allowed_token_ids"),
-        ({"include_stop_str_in_output": True}, 501, "include_stop_str_in_output"),
+        ({"functions": [{"name": "f"}], "tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "functions"),
+        ({"functions": [{}]}, 400, "functions[0]"),
+        ({"functions": [{"name": "f"}], "function_call": "f"}, 400, "function_call"),
         ({"truncate_prompt_tokens": 9}, 501, "truncate_prompt_tokens"),
         ({"chat_template": "{{ messages[0].content }}"}, 501, "chat_template"),
         ({"service_tier": "flex", "priority": "urgent"}, 400, "priority"),

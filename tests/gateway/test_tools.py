@@ -123,6 +123,29 @@ def test_a_named_tool_is_the_one_that_is_called(client):
     assert call[1] == "set_timer" and isinstance(json.loads(call[2])["minutes"], int)
 
 
+def test_functions_of_older_programs_are_called(client):
+    """OpenAI's form before there were tools: one call, in a field of its own, and its result from the role function."""
+    functions = [tool["function"] for tool in TOOLS]
+    whole = chat(client, functions=functions).choices[0]
+    call = whole.message.function_call
+    assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": "Paris"})
+    assert (whole.finish_reason, whole.message.content, whole.message.tool_calls) == ("function_call", None, None)
+    parts = [choice for chunk in chat(client, functions=functions, stream=True) for choice in chunk.choices]
+    called = [part.delta.function_call for part in parts if part.delta.function_call]
+    assert "".join(part.name or "" for part in called) == "get_weather"
+    assert "".join(part.arguments or "" for part in called) == call.arguments
+    assert parts[-1].finish_reason == "function_call" and not any(part.delta.tool_calls for part in parts)
+    named = chat(client, functions=functions, function_call={"name": "set_timer"}).choices[0].message.function_call
+    assert named.name == "set_timer"
+    assert chat(client, functions=functions, function_call="none").choices[0].message.function_call is None
+    history = [
+        {"role": "user", "content": "What is the weather in Paris?"},
+        {"role": "assistant", "content": None, "function_call": {"name": call.name, "arguments": call.arguments}},
+        {"role": "function", "name": call.name, "content": '{"temperature": 21, "sky": "sunny"}'},
+    ]
+    assert chat(client, history, functions=functions).choices[0].message.content
+
+
 @pytest.mark.parametrize("wish", [{}, {"parallel_tool_calls": True}])
 def test_a_named_tool_is_called_once(work_gateway, client, wish):
     """As with OpenAI: Instructor raises where there are more calls. This model would call it three times."""

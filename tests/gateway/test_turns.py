@@ -116,3 +116,16 @@ def test_neighbours_of_one_role_are_merged_and_results_of_tools_are_not():
         *messages[5:],
     ]
     assert messages[1]["content"] == "one"
+
+
+def test_calls_and_results_in_the_older_form_are_those_of_tools():
+    call = {"name": "f", "arguments": '{"a": 1}'}
+    messages = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": None, "function_call": call, "tool_calls": None},
+        {"role": "function", "name": "f", "content": "2"},
+    ]
+    _, called, result = read_messages(messages)
+    assert called["tool_calls"] == [{"id": "call_1", "type": "function", "function": call}]
+    assert "function_call" not in called
+    assert (result["role"], result["tool_call_id"], result["content"]) == ("tool", "call_1", "2")

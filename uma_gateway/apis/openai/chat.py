@@ -14,7 +14,7 @@ from uma_gateway.chat.diff import Diff, Message
 from uma_gateway.daemon import Event, Generation
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import most_tokens
-from uma_gateway.generate import Plan, answers_of, begin, ended, final, note_end, relay
+from uma_gateway.generate import Plan, answers_of, begin, ended, final, note_end, relay, stop_told
 from uma_gateway.model import Model
 from uma_gateway.parsing import Parser
 from uma_gateway.prompting import Prompt
@@ -62,13 +62,14 @@ async def _answer(exchange: Exchange, body: dict[str, Any], ask: Ask) -> None:
 def _completion(shape: Shape, prompt: Prompt, ask: Ask, eos: Event) -> dict[str, Any]:
     choices = []
     for answer in answers_of(eos):
-        message, told = read_whole(prompt.parser(), answer.get("text", ""), answer.get("logprobs") or ())
+        text = answer.get("text", "") + stop_told(answer, ask.stops_told)
+        message, told = read_whole(prompt.parser(), text, answer.get("logprobs") or ())
         choices.append(
             {
                 "index": answer["index"],
-                "message": message_object(replace(message, content=ask.echo + message.content)),
+                "message": message_object(replace(message, content=ask.echo + message.content), ask.has_functions),
                 "logprobs": {"content": chunks.logprobs(told), "refusal": None} if ask.n_logprobs is not None else None,
-                "finish_reason": finish_reason(answer, message),
+                "finish_reason": finish_reason(answer, message, ask.has_functions),
             }
         )
     return {
@@ -80,15 +81,20 @@ def _completion(shape: Shape, prompt: Prompt, ask: Ask, eos: Event) -> dict[str,
     }
 
 
-def message_object(message: Message) -> dict[str, Any]:
-    """An assistant's message. Content is null beside tool calls, as OpenAI has it."""
+def message_object(message: Message, has_functions: bool = False) -> dict[str, Any]:
+    """An assistant's message. Content is null beside tool calls, as OpenAI has it. `has_functions`: a call has OpenAI's
+    older form.
+    """
     made: dict[str, Any] = {
         "role": "assistant",
         "content": message.content if message.content or not message.tool_calls else None,
     }
     if message.reasoning:
         made["reasoning_content"] = message.reasoning
-    if message.tool_calls:
+    if message.tool_calls and has_functions:
+        call = message.tool_calls[0]
+        made["function_call"] = {"name": call.name, "arguments": call.arguments}
+    elif message.tool_calls:
         made["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in message.tool_calls
@@ -97,10 +103,11 @@ def message_object(message: Message) -> dict[str, Any]:
     return made
 
 
-def finish_reason(end: Event, message: Message) -> str:
+def finish_reason(end: Event, message: Message, has_functions: bool = False) -> str:
     if end["reason"] == "length":
         return "length"
-    return "tool_calls" if message.tool_calls else "stop"
+    called = "function_call" if has_functions else "tool_calls"
+    return called if message.tool_calls else "stop"
 
 
 # ---- streamed
@@ -171,12 +178,15 @@ class _Stream:
             return self._chunk.content(index, diff.content)
         if diff.tool >= 0:
             self._messages[index].add(diff)
+        if diff.tool > 0 and self._ask.has_functions:  # the older form has room for one
+            return b""
         told = self._held[index].take(diff) if self._held else []
-        return self._chunk.delta(index, delta_object(diff), chunks.logprobs(told) if told else None, **more)
+        delta = delta_object(diff, self._ask.has_functions)
+        return self._chunk.delta(index, delta, chunks.logprobs(told) if told else None, **more)
 
     def _on_end(self, index: int, end: Event, out: list[bytes]) -> None:
-        self._on_text(index, "", end.get("logprobs"), out, is_final=True)
-        reason = finish_reason(end, self._messages[index])
+        self._on_text(index, stop_told(end, self._ask.stops_told), end.get("logprobs"), out, is_final=True)
+        reason = finish_reason(end, self._messages[index], self._ask.has_functions)
         last = None if self._ask.wants_usage else chunks.timings(end)
         out.append(self._chunk.finish(index, reason, last))
 
@@ -185,7 +195,7 @@ class _Stream:
             out.append(self._chunk.usage(chunks.usage(eos["usage"]), chunks.timings(eos)))
 
 
-def delta_object(diff: Diff) -> dict[str, Any]:
+def delta_object(diff: Diff, has_functions: bool = False) -> dict[str, Any]:
     made: dict[str, Any] = {}
     if diff.content:
         made["content"] = diff.content
@@ -193,6 +203,9 @@ def delta_object(diff: Diff) -> dict[str, Any]:
         made["reasoning_content"] = diff.reasoning
     if diff.tool >= 0:
         function: dict[str, str] = {"name": diff.tool_name} if diff.tool_name else {}
+        if has_functions:
+            made["function_call"] = {**function, "arguments": diff.tool_arguments}
+            return made
         call: dict[str, Any] = {"index": diff.tool}
         if diff.tool_id or diff.tool_name:
             call |= {"id": diff.tool_id, "type": "function"}

@@ -30,10 +30,11 @@ from uma_gateway.fields import (
     prompt_field,
     read_prompts,
     sampling_fields,
+    stops_told,
     table,
     text,
 )
-from uma_gateway.generate import Plan, answers_of, ended, final, note_end, priority_fields, relay, send
+from uma_gateway.generate import Plan, answers_of, ended, final, note_end, priority_fields, relay, send, stop_told
 from uma_gateway.model import Model
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -52,6 +53,7 @@ class Ask:
     n_prompt_logprobs: int | None  # vLLM's: the same of the prompt's tokens, in its own form
     has_echo: bool
     suffix: str
+    stops_told: frozenset[str]
 
 
 async def on_completions(exchange: Exchange) -> None:
@@ -82,6 +84,7 @@ def _read(body: dict[str, Any]) -> Ask:
         n_prompt_logprobs=read_prompt_logprobs(body),
         has_echo=has_echo,
         suffix=text(body, "suffix") or "",
+        stops_told=stops_told(body),
     )
 
 
@@ -184,7 +187,7 @@ async def _whole(
         for answer in answers_of(eos):
             choices.append(
                 {
-                    "text": echoes[number].text + answer.get("text", ""),
+                    "text": echoes[number].text + answer.get("text", "") + stop_told(answer, ask.stops_told),
                     "index": number * ask.n + answer["index"],
                     "logprobs": _all_arrays(echoes[number], _cut(eos, ask.n_logprobs) if ask.has_echo else [], answer)
                     if ask.n_logprobs is not None
@@ -267,13 +270,15 @@ class _Stream:
             more = self._paces[number].token(index)
             return [*echo, self._chunk(index, event["text"], event.get("logprobs"), **more)]
         if kind == "end":
-            return [*echo, self._chunk(index, "", event.get("logprobs"), ended(event)["reason"])]
+            stop = stop_told(event, self._ask.stops_told)
+            return [*echo, self._chunk(index, stop, event.get("logprobs"), ended(event)["reason"])]
         note_end(self._exchange, event)
         self._finals.append(ended(event))
         if self._ask.n > 1:
             return echo
         more = {} if self._ask.wants_usage else {"timings": chunks.timings(event)}
-        return [*echo, self._chunk(index, "", event.get("logprobs"), event["reason"], **more)]
+        stop = stop_told(event, self._ask.stops_told)
+        return [*echo, self._chunk(index, stop, event.get("logprobs"), event["reason"], **more)]
 
     def _echo(self, number: int) -> list[bytes]:
         """The chunks that give a prompt back, once; with their tokens' log probabilities, where those are wanted."""

@@ -11,7 +11,7 @@ from uma_gateway.apis.openai.guided import read_guided
 from uma_gateway.asking import Ask
 from uma_gateway.errors import invalid, unsupported
 from uma_gateway.exchange import Exchange
-from uma_gateway.fields import MOST_LOGPROBS, array, boolean, flag, integer, model_name, table, text
+from uma_gateway.fields import MOST_LOGPROBS, array, boolean, flag, integer, model_name, stops_told, table, text
 from uma_gateway.model import Model
 from uma_gateway.prompting import Chat
 from uma_gateway.turns import plain_content
@@ -47,12 +47,13 @@ def read_chat(body: dict[str, Any]) -> Ask:
     if not isinstance(messages, list):
         raise invalid("`messages` is required: an array of messages", "messages")
     refuse_media(body)
-    tools, choice = read_tools(array(body, "tools"), body.get("tool_choice"))
+    has_functions = bool(array(body, "functions"))
+    tools, choice = read_tools(*_functions(body) if has_functions else (array(body, "tools"), body.get("tool_choice")))
     chat = Chat(
         messages,
         tools,
         choice,
-        read_parallel(body, choice),
+        False if has_functions else read_parallel(body, choice),
         add_generation_prompt=boolean(body, "add_generation_prompt", True),
         continue_final_message=_continued(body),
         reasoning_format=text(body, "reasoning_format") or "auto",
@@ -68,8 +69,25 @@ def read_chat(body: dict[str, Any]) -> Ask:
         n_logprobs=read_logprobs(body),
         n_prompt_logprobs=read_prompt_logprobs(body),
         prediction=read_prediction(body),
+        has_functions=has_functions,
+        stops_told=stops_told(body),
         echo=_echoed(chat) if boolean(body, "echo") else "",
     )
+
+
+def _functions(body: dict[str, Any]) -> tuple[list[Any], Any]:
+    """OpenAI's older `functions` and `function_call` as tools and a choice of them. Raises: GatewayError."""
+    if body.get("tools"):
+        raise invalid("`functions` conflicts with `tools`, which replaced them", "functions")
+    choice = body.get("function_call")
+    if isinstance(choice, dict):
+        choice = {"type": "function", "function": choice}
+    elif choice not in (None, "auto", "none"):
+        raise invalid("`function_call` must be auto, none or an object with a `name`", "function_call")
+    for i, function in enumerate(body["functions"]):
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise invalid(f"`functions[{i}]` must be an object with a `name`", f"functions[{i}]")
+    return [{"type": "function", "function": function} for function in body["functions"]], choice
 
 
 def _continued(body: dict[str, Any]) -> bool | str:
@@ -107,9 +125,6 @@ def refuse_media(body: dict[str, Any]) -> None:
     for name in ("web_search_options", "moderation"):
         if body.get(name) is not None:
             raise unsupported(f"`{name}` is done by OpenAI's servers, and not supported", name)
-    for name in ("functions", "function_call"):
-        if body.get(name) is not None:
-            raise unsupported(f"`{name}` was replaced by `tools` and `tool_choice`, which are supported", name)
 
 
 def answers_wanted(body: dict[str, Any], name: str = "n") -> int:
