@@ -30,7 +30,7 @@ def options_of(body: dict[str, Any]) -> dict[str, Any]:
     dimensions = integer(body, "dimensions")
     if dimensions is not None:
         options["dimensions"] = dimensions
-    truncate = flag(body, "truncate")
+    truncate = wants_cut(body)
     if truncate is not None:
         options["truncate"] = truncate
     norm = integer(body, "embd_normalize")
@@ -39,6 +39,19 @@ def options_of(body: dict[str, Any]) -> dict[str, Any]:
     if norm is not None:
         options["normalize"] = norm == EUCLIDEAN
     return options
+
+
+def wants_cut(body: Mapping[str, Any]) -> bool | None:
+    """Whether what is longer than the model takes is cut; vLLM's clients ask so by a number of tokens, -1 for as many
+    as the model takes. None: not said. Raises: GatewayError.
+    """
+    most = integer(body, "truncate_prompt_tokens", -1)
+    if most is not None and most >= 0:
+        raise unsupported(
+            "`truncate_prompt_tokens` can be -1: a text is cut to what the model takes", "truncate_prompt_tokens"
+        )
+    wish = flag(body, "truncate")
+    return True if wish is None and most is not None else wish
 
 
 def inputs_of(body: Mapping[str, Any], name: str) -> Any:

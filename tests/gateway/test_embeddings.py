@@ -87,6 +87,15 @@ def test_what_is_wrong_is_a_bad_request(client: openai.OpenAI, fields: dict[str,
         client.embeddings.create(model="any", **fields)
 
 
+def test_vllms_clients_have_a_text_cut_to_what_the_model_takes(client: openai.OpenAI) -> None:
+    ask = {"model": "any", "input": "the " * 300}
+    cut = client.embeddings.create(**ask, extra_body={"truncate": True})
+    found = client.embeddings.create(**ask, extra_body={"truncate_prompt_tokens": -1})
+    np.testing.assert_allclose(found.data[0].embedding, cut.data[0].embedding, rtol=1e-3, atol=1e-4)
+    with pytest.raises(openai.InternalServerError, match="truncate_prompt_tokens"):  # a 501
+        client.embeddings.create(**ask, extra_body={"truncate_prompt_tokens": 20})
+
+
 def parts(*texts: str) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": text} for text in texts]}
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from uma_gateway.embedding import ask, documents_of, inputs_of, options_of, unpacked, usage
+from uma_gateway.embedding import ask, documents_of, inputs_of, options_of, unpacked, usage, wants_cut
 from uma_gateway.errors import invalid
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import boolean, integer, model_name, text
@@ -48,7 +48,7 @@ async def _scores(exchange: Exchange, body: dict[str, Any], query: str, document
     fields = {
         "query": query,
         "documents": documents,
-        "truncate": boolean(body, "truncate"),
+        "truncate": wants_cut(body) or False,
         **({"top_n": top_n} if top_n else {}),
     }
     reply = await ask(exchange, "rerank", body, fields)
