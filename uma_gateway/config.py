@@ -93,7 +93,11 @@ class AnswerOptions:
         max=_HOUR_S,
     )
     responses_kept_s: float = option(
-        3600.0, "how long /v1/responses can be continued by id; 0: not at all", unit="s", min=0, max=_DAY_S
+        3600.0,
+        "how long responses and conversations can be continued by id; 0: not at all",
+        unit="s",
+        min=0,
+        max=_DAY_S,
     )
     responses_kept_mb: float = option(64.0, "memory for them; the oldest go first", unit="MiB", min=0, max=1 << 20)
 

@@ -264,7 +264,7 @@ def test_log_probabilities_where_they_are_included(gateway):
         ({"context_management": [{"type": "compaction", "compact_threshold": 900}]}, 501, "context_management"),
         ({"moderation": {"model": "omni-moderation-latest"}}, 501, "moderation"),
         ({"min_keep": -2}, 400, "min_keep"),
-        ({"conversation": "c"}, 501, "conversation"),
+        ({"conversation": "c"}, 404, "conversation"),
         ({"truncation": "some"}, 400, "truncation"),
         ({"max_output_tokens": 0}, 400, "max_output_tokens"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, 400, "text.format.json_schema.schema"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from uma_gateway.apis.base import Family, Route
-from uma_gateway.apis.openai import responses
+from uma_gateway.apis.openai import conversations, responses
 from uma_gateway.apis.openai.chat import on_chat, on_input_tokens
 from uma_gateway.apis.openai.completions import on_completions
 from uma_gateway.apis.openai.embeddings import on_embeddings
@@ -28,6 +28,14 @@ FAMILY = Family(
         Route("DELETE", "/v1/responses/{id}", responses.on_delete),
         Route("POST", "/v1/responses/{id}/cancel", responses.on_cancel),
         Route("GET", "/v1/responses/{id}/input_items", responses.on_input_items),
+        Route("POST", "/v1/conversations", conversations.on_create),
+        Route("GET", "/v1/conversations/{id}", conversations.on_get),
+        Route("POST", "/v1/conversations/{id}", conversations.on_update),
+        Route("DELETE", "/v1/conversations/{id}", conversations.on_delete),
+        Route("POST", "/v1/conversations/{id}/items", conversations.on_add_items),
+        Route("GET", "/v1/conversations/{id}/items", conversations.on_items),
+        Route("GET", "/v1/conversations/{id}/items/{item}", conversations.on_item),
+        Route("DELETE", "/v1/conversations/{id}/items/{item}", conversations.on_delete_item),
         Route("GET", "/v1/models", on_models),
         Route("GET", "/v1/models/{name:path}", on_model),
         Route("GET", "/models", on_models),

@@ -65,14 +65,15 @@ def kept(item: Item) -> Item:
     return {**made, "status": item.get("status") or "completed", "content": content}
 
 
-def to_messages(items: list[Item]) -> list[Item]:
-    """Items as chat messages: what the assistant thought, said and called in a row is one message.
+def to_messages(items: list[Item], name: str = "input") -> list[Item]:
+    """Items as chat messages: what the assistant thought, said and called in a row is one message. `name`: the field
+    that they came in.
 
     Raises: GatewayError.
     """
     messages: list[Item] = []
     for i, item in enumerate(items):
-        path = f"input[{i}]"
+        path = f"{name}[{i}]"
         kind = item.get("type") or ("message" if "role" in item else None)
         if kind == "message":
             _add_message(messages, item, path)

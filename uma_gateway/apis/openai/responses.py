@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import dataclass, replace
 from typing import Any
 
 from uma_gateway import sse
 from uma_gateway.apis.openai import chunks, items
+from uma_gateway.apis.openai.conversations import append, conversation_of
 from uma_gateway.apis.openai.held import Held, read_whole
 from uma_gateway.apis.openai.items import Item, Names
+from uma_gateway.apis.openai.kept import find, found, not_kept, referred, send_page, store_of
 from uma_gateway.apis.openai.pace import Pace, progress_field
 from uma_gateway.apis.openai.request import answer_form, read_effort, read_parallel, read_tools, read_verbosity
-from uma_gateway.apis.openai.store import Store, Stored
+from uma_gateway.apis.openai.store import Stored
 from uma_gateway.asking import Ask, count_tokens, plan_chat
 from uma_gateway.chat.diff import Diff
 from uma_gateway.daemon import Event, Generation
@@ -24,7 +25,7 @@ from uma_gateway.generate import Plan, begin, ended, final, note_end, relay
 from uma_gateway.model import Model
 from uma_gateway.prompting import Chat, Prompt
 
-MOST_LISTED = 100
+KIND = "response"
 LOGPROBS_WANTED = "message.output_text.logprobs"
 _ECHOED = (
     "instructions",
@@ -47,6 +48,7 @@ class Request:
     ask: Ask
     input_items: list[Item]
     items: list[Item]  # all of the conversation
+    conversation_id: str  # of the one that this is to be added to; "": none
     is_kept: bool
     is_cut: bool  # what does not fit the context is left out
     names: Names  # of tools
@@ -70,83 +72,41 @@ async def on_input_tokens(exchange: Exchange) -> None:
 # ---- what was kept
 
 
-def _store(exchange: Exchange) -> Store:
-    state, answers = exchange.gateway.state, exchange.gateway.config.answers
-    if "responses" not in state:
-        state["responses"] = Store(answers.responses_kept_s, int(answers.responses_kept_mb * (1 << 20)))
-    store: Store = state["responses"]
-    return store
-
-
-def _found(exchange: Exchange, response_id: str, param: str | None = None) -> Stored:
-    stored = _store(exchange).get(exchange.caller.account, response_id)
-    if stored is None:
-        kept_s = exchange.gateway.config.answers.responses_kept_s
-        message = f"there is no response {response_id[:100]!r}: responses are kept for {kept_s:g} s, in memory"
-        if param:  # 400, as OpenAI has it: nothing is wrong with the path
-            raise invalid(message, param, "previous_response_not_found")
-        raise GatewayError(Kind.NOT_FOUND, message, code="not_found")
+def _continued(exchange: Exchange, body: dict[str, Any]) -> Stored | None:
+    """What a request continues. Raises: GatewayError."""
+    previous = text(body, "previous_response_id")
+    if not previous:
+        return conversation_of(exchange, body)
+    if body.get("conversation") is not None:
+        raise invalid("`previous_response_id` conflicts with `conversation`", "previous_response_id")
+    stored = find(exchange, KIND, previous)
+    if stored is None:  # 400, as OpenAI has it: nothing is wrong with the path
+        message = not_kept(exchange, KIND, previous)
+        raise invalid(message, "previous_response_id", "previous_response_not_found")
     return stored
-
-
-def _referred(exchange: Exchange, item: Item, i: int) -> Item:
-    """The item that a reference names, others as they are: the AI SDK sends ids for what it had from here.
-
-    Raises: GatewayError.
-    """
-    item_id = items.reference(item, f"input[{i}]")
-    if item_id is None:
-        return item
-    found = _store(exchange).item(exchange.caller.account, item_id)
-    if found is None:
-        kept_s = exchange.gateway.config.answers.responses_kept_s
-        told = f"there is no item {item_id[:100]!r}: responses are kept for {kept_s:g} s, in memory; send it whole"
-        raise GatewayError(Kind.NOT_FOUND, told, f"input[{i}]", "not_found")
-    return found
 
 
 async def on_get(exchange: Exchange) -> None:
     if exchange.query.get("stream") == "true":
         raise unsupported("`stream`: a response that was made is not streamed again", "stream")
-    await exchange.send_json(_found(exchange, exchange.params["id"]).response)
+    await exchange.send_json(found(exchange, KIND, exchange.params["id"]).response)
 
 
 async def on_input_items(exchange: Exchange) -> None:
-    """The items of a response's request, the newest first unless `order` is asc."""
-    listed = _found(exchange, exchange.params["id"]).input_items
-    query = exchange.query
-    order = query.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise invalid("`order` must be asc or desc", "order")
-    data, has_more = _page(listed if order == "asc" else listed[::-1], query)
-    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
-    await exchange.send_json({"object": "list", "data": data, **ends, "has_more": has_more})
-
-
-def _page(listed: list[Item], query: dict[str, str]) -> tuple[list[Item], bool]:
-    """The items that `after` and `limit` choose, and whether more follow. Raises: GatewayError."""
-    limit, after = query.get("limit", "20"), query.get("after")
-    if not re.fullmatch(r"[0-9]{1,3}", limit) or not 1 <= int(limit) <= MOST_LISTED:
-        raise invalid(f"`limit` goes from 1 to {MOST_LISTED}", "limit")
-    begin = 0
-    if after is not None:
-        begin = next((i for i, item in enumerate(listed, 1) if item["id"] == after), -1)
-    if begin < 0:
-        raise invalid(f"`after`: there is no item {str(after)[:100]!r}", "after")
-    end = begin + int(limit)
-    return listed[begin:end], len(listed) > end
+    """The items of a response's request."""
+    await send_page(exchange, found(exchange, KIND, exchange.params["id"]).input_items)
 
 
 async def on_delete(exchange: Exchange) -> None:
     response_id = exchange.params["id"]
-    _found(exchange, response_id)
-    _store(exchange).delete(exchange.caller.account, response_id)
+    found(exchange, KIND, response_id)
+    store_of(exchange).delete(exchange.caller.account, response_id)
     await exchange.send_json({"id": response_id, "object": "response", "deleted": True})
 
 
 async def on_cancel(exchange: Exchange) -> None:
     """Raises: GatewayError, as OpenAI does for a response that was not made in the background."""
-    _found(exchange, exchange.params["id"])
+    found(exchange, KIND, exchange.params["id"])
     raise invalid("a response that is kept has ended: only those of `background` can be cancelled", "background")
 
 
@@ -160,14 +120,12 @@ def _read(exchange: Exchange, body: dict[str, Any]) -> Request:
     for name in ("context_management", "moderation"):
         if body.get(name):
             raise unsupported(f"`{name}` is done by OpenAI's servers, and not supported", name)
-    for name in ("conversation", "prompt"):
-        if body.get(name) is not None:
-            raise unsupported(f"`{name}` is kept on OpenAI's servers, and not supported", name)
-    previous = text(body, "previous_response_id")
-    earlier = _found(exchange, previous, "previous_response_id").items if previous else []
-    given = items.read_input(body.get("input"), is_continued=bool(earlier))
-    input_items = [_referred(exchange, item, i) for i, item in enumerate(given)]
-    conversation = [*earlier, *input_items]
+    if body.get("prompt") is not None:
+        raise unsupported("`prompt` is kept on OpenAI's servers, and not supported", "prompt")
+    earlier = _continued(exchange, body)
+    given = items.read_input(body.get("input"), is_continued=bool(earlier and earlier.items))
+    input_items = [referred(exchange, item, f"input[{i}]") for i, item in enumerate(given)]
+    conversation = [*(earlier.items if earlier else ()), *input_items]
     messages = items.to_messages(conversation)
     instructions = text(body, "instructions")
     if instructions:
@@ -182,7 +140,9 @@ def _read(exchange: Exchange, body: dict[str, Any]) -> Request:
     if truncation not in ("auto", "disabled"):
         raise invalid("`truncation` must be auto or disabled", "truncation")
     is_kept, is_cut = boolean(body, "store", True), truncation == "auto"
-    return Request(body, ask, input_items, conversation, is_kept, is_cut, Names(array(body, "tools")))
+    conversation_id = earlier.response["id"] if earlier and not body.get("previous_response_id") else ""
+    names = Names(array(body, "tools"))
+    return Request(body, ask, input_items, conversation, conversation_id, is_kept, is_cut, names)
 
 
 def _choice(choice: Any) -> Any:
@@ -266,6 +226,7 @@ def _shape(exchange: Exchange, request: Request, model: Model) -> dict[str, Any]
         "created_at": int(time.time()),
         "status": "in_progress",
         "background": False,
+        "conversation": {"id": request.conversation_id} if request.conversation_id else None,
         "error": None,
         "incomplete_details": None,
         "model": model_name(body, model),
@@ -327,10 +288,12 @@ def usage(counts: dict[str, int]) -> dict[str, Any]:
 
 
 def _keep(exchange: Exchange, request: Request, response: dict[str, Any]) -> None:
+    input_items = [items.kept(item) for item in request.input_items]
+    if request.conversation_id:
+        append(exchange, request.conversation_id, [*input_items, *response["output"]])
     if request.is_kept:
         conversation = [*request.items, *response["output"]]
-        input_items = [items.kept(item) for item in request.input_items]
-        _store(exchange).put(exchange.caller.account, response, input_items, conversation)
+        store_of(exchange).put(exchange.caller.account, response, input_items, conversation)
 
 
 # ---- streamed

@@ -1,4 +1,4 @@
-"""Responses that can be continued by their id: in memory, for a while, within a budget."""
+"""Responses and conversations that can be continued by their id: in memory, for a while, within a budget."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ Item = dict[str, Any]
 
 @dataclass(frozen=True)
 class Stored:
-    """`items`: the conversation up to and with the answer. Belongs to one account."""
+    """`items`: the conversation up to and with the answer. `response`: the object as clients see it, a response or a
+    conversation. Belongs to one account.
+    """
 
     account: str
     response: dict[str, Any]
@@ -45,8 +47,11 @@ class Store:
         self.n_bytes = 0
 
     def put(self, account: str, response: dict[str, Any], input_items: list[Item], items: list[Item]) -> None:
+        """Keep it, in the place of what had its id."""
         if not self._kept_s or not self._max_bytes:
             return
+        if response["id"] in self._by_id:
+            self._drop(response["id"])
         n_bytes = sum(len(orjson.dumps(part)) for part in (items, response, input_items))
         stored = Stored(account, response, input_items, items, n_bytes, self._clock() + self._kept_s)
         self._by_id[response["id"]] = stored

@@ -1,0 +1,116 @@
+"""`/v1/conversations`: items that several responses share. They are kept as responses are, and as long from the last
+change on.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from uma_gateway.apis.openai import items
+from uma_gateway.apis.openai.items import Item
+from uma_gateway.apis.openai.kept import find, found, list_object, not_kept, referred, send_page, store_of
+from uma_gateway.apis.openai.store import Stored
+from uma_gateway.errors import GatewayError, Kind, invalid, unsupported
+from uma_gateway.exchange import Exchange
+from uma_gateway.fields import array, table
+
+KIND = "conversation"
+
+
+async def on_create(exchange: Exchange) -> None:
+    body = await exchange.json()
+    answers = exchange.gateway.config.answers
+    if not answers.responses_kept_s or not answers.responses_kept_mb:
+        raise unsupported("conversations are not kept here: `answers.responses_kept_s` is 0", None)
+    facts = {"created_at": int(time.time()), "metadata": table(body, "metadata")}
+    await _put(exchange, {"id": items.new_id("conv"), "object": KIND, **facts}, _given(exchange, body))
+
+
+async def on_get(exchange: Exchange) -> None:
+    await exchange.send_json(_asked(exchange).response)
+
+
+async def on_update(exchange: Exchange) -> None:
+    """Only the metadata may change."""
+    body = await exchange.json()
+    stored = _asked(exchange)
+    await _put(exchange, {**stored.response, "metadata": table(body, "metadata")}, stored.items)
+
+
+async def on_delete(exchange: Exchange) -> None:
+    conversation_id = _asked(exchange).response["id"]
+    store_of(exchange).delete(exchange.caller.account, conversation_id)
+    await exchange.send_json({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
+
+
+async def on_add_items(exchange: Exchange) -> None:
+    body = await exchange.json()
+    conversation_id, added = _asked(exchange).response["id"], _given(exchange, body)
+    if not added:
+        raise invalid("`items` is required: an array of items", "items")
+    append(exchange, conversation_id, added)
+    await exchange.send_json(list_object(added))
+
+
+async def on_items(exchange: Exchange) -> None:
+    await send_page(exchange, _asked(exchange).items)
+
+
+async def on_item(exchange: Exchange) -> None:
+    await exchange.send_json(_item(exchange, _asked(exchange)))
+
+
+async def on_delete_item(exchange: Exchange) -> None:
+    stored = _asked(exchange)
+    gone = _item(exchange, stored)
+    await _put(exchange, stored.response, [item for item in stored.items if item is not gone])
+
+
+def conversation_of(exchange: Exchange, body: dict[str, Any]) -> Stored | None:
+    """The conversation that a response belongs to. Raises: GatewayError."""
+    given = body.get(KIND)
+    if given is None:
+        return None
+    if body.get("previous_response_id") is not None:
+        raise invalid("`previous_response_id` conflicts with `conversation`", "previous_response_id")
+    conversation_id = given.get("id") if isinstance(given, dict) else given
+    if not isinstance(conversation_id, str):
+        raise invalid("`conversation` must be an id, or an object with one", KIND)
+    return found(exchange, KIND, conversation_id, KIND)
+
+
+def append(exchange: Exchange, conversation_id: str, more: list[Item]) -> None:
+    """Another request may have added to the conversation since; one that is gone stays so."""
+    stored = find(exchange, KIND, conversation_id)
+    if stored is not None:
+        store_of(exchange).put(exchange.caller.account, stored.response, [], [*stored.items, *more])
+
+
+def _asked(exchange: Exchange) -> Stored:
+    return found(exchange, KIND, exchange.params["id"])
+
+
+def _given(exchange: Exchange, body: dict[str, Any]) -> list[Item]:
+    """The items of a request, as they are listed. Raises: GatewayError."""
+    given = array(body, "items")
+    for i, item in enumerate(given):
+        if not isinstance(item, dict):
+            raise invalid(f"`items[{i}]` must be an object", f"items[{i}]")
+    whole = [referred(exchange, item, f"items[{i}]") for i, item in enumerate(given)]
+    items.to_messages(whole, "items")  # what a model could not be shown is refused now
+    return [items.kept(item) for item in whole]
+
+
+def _item(exchange: Exchange, stored: Stored) -> Item:
+    """Raises: GatewayError (404)."""
+    item_id = exchange.params["item"]
+    for item in stored.items:
+        if item["id"] == item_id:
+            return item
+    raise GatewayError(Kind.NOT_FOUND, not_kept(exchange, "item", item_id), None, "not_found")
+
+
+async def _put(exchange: Exchange, conversation: Item, listed: list[Item]) -> None:
+    store_of(exchange).put(exchange.caller.account, conversation, [], listed)
+    await exchange.send_json(conversation)
