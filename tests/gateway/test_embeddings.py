@@ -150,6 +150,17 @@ def test_ollamas_client(bert_gateway: GatewayProcess, bert: DaemonProcess) -> No
     )
 
 
+def test_vectors_in_the_form_of_text_embeddings_inference(bert_gateway: GatewayProcess, bert: DaemonProcess) -> None:
+    """As LlamaIndex and Chroma ask for them."""
+    expected = bert.ask("embed", input=TEXTS)["embeddings"]
+    np.testing.assert_allclose(bert_gateway.post("/embed", inputs=TEXTS).json, expected, rtol=1e-5, atol=1e-6)
+    (plain,) = bert_gateway.post("/embed", inputs=TEXTS[0], normalize=False).json
+    assert abs(np.linalg.norm(plain) - 1) > 1e-3
+    assert bert_gateway.post("/embed", inputs="the " * 300).status == 400
+    assert len(bert_gateway.post("/embed", inputs=["the " * 300], truncate=True).json) == 1
+    assert bert_gateway.post("/embed").error["message"].startswith("`inputs`")
+
+
 @pytest.mark.parametrize("path", ["/embedding", "/embeddings"])
 def test_llama_servers_own_form(bert_gateway: GatewayProcess, bert: DaemonProcess, path: str) -> None:
     expected = bert.ask("embed", input=TEXTS)["embeddings"]

@@ -15,7 +15,7 @@ from uma_gateway.apis.llama.about import (
     on_slots,
 )
 from uma_gateway.apis.llama.completion import on_completion, on_infill
-from uma_gateway.apis.llama.embeddings import on_embedding, on_rerank
+from uma_gateway.apis.llama.embeddings import on_embed, on_embedding, on_rerank
 from uma_gateway.apis.llama.tokens import on_apply_template, on_detokenize, on_tokenize, on_tokenizer_info
 
 FAMILY = Family(
@@ -35,6 +35,7 @@ FAMILY = Family(
         Route("POST", "/infill", on_infill, is_work=True),
         Route("POST", "/embedding", on_embedding, is_work=True),
         Route("POST", "/embeddings", on_embedding, is_work=True),
+        Route("POST", "/embed", on_embed, is_work=True),
         *(
             Route("POST", path, on_rerank, is_work=True)
             for path in ("/v1/rerank", "/v2/rerank", "/rerank", "/v1/reranking", "/reranking")

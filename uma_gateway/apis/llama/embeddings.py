@@ -1,5 +1,5 @@
 """llama-server's `/embedding`, and reranking in Jina's form, or that of Text Embeddings Inference where `texts` are
-sent.
+sent; that server's `/embed` too.
 """
 
 from __future__ import annotations
@@ -29,6 +29,20 @@ async def _vectors(exchange: Exchange, body: dict[str, Any], name: str) -> None:
     await exchange.send_json(
         [{"index": i, "embedding": [unpacked(item) for item in items]} for i, items in enumerate(rows)]
     )
+
+
+async def on_embed(exchange: Exchange) -> None:
+    """Text Embeddings Inference's: an array of vectors, one for each of `inputs`."""
+    body = await exchange.json()
+    if body.get("inputs") is None:
+        raise invalid("`inputs` is required: a text, or an array of texts", "inputs")
+    await exchange.while_connected(_plain_vectors(exchange, body))
+
+
+async def _plain_vectors(exchange: Exchange, body: dict[str, Any]) -> None:
+    options = {**options_of(body), "normalize": boolean(body, "normalize", True)}
+    reply = await ask(exchange, "embed", body, {"input": inputs_of(body, "inputs"), **options})
+    await exchange.send_json([unpacked(item) for item in reply["embeddings"]])
 
 
 async def on_rerank(exchange: Exchange) -> None:
