@@ -87,7 +87,7 @@ class AnswerOptions:
     )
     ping_s: float = option(
         15.0,
-        "a silent stream gets a comment so often: proxies and clients drop silent ones",
+        "a silent stream gets a blank line so often: proxies and clients drop silent ones",
         unit="s",
         min=0.05,
         max=_HOUR_S,

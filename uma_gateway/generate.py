@@ -19,7 +19,7 @@ from uma_gateway.model import Model
 
 GOOD_ENDS = ("stop", "length")
 TRIES = 3  # at writing a prompt for the model that is served, while it is being replaced
-PING = b":\n\n"
+PING = b"\n\n"  # no comment: clients that read each line as JSON skip blank ones only
 MERGED_WAITING = 64  # batches of several answers that wait for a slow reader
 PRIORITIES = ("interactive", "background")
 _TIERS = {
@@ -88,7 +88,7 @@ def queue_headers(event: Event) -> Headers:
 
 
 def queue_comment(event: Event) -> bytes:
-    """What a waiting reader of an event stream is told: a comment, which clients skip."""
+    """What a waiting reader of an event stream is told: a comment, which most clients skip."""
     return b": queue_position=%d wait_ms=%d\n\n" % (event["position"], event["wait_ms"])
 
 
@@ -103,9 +103,9 @@ async def relay(
     """Write a streamed answer that has begun, to its end.
 
     `encode` gives what the client is sent for an event of the generation with that number, often nothing; it gets no
-    events about the queue, and no `error`. Meanwhile a silent event stream gets comments: where the request stands, or
-    that it goes on. `end` gives the last bytes; `failed` those that tell an error, by default as OpenAI's clients read
-    it in a stream.
+    events about the queue, and no `error`. Meanwhile a silent event stream gets blank lines, and comments about where
+    the request stands. `end` gives the last bytes; `failed` those that tell an error, by default as OpenAI's clients
+    read it in a stream.
     """
     try:
         await _relay(exchange, generations, encode, is_sse)
@@ -137,7 +137,10 @@ async def _relay(
 
 
 async def _batches(exchange: Exchange, generation: Generation, is_sse: bool) -> AsyncIterator[list[Event]]:
-    """Yield events as they come, without those about the queue, which become comments. Ends after the last one."""
+    """Yield events as they come, without those about the queue, which become comments for those who read them. Ends
+    after the last one.
+    """
+    wants_queue = exchange.asked.get("queue_updates") is not False
     if is_sse:
         generation.ping_every(exchange.gateway.config.answers.ping_s)
     while True:
@@ -145,7 +148,7 @@ async def _batches(exchange: Exchange, generation: Generation, is_sse: bool) -> 
         told = [event for event in events if event.get("event") == "queued"]
         if is_sse and not events:
             await exchange.write(PING)
-        elif is_sse and told and told[-1]["position"] + told[-1]["wait_ms"]:
+        elif is_sse and wants_queue and told and told[-1]["position"] + told[-1]["wait_ms"]:
             await exchange.write(queue_comment(told[-1]))
             generation.is_silent = False
         rest = [event for event in events if event.get("event") != "queued"] if told else events

@@ -10,6 +10,15 @@ from tests.daemon.support import ENDLESS, eventually
 from tests.gateway.support import Answer, Raw, n_busy
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+PATHS = pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", CHAT),
+        ("/v1/completions", {"prompt": "hi", "max_tokens": 3}),
+        ("/v1/responses", {"input": "hi", "max_output_tokens": 3}),
+    ],
+)
+PING = b"2\r\n\n\n\r\n"  # an HTTP chunk with two ends of a line: the connection is not silent
 
 
 @pytest.fixture
@@ -24,24 +33,18 @@ def busy(serve, before):
         yield daemon, gateway, raw
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/chat/completions", CHAT),
-        ("/v1/completions", {"prompt": "hi", "max_tokens": 3}),
-        ("/v1/responses", {"input": "hi", "max_output_tokens": 3}),
-    ],
-)
+@PATHS
 def test_a_waiting_stream_begins_and_hears_where_it_stands(busy, path, body):
     daemon, gateway, running = busy
+    asking = {**body, "stream": True}
     with Raw(gateway.port) as first, Raw(gateway.port) as second:
-        first.send("POST", path, {**body, "stream": True})
+        first.send("POST", path, asking)
         eventually(lambda: n_busy(daemon) == 2)
-        second.send("POST", path, {**body, "stream": True})
+        second.send("POST", path, asking)
         head = second.until(b"queue_position=1")
         assert b"200 OK" in head and b"x-queue-position: 1" in head
         assert int(re.search(rb"x-queue-wait-ms: (\d+)", head)[1]) > 0
-        waited = second.until(b":\n\n")  # a ping: the connection is not silent
+        waited = second.until(PING)
         running.sock.close()
         answers = [Answer(first.rest()), Answer(head + waited + second.rest())]
     for answer in answers:
@@ -50,6 +53,19 @@ def test_a_waiting_stream_begins_and_hears_where_it_stands(busy, path, body):
         int(found[1]) for comment in answers[1].comments if (found := re.match(r"queue_position=(\d+)", comment))
     ]
     assert positions[0] == 1 and positions == sorted(positions, reverse=True)
+
+
+@PATHS
+def test_a_waiting_stream_has_no_comments_where_its_client_cannot_read_them(busy, path, body):
+    """SGLang's and vLLM's benchmarks read every line that is not blank as JSON: such a request failed with them."""
+    daemon, gateway, running = busy
+    with Raw(gateway.port) as waiting:
+        waiting.send("POST", path, {**body, "stream": True, "queue_updates": False})
+        head = waiting.until(PING) + waiting.until(PING)
+        assert b"x-queue-position: 0" in head and n_busy(daemon) == 2
+        running.sock.close()
+        answer = Answer(head + waiting.rest())
+    assert answer.status == 200 and "error" not in answer.events[-1] and answer.comments == []
 
 
 def test_an_answer_that_is_not_streamed_says_where_it_stood(busy):
@@ -92,5 +108,5 @@ def test_a_silent_stream_is_kept_alive(serve, before):
     gateway = before(daemon, "--ping-s", "0.05")
     daemon.pull(step_ms=300)
     answer = gateway.chat(max_tokens=3, stream=True)
-    assert answer.comments.count("") >= 2 and answer.data[-1] == "[DONE]"
+    assert answer.chunks.count(b"\n\n") >= 2 and answer.comments == [] and answer.data[-1] == "[DONE]"
     assert '""' not in answer.data, "an event with an empty text breaks some clients"
