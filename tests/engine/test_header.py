@@ -102,6 +102,52 @@ def test_what_llama_cpp_loads_without_and_reads_nevertheless(family: str, missin
     assert caught.value.error is ErrorCode.MODEL_LOAD_FAILED
 
 
+GLM_5 = replace(
+    MODELS["deepseek2"],
+    arch="glm-dsa",
+    meta=MODELS["deepseek2"].meta
+    | {"attention.indexer.head_count": 2, "attention.indexer.key_length": 64, "attention.indexer.top_k": 16},
+    layer_tensors=MODELS["deepseek2"].layer_tensors
+    | {
+        "indexer.k_norm.weight": (64,),
+        "indexer.k_norm.bias": (64,),
+        "indexer.proj.weight": (2, 128),
+        "indexer.attn_k.weight": (64, 128),
+        "indexer.attn_q_b.weight": (128, 64),
+    },
+)
+
+
+@pytest.mark.parametrize(
+    ("meta", "n_layer", "choosing"),
+    [
+        ({}, 3, [0, 1, 2]),
+        ({"attention.indexer.types": [1, 0, 1]}, 3, [0, 2]),
+        ({"context_length": 1 << 20}, 8, [0, 1, 2, 6]),
+    ],
+)
+def test_layers_of_glm_5_that_choose_positions_can(
+    meta: dict[str, object], n_layer: int, choosing: list[int], tmp_path: Path
+) -> None:
+    """llama.cpp loads them without their tensors, and reads those from nowhere."""
+    model = replace(GLM_5, meta=GLM_5.meta | meta, n_layer=n_layer)
+    for layer in range(n_layer):
+        name = f"blk.{layer}.indexer.proj.weight"
+        path = write(replace(model, without=(*model.without, name)), tmp_path / "model.gguf")
+        if layer in choosing:
+            with pytest.raises(UmaError, match=f"missing tensor {name}") as caught:
+                is_encoder(path)
+            assert caught.value.error is ErrorCode.MODEL_LOAD_FAILED
+        else:
+            assert not is_encoder(path)
+
+
+def test_a_shared_expert_of_kimi_k3_is_whole(tmp_path: Path) -> None:
+    model = replace(MODELS["llama"], arch="kimi-k3", layer_tensors={"ffn_gate_shexp.weight": (96, 128)})
+    with pytest.raises(UmaError, match="missing tensor blk.0.ffn_up_shexp.weight"):
+        is_encoder(write(model, tmp_path / "model.gguf"))
+
+
 def test_q_k_and_v_may_be_three_matrices(tmp_path: Path) -> None:
     apart = replace(MODELS["phi3"], without=("attn_qkv.weight",), layer_tensors={
         "attn_q.weight": (128, 128), "attn_k.weight": (64, 128), "attn_v.weight": (64, 128),

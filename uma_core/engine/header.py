@@ -30,7 +30,12 @@ NEEDS: dict[str, tuple[str, tuple[tuple[str, ...], ...]]] = {
     "falcon-h1": _MAMBA_2,
     "nemotron_h": _MAMBA_2,
     "nemotron_h_moe": _MAMBA_2,
+    "kimi-k3": ("ffn_gate_shexp.weight", (("ffn_up_shexp.weight", "ffn_down_shexp.weight"),)),
 }
+# GLM 5's layers that choose the positions which attention sees, instead of taking the choice of the layer before, need
+# these, and llama.cpp loads them without.
+INDEXER = ("indexer.attn_q_b.weight", "indexer.attn_k.weight", "indexer.proj.weight")
+GLM_5_2_CONTEXT = 1 << 20  # from there on every fourth layer does, where the file does not say which
 
 # These architectures have no rotary positions, but their files may give a count of them, even 0.
 NOT_ROTATED = frozenset({"kimi-linear", "kimi-k3", "glm5-next"})
@@ -218,7 +223,11 @@ class Header:
                 raise self._damaged(f"rope.dimension_count{kind} of {n} in heads of {length}")
 
     def _missing(self) -> str:
-        """The first tensor that NEEDS names and the file lacks, or ""."""
+        """The first tensor that NEEDS or INDEXER names and the file lacks, or ""."""
+        for i in self._choosing_layers():
+            for name in INDEXER:
+                if f"blk.{i}.{name}" not in self.tensors:
+                    return f"blk.{i}.{name}"
         if self.arch not in NEEDS:
             return ""
         given, sets = NEEDS[self.arch]
@@ -227,6 +236,20 @@ class Header:
             if layer != name and not any(self.tensors.keys() >= {layer + each for each in names} for names in sets):
                 return next(layer + each for each in sets[0] if layer + each not in self.tensors)
         return ""
+
+    def _choosing_layers(self) -> list[int]:
+        """Source: llama.cpp's models/glm-dsa.cpp."""
+        meta = self.of_arch()
+        n_layer, n_ctx, types = (meta.get(key) for key in ("block_count", "context_length", "attention.indexer.types"))
+        if self.arch != "glm-dsa" or not isinstance(n_layer, int) or not isinstance(n_ctx, int):
+            return []
+        n_heads = meta.get("nextn_predict_layers", 0)
+        layers = range(min(n_layer - n_heads if isinstance(n_heads, int) else n_layer, len(self.tensors)))
+        if isinstance(types, list):
+            return [i for i, kind in zip(layers, types, strict=False) if kind]
+        if types is None and n_ctx >= GLM_5_2_CONTEXT:
+            return [i for i in layers if i < 2 or i % 4 == 2]
+        return list(layers) if types is None or types else []
 
     def leave_out(self, first_layer: int) -> None:
         """Forget the tensors of layers from there on: they are not read."""
