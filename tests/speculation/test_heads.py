@@ -267,6 +267,20 @@ def test_an_eagle_model_of_some_tokens_drafts_those(paired: Paired, tmp_path: Pa
     assert rc == 0 and token in tokens
 
 
+@pytest.mark.parametrize(("part", "value"), [(3, 0), (3, 1 << 40), (3, 1 << 60), (4, gguf.GGMLQuantizationType.F64)])
+def test_a_damaged_list_of_tokens_is_refused(tmp_path: Path, part: int, value: int) -> None:
+    """As it stands in the header: how many there are (3), of which type (4)."""
+    target, _ = with_eagle(tmp_path, True)
+    path = some_tokens(tmp_path, [0, 5, 7])
+    reader = gguf.GGUFReader(path, "r+")
+    field = next(tensor.field for tensor in reader.tensors if tensor.name == "d2t")
+    field.parts[part][0] = value
+    reader.data.flush()
+    with pytest.raises(UmaError, match="list of tokens") as refused:
+        check_draft(replace(OPTIONS, mtp=False, model=target), path)
+    assert refused.value.error is ErrorCode.CONFIG_INVALID
+
+
 @pytest.mark.parametrize("change", [{"block_count": 1}, {"embedding_length": 64}])
 def test_an_eagle_model_of_another_model_is_refused(tmp_path: Path, change: dict[str, int]) -> None:
     target, path = with_eagle(tmp_path, True)

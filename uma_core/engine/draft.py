@@ -14,6 +14,7 @@ import numpy as np
 from uma_core.config.options import EngineOptions, SpeculationOptions
 from uma_core.engine.api import Engine, Heads, MemoryUse
 from uma_core.engine.header import Header
+from uma_core.engine.lib import lib
 from uma_core.engine.select.open import as_trained, estimate_engine, open_engine
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.models import default_model_path
@@ -186,8 +187,10 @@ def _check_eagle(draft: Header, target: Header, path: str) -> None:
         raise _unfit(path, f"it has {embedding.ne[1]} embeddings for {n_vocab} tokens")
     if listed is None:
         return
-    tokens = np.fromfile(draft.paths[listed.file], np.int64, listed.ne[0], offset=listed.offset)
-    if len(tokens) < listed.ne[0] or listed.n_bytes != tokens.nbytes or tokens.min() < 0 or tokens.max() >= n_vocab:
+    n, file = listed.ne[0], draft.paths[listed.file]
+    is_whole = listed.type == lib.GGML_TYPE_I64 and 0 < n == listed.n_bytes // 8 <= os.path.getsize(file) // 8
+    tokens = np.fromfile(file, np.int64, n if is_whole else 0, offset=listed.offset)
+    if len(tokens) < n or not n or tokens.min() < 0 or tokens.max() >= n_vocab:
         raise _unfit(path, f"its list of tokens names some that are none of {n_vocab}")
 
 
