@@ -144,7 +144,7 @@ def test_layers_of_glm_5_that_choose_positions_can(
 
 def test_a_shared_expert_of_kimi_k3_is_whole(tmp_path: Path) -> None:
     model = replace(MODELS["llama"], arch="kimi-k3", layer_tensors={"ffn_gate_shexp.weight": (96, 128)})
-    with pytest.raises(UmaError, match="missing tensor blk.0.ffn_up_shexp.weight"):
+    with pytest.raises(UmaError, match=r"missing tensor .*ffn_up_shexp"):
         is_encoder(write(model, tmp_path / "model.gguf"))
 
 
