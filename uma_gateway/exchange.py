@@ -8,20 +8,22 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qs
 
 import orjson
 
 from uma_gateway.daemon import Writer
 from uma_gateway.errors import GatewayError, Kind
-from uma_gateway.jsons import read_object
+from uma_gateway.jsons import beside, parse_object
 from uma_gateway.within import within
 
 if TYPE_CHECKING:
     from uma_gateway.apis.base import Family
     from uma_gateway.gateway import Gateway
     from uma_gateway.keys import Caller
+
+Result = TypeVar("Result")
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -85,6 +87,7 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._is_body_read = False
+        self._n_bytes = 0  # of the body
         self._end = SSE_END  # of a message of the stream that the answer is
         self.writer: Writer | None = scope.get(WRITER)  # for pieces of a stream from outside a task
 
@@ -150,11 +153,19 @@ class Exchange:
         if coding not in ("", "identity"):
             message = f"bodies of Content-Encoding {coding[:50]} are not read: send it as it is"
             raise GatewayError(Kind.INVALID, message, code="bad_content_encoding")
-        body = await read_object(await self.body(), self.gateway.config.limits.max_json_depth)
+        data = await self.body()
+        self._n_bytes = len(data)
+        body = await self.read(parse_object, data, self.gateway.config.limits.max_json_depth)
         self.gateway = self.gateway.serving(body.get("model"))
         self.is_resumable = body.get("resume") is True
         self.asked = body
         return body
+
+    async def read(self, reader: Callable[..., Result], *arguments: Any) -> Result:
+        """What `reader`, which knows nothing but its arguments, makes of the body or of what is in it: in a thread
+        where that is large.
+        """
+        return await beside(self._n_bytes, reader, *arguments)
 
     async def _discard_body(self) -> bool:
         """Read what nobody wants, if it is little and comes soon: a connection that is closed on unread bytes is reset,

@@ -6,24 +6,24 @@ import asyncio
 import codecs
 import contextlib
 import gc
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import orjson
 
 from uma_gateway.errors import GatewayError, Kind, invalid
 
+Result = TypeVar("Result")
+
 LARGE_BYTES = 1 << 18  # of a body: fewer are parsed in a millisecond or two
 _CONTAINERS = frozenset((dict, list))
 
 
-async def read_object(body: bytes, max_depth: int) -> dict[str, Any]:
-    """`parse_object` without keeping everybody's streams waiting: a large body is walked through in a thread. Raises:
-    GatewayError (400).
+async def beside(n_bytes: int, read: Callable[..., Result], *arguments: Any) -> Result:
+    """What `read` makes of a body of so many bytes, or of its parts. Of a large one it runs in a thread: everybody's
+    streams go on.
     """
-    if len(body) < LARGE_BYTES:
-        return parse_object(body, max_depth)
-    return await asyncio.to_thread(parse_object, body, max_depth)
+    return await asyncio.to_thread(read, *arguments) if n_bytes >= LARGE_BYTES else read(*arguments)
 
 
 def parse_object(body: bytes, max_depth: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 
 from uma_gateway import jsons
 from uma_gateway.errors import GatewayError
-from uma_gateway.jsons import LARGE_BYTES, check_depth, parse_object, read_object
+from uma_gateway.jsons import LARGE_BYTES, beside, check_depth, parse_object
 
 
 def nested(depth: int) -> Any:
@@ -45,7 +45,7 @@ def test_a_large_body_is_walked_through_beside_the_event_loop(
 
     monkeypatch.setattr(jsons, "check_depth", looked)
     body = json.dumps({"a": "x" * n_bytes}).encode()
-    assert asyncio.run(read_object(body, 8)) == {"a": "x" * n_bytes}
+    assert asyncio.run(beside(len(body), parse_object, body, 8)) == {"a": "x" * n_bytes}
     assert [thread is not threading.main_thread() for thread in threads] == [is_elsewhere]
 
 

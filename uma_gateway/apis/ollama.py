@@ -145,7 +145,8 @@ async def on_chat(exchange: Exchange) -> None:
         await _loaded(exchange, body, chat_part)
         return
     tools, choice = read_tools(array(body, "tools"), body.get("tool_choice"))  # which only some of its clients send
-    chat = _with_options(body, Chat(openai_messages(messages), tools, choice, read_parallel(body, choice)))
+    made = await exchange.read(openai_messages, messages)
+    chat = _with_options(body, Chat(made, tools, choice, read_parallel(body, choice)))
     last = chat.messages[-1]
     if last["role"] == "assistant" and not last.get("tool_calls"):
         chat.continue_final_message, chat.add_generation_prompt = True, False

@@ -26,7 +26,7 @@ UNCOUNTED: Event = {"prompt_tokens": 0, "cached_tokens": 0}  # a prompt of a dae
 async def on_messages(exchange: Exchange) -> None:
     body = await exchange.json()
     check_answer(body)
-    ask = read_request(body)
+    ask = await exchange.read(read_request, body)
     stops = stop_texts(body, "stop_sequences")
 
     async def answer() -> None:
@@ -55,7 +55,8 @@ async def on_messages(exchange: Exchange) -> None:
 
 async def on_count_tokens(exchange: Exchange) -> None:
     body = await exchange.json()
-    n_tokens = await count_tokens(exchange, await exchange.gateway.model(), read_request(body).chat)
+    ask = await exchange.read(read_request, body)
+    n_tokens = await count_tokens(exchange, await exchange.gateway.model(), ask.chat)
     await exchange.send_json({"input_tokens": n_tokens})
 
 

@@ -88,6 +88,7 @@ def _system(given: Any) -> list[dict[str, Any]]:
 def _messages(given: list[Any]) -> list[dict[str, Any]]:
     made: list[dict[str, Any]] = []
     names: dict[str, str] = {}  # of the tools that were called, by the calls' ids
+    users = [i for i, message in enumerate(given) if isinstance(message, dict) and message.get("role") == "user"]
     for i, message in enumerate(given):
         path = f"messages.{i}"
         role = message.get("role") if isinstance(message, dict) else None
@@ -96,7 +97,7 @@ def _messages(given: list[Any]) -> list[dict[str, Any]]:
         content = message.get("content")
         if role == "system":
             told = _told(message.get("content", []), f"{path}.content")
-            made += [] if _is_over(message, given[i + 1 :], path) else told
+            made += [] if _is_over(message, bool(users) and i < users[-1], path) else told
         elif isinstance(content, str):
             made.append({"role": role, "content": content})
         elif not isinstance(content, list):
@@ -118,12 +119,12 @@ def _told(content: Any, path: str) -> list[dict[str, Any]]:
     return [{"role": "system", "content": "\n\n".join(texts)}] if any(texts) else []
 
 
-def _is_over(message: dict[str, Any], later: list[Any], path: str) -> bool:
-    """Whether a message of the system was meant for a turn before the last one."""
+def _is_over(message: dict[str, Any], has_later: bool, path: str) -> bool:
+    """Whether a message of the system was meant for a turn before the last one. `has_later`: the user said more."""
     clear_at = message.get("clear_at")
     if clear_at not in (None, "never", "next_user_message"):
         raise invalid(f"{path}.clear_at: must be never or next_user_message", f"{path}.clear_at")
-    return clear_at == "next_user_message" and any(isinstance(new, dict) and new.get("role") == "user" for new in later)
+    return clear_at == "next_user_message" and has_later
 
 
 def _assistant(blocks: list[Any], path: str, names: dict[str, str]) -> dict[str, Any]:

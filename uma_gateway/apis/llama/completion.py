@@ -47,7 +47,8 @@ async def on_completion(exchange: Exchange) -> None:
     `index`.
     """
     body = await exchange.json()
-    await exchange.while_connected(_answer(exchange, body, read_prompts(body)))
+    prompts = await exchange.read(read_prompts, body)
+    await exchange.while_connected(_answer(exchange, body, prompts))
 
 
 async def on_infill(exchange: Exchange) -> None:

@@ -25,7 +25,7 @@ LIMITS = ("max_completion_tokens", "max_tokens", "n_predict")
 
 async def on_chat(exchange: Exchange) -> None:
     body = await exchange.json()
-    ask = read_chat(body)
+    ask = await exchange.read(read_chat, body)
     response_format(body, ask.chat)
     await exchange.while_connected(_answer(exchange, body, ask))
 

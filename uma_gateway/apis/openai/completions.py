@@ -58,7 +58,7 @@ class Ask:
 
 async def on_completions(exchange: Exchange) -> None:
     body = await exchange.json()
-    ask = _read(body)
+    ask = await exchange.read(_read, body)
     await exchange.while_connected(_answer(exchange, body, ask))
 
 

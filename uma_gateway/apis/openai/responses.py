@@ -59,12 +59,12 @@ class Request:
 
 
 async def on_responses(exchange: Exchange) -> None:
-    request = _read(exchange, await exchange.json())
+    request = await _read(exchange, await exchange.json())
     await exchange.while_connected(_answer(exchange, request))
 
 
 async def on_input_tokens(exchange: Exchange) -> None:
-    request = _read(exchange, await exchange.json())
+    request = await _read(exchange, await exchange.json())
     n_tokens = await count_tokens(exchange, await exchange.gateway.model(), request.ask.chat)
     await exchange.send_json({"object": "response.input_tokens", "input_tokens": n_tokens})
 
@@ -113,7 +113,7 @@ async def on_cancel(exchange: Exchange) -> None:
 # ---- the request
 
 
-def _read(exchange: Exchange, body: dict[str, Any]) -> Request:
+async def _read(exchange: Exchange, body: dict[str, Any]) -> Request:
     """Raises: GatewayError."""
     if boolean(body, "background"):
         raise unsupported("`background` is not supported: a response ends with its connection", "background")
@@ -126,7 +126,7 @@ def _read(exchange: Exchange, body: dict[str, Any]) -> Request:
     given = items.read_input(body.get("input"), is_continued=bool(earlier and earlier.items))
     input_items = [referred(exchange, item, f"input[{i}]") for i, item in enumerate(given)]
     conversation = [*(earlier.items if earlier else ()), *input_items]
-    messages = items.to_messages(conversation)
+    messages = await exchange.read(items.to_messages, conversation)
     instructions = text(body, "instructions")
     if instructions:
         messages.insert(0, {"role": "system", "content": instructions})
