@@ -30,7 +30,7 @@ class Ask:
 
 async def count_tokens(exchange: Exchange, model: Model, chat: Chat) -> int:
     """Tokens of a conversation's prompt. Raises: GatewayError."""
-    prompt = await render(model, chat)
+    prompt = await render(exchange, model, chat)
     asked = {name: prompt.fields[name] for name in ("prompt", "messages") if name in prompt.fields}
     return int((await exchange.gateway.daemon.call("count", **asked))["n_tokens"])
 
@@ -42,7 +42,7 @@ async def plan_chat(exchange: Exchange, model: Model, ask: Ask, body: dict[str, 
     Raises: GatewayError.
     """
     text(body, "model")  # nothing else reads it before the answer begins: what is wrong is refused before anybody waits
-    return plan_prompt(exchange, model, ask, await render(model, ask.chat), body, max_tokens)
+    return plan_prompt(exchange, model, ask, await render(exchange, model, ask.chat), body, max_tokens)
 
 
 def plan_prompt(

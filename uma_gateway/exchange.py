@@ -13,9 +13,10 @@ from urllib.parse import parse_qs
 
 import orjson
 
+from uma_gateway import large
 from uma_gateway.daemon import Writer
 from uma_gateway.errors import GatewayError, Kind
-from uma_gateway.jsons import beside, parse_object
+from uma_gateway.jsons import parse_object
 from uma_gateway.within import within
 
 if TYPE_CHECKING:
@@ -165,7 +166,11 @@ class Exchange:
         """What `reader`, which knows nothing but its arguments, makes of the body or of what is in it: in a thread
         where that is large.
         """
-        return await beside(self._n_bytes, reader, *arguments)
+        return await large.read(self._n_bytes, reader, *arguments)
+
+    async def in_thread(self, work: Callable[..., Result], *arguments: Any) -> Result:
+        """Do what takes long even for a small body."""
+        return await large.in_thread(self._n_bytes, work, *arguments)
 
     async def _discard_body(self) -> bool:
         """Read what nobody wants, if it is little and comes soon: a connection that is closed on unread bytes is reset,

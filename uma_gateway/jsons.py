@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import codecs
 import contextlib
 import gc
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
 import orjson
 
 from uma_gateway.errors import GatewayError, Kind, invalid
+from uma_gateway.large import LARGE_BYTES
 
-Result = TypeVar("Result")
-
-LARGE_BYTES = 1 << 18  # of a body: fewer are parsed in a millisecond or two
 _CONTAINERS = frozenset((dict, list))
-
-
-async def beside(n_bytes: int, read: Callable[..., Result], *arguments: Any) -> Result:
-    """What `read` makes of a body of so many bytes, or of its parts. Of a large one it runs in a thread: everybody's
-    streams go on.
-    """
-    return await asyncio.to_thread(read, *arguments) if n_bytes >= LARGE_BYTES else read(*arguments)
 
 
 def parse_object(body: bytes, max_depth: int) -> dict[str, Any]:

@@ -5,7 +5,6 @@ Every family turns its requests into a `Chat`; here it becomes the fields of a g
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ from uma_gateway.chat.errors import ChatCode, ChatError
 from uma_gateway.chat.parser import Parser as ChatParser
 from uma_gateway.chat.templates import Applied, Templates, Thinking
 from uma_gateway.errors import from_chat
+from uma_gateway.exchange import Exchange
 from uma_gateway.fields import need
 from uma_gateway.model import Model
 from uma_gateway.parsing import Parser
@@ -56,11 +56,11 @@ class Prompt(NamedTuple):
     parser: Callable[[], Parser]  # a new one for every answer
 
 
-async def render(model: Model, chat: Chat) -> Prompt:
+async def render(exchange: Exchange, model: Model, chat: Chat) -> Prompt:
     """Raises: GatewayError."""
     try:
         templates = await model.templates()
-        applied = await asyncio.to_thread(_apply, templates, chat, model.props["chat_template"] or "")
+        applied = await exchange.in_thread(_apply, templates, chat, model.props["chat_template"] or "")
     except ChatError as error:
         raise from_chat(error) from None
     fields: dict[str, Any] = {"prompt": applied.prompt}

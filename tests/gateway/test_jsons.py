@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
-import json
-import threading
 from typing import Any
 
 import pytest
 
-from uma_gateway import jsons
 from uma_gateway.errors import GatewayError
-from uma_gateway.jsons import LARGE_BYTES, beside, check_depth, parse_object
+from uma_gateway.jsons import check_depth, parse_object
+from uma_gateway.large import LARGE_BYTES
 
 
 def nested(depth: int) -> Any:
@@ -32,21 +29,6 @@ def test_what_is_deeper_is_refused(depth: int) -> None:
     with pytest.raises(GatewayError) as caught:
         check_depth(nested(depth), 8)
     assert caught.value.code == "too_deep"
-
-
-@pytest.mark.parametrize(("n_bytes", "is_elsewhere"), [(100, False), (LARGE_BYTES, True)])
-def test_a_large_body_is_walked_through_beside_the_event_loop(
-    n_bytes: int, is_elsewhere: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    threads = []
-
-    def looked(value: Any, max_depth: int) -> None:
-        threads.append(threading.current_thread())
-
-    monkeypatch.setattr(jsons, "check_depth", looked)
-    body = json.dumps({"a": "x" * n_bytes}).encode()
-    assert asyncio.run(beside(len(body), parse_object, body, 8)) == {"a": "x" * n_bytes}
-    assert [thread is not threading.main_thread() for thread in threads] == [is_elsewhere]
 
 
 @pytest.mark.parametrize("body", [b'{"a": [1, 2]}', b'{"a": "' + b"x" * LARGE_BYTES + b'"}', b"[" * LARGE_BYTES])

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from tests.gateway.chat.conftest import apply, templates
-from uma_gateway import prompting
+from uma_gateway import large, prompting
 from uma_gateway.chat.templates import Templates, Thinking
 from uma_gateway.prompting import behind_thought
 from uma_gateway.turns import read_messages
@@ -47,6 +47,13 @@ class Served:
         return False
 
 
+class Asked:
+    """A small request."""
+
+    async def in_thread(self, work: Any, *arguments: Any) -> Any:
+        return await large.in_thread(0, work, *arguments)
+
+
 def test_a_conversation_is_read_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of tens of thousands of messages takes a second, and others' streams go on."""
     threads = []
@@ -56,6 +63,7 @@ def test_a_conversation_is_read_beside_the_event_loop(monkeypatch: pytest.Monkey
         return read_messages(messages, template)
 
     monkeypatch.setattr(prompting, "read_messages", read)
-    prompt = asyncio.run(prompting.render(cast(Any, Served()), prompting.Chat([{"role": "user", "content": "Hello."}])))
+    chat = prompting.Chat([{"role": "user", "content": "Hello."}])
+    prompt = asyncio.run(prompting.render(cast(Any, Asked()), cast(Any, Served()), chat))
     assert "Hello." in prompt.fields["prompt"]
     assert threads and threading.main_thread() not in threads

@@ -152,7 +152,7 @@ async def on_chat(exchange: Exchange) -> None:
         chat.continue_final_message, chat.add_generation_prompt = True, False
 
     async def prompt_for(model: Model) -> Prompt:
-        return await render(model, chat)
+        return await render(exchange, model, chat)
 
     await exchange.while_connected(_answer(exchange, body, chat, prompt_for, chat_part))
 
@@ -181,7 +181,7 @@ async def on_generate(exchange: Exchange) -> None:
             return Prompt({"prompt": prompt, "suffix": suffix, **form}, [], Plain)
         if is_raw:
             return Prompt({"prompt": prompt, **constraint_field(model, chat.json_schema, "", "format")}, [], Plain)
-        return await render(model, chat)
+        return await render(exchange, model, chat)
 
     await exchange.while_connected(_answer(exchange, body, chat, prompt_for, generate_part))
 

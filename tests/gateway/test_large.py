@@ -1,0 +1,38 @@
+"""Large requests are read beside the event loop, and small ones never wait for them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from uma_gateway import large
+from uma_gateway.large import LARGE_BYTES, N_THREADS
+
+
+@pytest.mark.parametrize(("n_bytes", "is_elsewhere"), [(100, False), (LARGE_BYTES, True)])
+def test_a_large_body_is_read_in_a_thread(n_bytes: int, is_elsewhere: bool) -> None:
+    thread = asyncio.run(large.read(n_bytes, threading.current_thread))
+    assert (thread is not threading.main_thread()) == is_elsewhere
+
+
+def test_what_is_wrong_with_a_large_body_is_told() -> None:
+    with pytest.raises(ValueError, match="x"):
+        asyncio.run(large.read(LARGE_BYTES, int, "x"))
+
+
+def test_a_small_request_does_not_wait_for_large_ones() -> None:
+    """More of them than there are threads of any kind."""
+    end = threading.Event()
+
+    async def work() -> None:
+        slow = [asyncio.ensure_future(large.in_thread(LARGE_BYTES, end.wait)) for _ in range(40 + N_THREADS)]
+        try:
+            assert await large.in_thread(0, lambda: "done") == "done"
+            assert not any(task.done() for task in slow)
+        finally:
+            end.set()
+        await asyncio.gather(*slow)
+
+    asyncio.run(asyncio.wait_for(work(), 60))

@@ -1,0 +1,32 @@
+"""Large requests: what is done with them holds up nobody else.
+
+They are read in threads of their own: they may take seconds, and a small request never stands behind one in the queue
+for a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+LARGE_BYTES = 1 << 18  # of a body: fewer are parsed in a millisecond or two
+N_THREADS = 2
+_threads = ThreadPoolExecutor(N_THREADS, "large")
+
+
+async def read(n_bytes: int, reader: Callable[..., Result], *arguments: Any) -> Result:
+    """What `reader` makes of a body of so many bytes, or of its parts: in a thread where that is large."""
+    if n_bytes < LARGE_BYTES:
+        return reader(*arguments)
+    return await in_thread(n_bytes, reader, *arguments)
+
+
+async def in_thread(n_bytes: int, work: Callable[..., Result], *arguments: Any) -> Result:
+    """Do what takes long even for a small body."""
+    if n_bytes < LARGE_BYTES:
+        return await asyncio.to_thread(work, *arguments)
+    return await asyncio.get_running_loop().run_in_executor(_threads, work, *arguments)
