@@ -126,6 +126,15 @@ def test_the_draft_model_drafts_what_pays() -> None:
     assert not planned(state(*many, draft_token_ns=MS // 2)).drafting, "rows of their own fill the step"
 
 
+@pytest.mark.parametrize("survival", [(), (0.95, 0.9)])
+def test_beside_background_streams_alone_the_draft_model_takes_no_longer_than_a_tick(survival):
+    """In a tick that verifies drafts, too: a chat may arrive."""
+    worker = talking(0, BACK, survival=survival, draft_rates=(0.9, 0.8, 0.7))
+    at = state(worker, draft_token_ns=300_000)
+    plan = planned(at)
+    assert plan.drafting and plan.drafting_ns <= at.config.tick_budget_ns
+
+
 def test_a_step_may_take_as_many_limits_as_it_brings_tokens_and_no_pause() -> None:
     """Rows that cost a fifth of a step each exceed one token's limit, not that of all that they bring."""
     dear = build(

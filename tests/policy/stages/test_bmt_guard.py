@@ -45,7 +45,7 @@ def gbs(n_bytes, config=None):
 
 
 def test_a_decode_call_reads_the_weights_once_and_each_context():
-    assert traffic.decode_call(DEVICE, [talking(0, n_past=100), talking(1, n_past=300)]) == WEIGHTS + 402 * CELL
+    assert traffic.decode_call(DEVICE, 2, 100 + 300) == WEIGHTS + 402 * CELL
 
 
 def test_expected_experts_grow_with_the_tokens_of_a_call():
@@ -78,7 +78,7 @@ def test_prompt_work_is_cut_first_then_background_rows_never_interactive_ones():
 def test_the_run_is_shortened_before_it_is_dropped():
     views = (talking(0, BACK), reading(1, BACK, n_prompt=3000))
     free = run(state_of(*views))
-    (decode,) = [traffic.decode_call(DEVICE, [views[0]])]
+    decode = traffic.decode_call(DEVICE, 1, views[0].n_past)
     allowed = decode + (free.bmt_bytes - decode) // 2
     plan = run(state_of(*views, config=SchedulerConfig(bmt_budget=allowed / free.run_ns)))
     assert 0 < plan.run_ns < free.run_ns

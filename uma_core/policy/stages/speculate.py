@@ -209,8 +209,8 @@ def _draft(state: SchedulerState, plan: Plan, room_ns: int) -> Plan:
     views = [v for v in index.decodes if v.draft_rates and v.sid in planned]
     if not views:
         return plan
-    if room_ns >= UNLIMITED_NS:
-        room_ns = state.config.tick_budget_ns
+    if plan.guard is None:  # a chat that arrives waits for no more than a tick
+        room_ns = min(room_ns, state.config.tick_budget_ns)
     n, n_kv = len(planned), sum(v.n_past for v in index.decodes)
     step_ns = state.cost.decode_ns(n, n_kv)
     wanted, total_ns = [], 0
