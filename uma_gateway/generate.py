@@ -140,7 +140,7 @@ async def _batches(exchange: Exchange, generation: Generation, is_sse: bool) -> 
     """Yield events as they come, without those about the queue, which become comments for those who read them. Ends
     after the last one.
     """
-    wants_queue = exchange.asked.get("queue_updates") is not False
+    is_told = is_sse and exchange.asked.get("queue_updates") is not False
     if is_sse:
         generation.ping_every(exchange.gateway.config.answers.ping_s)
     while True:
@@ -148,7 +148,7 @@ async def _batches(exchange: Exchange, generation: Generation, is_sse: bool) -> 
         told = [event for event in events if event.get("event") == "queued"]
         if is_sse and not events:
             await exchange.write(PING)
-        elif is_sse and wants_queue and told and told[-1]["position"] + told[-1]["wait_ms"]:
+        elif is_told and told and told[-1]["position"] + told[-1]["wait_ms"]:
             await exchange.write(queue_comment(told[-1]))
             generation.is_silent = False
         rest = [event for event in events if event.get("event") != "queued"] if told else events
