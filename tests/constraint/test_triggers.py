@@ -56,6 +56,12 @@ def test_the_first_of_several_counts():
     assert feed(scanner(*triggers), "a", "x<tool>y") == b"x<tool>y"
 
 
+def test_patterns_that_cost_too_much_leave_the_others_to_be_found():
+    """Their steps are followed between two decode calls, where everybody waits."""
+    hostile = [Trigger("pattern", f"((a?){{20}}){{20}}b{i}") for i in range(20)]
+    assert feed(scanner(*hostile, Trigger("word", "<tool>")), *["a"] * 50, "<to", "ol>") == b"<tool>"
+
+
 def test_a_token_that_the_model_does_not_have_is_an_error():
     with pytest.raises(ValueError, match="no token"):
         scanner(Trigger("token", "<|none|>"))

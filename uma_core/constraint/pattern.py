@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 
 N_CHARACTERS_MOST = 1_000  # of a pattern
 N_STEPS_MOST = 2_000  # of a compiled one: a byte of text costs at most twice so many
-# Steps that the searches of one answer follow for one token, about 1 us each: between two decode calls everybody waits
-# for them. Ways beyond that are given up. A thousand tools whose names begin alike take 20,000.
+# Steps that the searches of one answer may follow for a token, about 1 us each: everybody waits for them between two
+# decode calls. What a token leaves over is saved, up to the second number: a thousand tools whose names begin alike
+# take 20,000 once. Ways beyond that are given up.
+N_FOLLOWED_EACH = 2_048
 N_FOLLOWED_MOST = 32_768
 N_REPEATS_MOST = 100
 N_DEEP_MOST = 30

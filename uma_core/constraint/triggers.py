@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from uma_core.constraint.pattern import N_BACK_MOST, N_FOLLOWED_MOST, Pattern
+from uma_core.constraint.pattern import N_BACK_MOST, N_FOLLOWED_EACH, N_FOLLOWED_MOST, Pattern
 from uma_core.types import TokenId, Trigger
 
 Encode = Callable[[bytes], list[TokenId]]  # tokens that are exactly these bytes
@@ -46,6 +46,7 @@ class Scanner:
     def __init__(self, rules: Rules, spell: Spell, encode: Encode) -> None:
         self._rules, self._spell, self._encode = rules, spell, encode
         self._searches = [(pattern.search(), is_after) for pattern, is_after in rules.patterns]
+        self._n_left = N_FOLLOWED_MOST  # steps that they may follow
         longest = max((len(word) for word, _ in rules.words), default=1)
         self._n_kept = N_BACK_MOST if rules.patterns else longest
         self._recent: deque[tuple[TokenId, bytes]] = deque()  # tokens of the last `_n_kept` bytes, or a few more
@@ -67,10 +68,10 @@ class Scanner:
         self._remember(token, text)
         starts = [self._end if is_after else begin for id, is_after in self._rules.tokens if id == token]
         starts += self._words(text)
-        n_left = N_FOLLOWED_MOST
+        self._n_left = min(N_FOLLOWED_MOST, max(0, self._n_left) + N_FOLLOWED_EACH)
         for search, is_after in self._searches:
-            match = search.push(text, n_left)
-            n_left = search.n_left
+            match = search.push(text, self._n_left)
+            self._n_left = search.n_left
             starts += [match.end if is_after else match.begin] if match else []
         return self._since(min(starts)) if starts else None
 
