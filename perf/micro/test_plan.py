@@ -6,7 +6,7 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from uma_core.policy.config import SchedulerConfig
-from uma_core.policy.cost.calibrate import guess
+from uma_core.policy.cost import guess
 from uma_core.policy.memory import PolicyMemory
 from uma_core.policy.pipeline import compose
 from uma_core.policy.plan import check_plan
