@@ -22,7 +22,8 @@ async def on_create(exchange: Exchange) -> None:
     body = await exchange.json()
     answers = exchange.gateway.config.answers
     if not answers.responses_kept_s or not answers.responses_kept_mb:
-        raise unsupported("conversations are not kept here: `answers.responses_kept_s` is 0", None)
+        message = "conversations are not kept here: `answers.responses_kept_s` or `responses_kept_mb` is 0"
+        raise unsupported(message, None)
     facts = {"created_at": int(time.time()), "metadata": table(body, "metadata")}
     await _put(exchange, {"id": items.new_id("conv"), "object": KIND, **facts}, _given(exchange, body))
 
@@ -72,8 +73,6 @@ def conversation_of(exchange: Exchange, body: dict[str, Any]) -> Stored | None:
     given = body.get(KIND)
     if given is None:
         return None
-    if body.get("previous_response_id") is not None:
-        raise invalid("`previous_response_id` conflicts with `conversation`", "previous_response_id")
     conversation_id = given.get("id") if isinstance(given, dict) else given
     if not isinstance(conversation_id, str):
         raise invalid("`conversation` must be an id, or an object with one", KIND)

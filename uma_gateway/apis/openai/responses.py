@@ -75,10 +75,10 @@ async def on_input_tokens(exchange: Exchange) -> None:
 def _continued(exchange: Exchange, body: dict[str, Any]) -> Stored | None:
     """What a request continues. Raises: GatewayError."""
     previous = text(body, "previous_response_id")
+    if body.get("conversation") is not None and previous is not None:
+        raise invalid("`previous_response_id` conflicts with `conversation`", "previous_response_id")
     if not previous:
         return conversation_of(exchange, body)
-    if body.get("conversation") is not None:
-        raise invalid("`previous_response_id` conflicts with `conversation`", "previous_response_id")
     stored = find(exchange, KIND, previous)
     if stored is None:  # 400, as OpenAI has it: nothing is wrong with the path
         message = not_kept(exchange, KIND, previous)
