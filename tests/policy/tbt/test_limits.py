@@ -79,6 +79,10 @@ class TestInThePlan:
     def test_what_the_host_takes_between_two_calls_is_in_every_gap(self):
         assert self.plan(talking(0), overhead_ns=SOLO).tbt_limit_ns >= 2.4 * SOLO - 1
 
+    def test_a_chat_whose_next_step_is_computed_ahead_is_promised_gaps_without_it(self):
+        plan = self.plan(talking(0), overhead_ns=SOLO, computes_ahead=True)
+        assert 1.2 * SOLO - 1 <= plan.tbt_limit_ns <= 1.3 * SOLO
+
     def test_a_tick_may_take_what_the_guard_let_in(self):
         plan = self.plan(talking(0), reading(1, n_prompt=300))
         assert plan.run_ns > 0.2 * SOLO and plan.tick_limit_ns == SOLO + plan.run_ns

@@ -10,7 +10,7 @@ Two things are learned, and nothing else:
     everyday room = everyday limit / (1 + error) - round - host      at least LEAST x (everyday limit - round - host)
     long room     = min(long limit / (1 + error), long limit - RESERVE rounds) - round - host
 
-`host` is 0 but where the engine computes ahead (`TbtLimits.host_ns`).
+host: the host overhead where the engine computes ahead, 0 elsewhere (`TbtLimits.host_ns`).
 
 Example: round 16 ms, limits 19.2 and 32 ms, error 5 %. Everyday room: 19.2 / 1.05 - 16 = 2.3 ms. Long room: 32 - 4.8 -
 16 = 11.2 ms.

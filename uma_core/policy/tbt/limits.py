@@ -31,7 +31,8 @@ class TbtLimits(NamedTuple):
     everyday_ns: int
     long_ns: int
     step_ns: int
-    # of the host, in a gap that holds other work: where a chat alone has the next step computed ahead, it never sees it
+    # host overhead of a gap with other work. A chat alone does not pay it where its next step is computed ahead; 0
+    # elsewhere, where every gap has it
     host_ns: int = 0
 
 
@@ -72,7 +73,7 @@ def seal(state: SchedulerState, plan: Plan) -> Plan:
         limits = tbt_limits(state, index)
         error = plan.guard.error if plan.guard is not None else 0.0
         n_calls = len({item.call for item in plan.decodes})
-        alone = limits.round_ns + n_calls * state.overhead_ns
+        alone = limits.round_ns + n_calls * (state.overhead_ns - limits.host_ns)
         promised = max(state.config.guard_floor_ns, int(state.config.guard_cap * (1.0 + error) * alone))
         tick_ns = max(limits.everyday_ns, limits.round_ns + plan.run_ns)
         return plan._replace(tbt_limit_ns=promised + plan.draft_ns, tick_limit_ns=tick_ns + plan.draft_ns)
