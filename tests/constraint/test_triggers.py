@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from uma_core.constraint.pattern import N_FOLLOWED_EACH, N_FOLLOWED_MOST, Search
 from uma_core.constraint.triggers import Scanner, rules_of
 from uma_core.types import Trigger
 
@@ -56,10 +57,27 @@ def test_the_first_of_several_counts():
     assert feed(scanner(*triggers), "a", "x<tool>y") == b"x<tool>y"
 
 
+HOSTILE = [Trigger("pattern", f"((a?){{20}}){{20}}b{i}") for i in range(20)]
+
+
 def test_patterns_that_cost_too_much_leave_the_others_to_be_found():
     """Their steps are followed between two decode calls, where everybody waits."""
-    hostile = [Trigger("pattern", f"((a?){{20}}){{20}}b{i}") for i in range(20)]
-    assert feed(scanner(*hostile, Trigger("word", "<tool>")), *["a"] * 50, "<to", "ol>") == b"<tool>"
+    assert feed(scanner(*HOSTILE, Trigger("word", "<tool>")), *["a"] * 50, "<to", "ol>") == b"<tool>"
+
+
+def test_all_patterns_together_follow_no_more_steps_than_the_answers_tokens_may(monkeypatch):
+    followed, push = [], Search.push
+
+    def watched(search, data, n_most):
+        found = push(search, data, n_most)
+        followed.append(n_most - search.n_left)
+        return found
+
+    monkeypatch.setattr(Search, "push", watched)
+    scan = scanner(*HOSTILE)
+    for _ in range(50):
+        scan.push(PIECES.index("a"))
+    assert sum(followed) < N_FOLLOWED_MOST + 51 * N_FOLLOWED_EACH
 
 
 def test_a_token_that_the_model_does_not_have_is_an_error():
