@@ -129,8 +129,9 @@ static bool is_within(const uma_forward * f, const uma_rows * rows) {
     return span[0] == f->mask->first && span[1] == f->mask->n_cells;
 }
 
-static void begin_next(uma_forward * f, uma_rows * rows) {
+void uma_forward_begin_next(uma_forward * f, uma_rows * rows) {
     uma_ahead * ahead = rows->ahead;
+    uma_wake(rows->wake_fd);
     if (f->mask && uma_ahead_next(ahead, rows)) {
         ahead->of = f;
         if (!is_within(f, &ahead->rows)) {
@@ -196,6 +197,5 @@ int32_t uma_forward_decode(uma_forward * f, uma_rows * rows) {
     }
     uma_draw_rows(rows, draw, f);
     rows->sample_ns = uma_now_ns() - t1;
-    begin_next(f, rows);
     return 0;
 }

@@ -137,6 +137,7 @@ void    uma_forward_fetch(uma_forward * f);
 enum uma_forward_status { UMA_FORWARD_BAD_TOKEN = 2 };
 // fills, computes, samples; 0, a ggml_status (1: aborted), or the above
 int32_t uma_forward_decode(uma_forward * f, uma_rows * rows);
+void    uma_forward_begin_next(uma_forward * f, uma_rows * rows); // the call after a decode of these rows that succeeded
 llama_token uma_forward_draw(uma_forward * f, int32_t row, uma_sampler * sampler); // a row's of the last call
 void    uma_forward_settle(uma_ahead * ahead);                      // wait for what was begun, and forget it
 

@@ -71,6 +71,8 @@ class World:
             self.lengths[seq] += 1
         self.said.append(tuple(outcome.tokens))
         self.weights.append(self.masked.logprobs())
+        if self.batch.goes_on:
+            self.engine.begin_next(-1)
 
     def go_on(self, n: int) -> None:
         """Steps of all sequences, as the executor repeats a plan; sometimes something happens before the last."""
@@ -151,6 +153,7 @@ def test_nothing_is_begun_beyond_the_context(pair: tuple[Engine, Engine]) -> Non
         t0 = time.monotonic_ns()
         outcome = engine.decode(batch, [None])
         were_begun.append(outcome.begun_ns < t0)
+        engine.begin_next(-1)
         batch.advance(outcome.tokens)
     assert were_begun == [False, True, True]
     assert engine.slot_warnings() == warnings and engine.kv_len(0) == n
@@ -162,6 +165,7 @@ def test_closing_waits_for_what_was_begun() -> None:
     batch.add(5, 0, 0, True)
     batch.goes_on = True
     engine.decode(batch, [None])
+    engine.begin_next(-1)
     assert engine.decoder is not None and engine.decoder._ahead.is_begun
     engine.close()
 
@@ -174,6 +178,7 @@ def test_our_own_kernels_on_the_cpu_never_begin_ahead() -> None:
     batch.add(5, 0, 0, True)
     batch.goes_on = True
     engine.decode(batch, [None])
+    engine.begin_next(-1)
     assert engine.decoder is not None and not engine.decoder._ahead.is_begun
     assert np.isfinite(engine.logits(0)).all()
     engine.close()

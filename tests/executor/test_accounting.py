@@ -9,8 +9,10 @@ import pytest
 from tests.executor.rig import Rig
 from uma_core.engine.api import Batch, DecodeOutcome, DecodeStatus, Sampler
 from uma_core.engine.fake.cost import GPU_SHAPE
+from uma_core.engine.fake.engine import FakeModel
 from uma_core.metrics import catalog as m
 from uma_core.policy.config import SchedulerConfig
+from uma_core.session.events import Token
 from uma_core.trace import Recorder
 from uma_core.types import FinishReason, Peer, Priority
 
@@ -80,6 +82,25 @@ def test_nothing_is_begun_for_a_plan_that_may_let_the_background_in() -> None:
     assert 2 in sizes and sizes.count(1) > N / 2, "the background is let in now and then"
     assert any(goes_on for goes_on, _ in seen)
     assert all(n == n_next for (goes_on, n), (_, n_next) in itertools.pairwise(seen) if goes_on)
+
+
+def test_tokens_are_announced_before_the_next_call_is_begun() -> None:
+    rig = streams(Rig(FakeModel(computes_ahead=True)))
+    announced: list[set[str]] = []
+    begun: list[set[str]] = []
+
+    def waiting() -> set[str]:
+        return {event.request_id for event in rig.executor.events if isinstance(event, Token)}
+
+    def announce() -> int:
+        announced.append(waiting())
+        return 7
+
+    rig.executor.calls.wake_fd = announce
+    rig.engine.begin_next = lambda wake_fd: begun.append(announced[-1])  # type: ignore[method-assign]
+    rig.run()
+    assert len(begun) > N / 2
+    assert all(them == {"r0", "r1", "r2"} for them in begun), "of all streams, and nothing is begun when one has ended"
 
 
 def test_time_between_calls_ends_when_the_next_one_was_begun() -> None:

@@ -116,7 +116,7 @@ class Capabilities:
     can_mix_adapters: bool = True
     # `hidden` and `prefill_hidden` have rows for prediction heads after every decode call, and after every chunk
     keeps_hidden: bool = False
-    computes_ahead: bool = False  # a decode call that goes on begins the next one, while the host handles its tokens
+    computes_ahead: bool = False  # `begin_next` begins a decode call, and the device computes while the host goes on
     has_states: bool = False  # recurrent layers: sequences are cut, copied and gone on with only where `resumable` says
 
 
@@ -297,11 +297,11 @@ class Batch:
         self.want_logits = np.zeros(capacity, np.int8)
         self.n = 0
         self.n_rows = 0
-        # the next call is for the same rows, each one token on, unless something happens: it may be begun at once
+        # the next call is for the same rows, each one token on, unless something happens: `begin_next` may be called
         self.goes_on = False
         # instead of logits, of the same rows: no token is sampled, `Engine.hidden` has them afterwards
         self.want_hidden = False
-        # written to (8 bytes) by the next call once it has released the GIL, if it computes; -1: nothing
+        # written to (8 bytes) by the next `decode` once it has released the GIL, if it computes; -1: nothing
         self.wake_fd = -1
         # single items by way of memoryviews: numpy's machinery is much code to fetch when a decode call has emptied the
         # caches
@@ -445,15 +445,21 @@ class Engine(Protocol):
         Each row at most once, before the next decode.
         """
 
+    def begin_next(self, wake_fd: int) -> None:
+        """Begin the call after the last `decode`, whose batch goes on: the same rows with the tokens that were drawn.
+
+        Does not wait for the device. `wake_fd`: as the batch's. Does nothing without `computes_ahead`.
+        """
+
     def settle(self) -> None:
-        """Take back what `decode` began for a batch that goes on. Other methods here do so where it matters to them;
+        """Take back what `begin_next` began. Other methods here do so where it matters to them;
         `decode` itself goes on with it if that is what it is asked for.
         """
 
     def logits(self, row: int) -> np.ndarray:
         """(n_vocab,) float32 view of the last decode's row-th logits, borrowed until the next decode.
 
-        None of a batch that goes on.
+        Not after `begin_next`.
         """
 
     def hidden(self) -> np.ndarray:

@@ -52,6 +52,7 @@ class Calls:
         self.is_in_call = False  # other threads may look
         # when the last decode call's logits could be read, until the I/O thread is told of what they gave
         self._t_logits_ns = 0
+        self._computes_ahead = engine.info.capabilities.computes_ahead
         self._batch = Batch(engine.info.n_batch)
         self._last: Items | None = None  # what the batch holds, one token each; its rows and what followed them:
         self._rows: list[Session] = []
@@ -103,6 +104,7 @@ class Calls:
             for session, token in zip(rows, outcome.tokens):  # noqa: B905 -- as long as each other
                 session.n_past += 1
                 deliver(session, token, now)
+            self._begin_next(rows)
         else:
             self._last = None
             self._recover(items, outcome.status, now)
@@ -150,9 +152,18 @@ class Calls:
             if self.on_hidden is not None:
                 self._tell_hidden(rows, self.on_hidden)
             self._advance(items, rows, outcome.tokens, now)
+            self._begin_next(rows)
         else:
             self._recover(items, outcome.status, now)
         return outcome.status
+
+    def _begin_next(self, rows: Sequence[Session]) -> None:
+        """Where the batch goes on: have the device compute while this thread does whatever follows.
+
+        The tokens are announced first: beginning takes half a step of a large model on a GPU.
+        """
+        if self._computes_ahead and self._batch.goes_on and all(session.phase is Phase.DECODE for session in rows):
+            self._engine.begin_next(self.wake_fd())
 
     def _add_known(self, session: Session, scoring: Scoring, n: int) -> int:
         """Rows of a prompt whose log probabilities are wanted. The cells that they read."""

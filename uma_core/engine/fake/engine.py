@@ -283,6 +283,7 @@ class FakeEngine:
         token = next_token(state, self.model.eog_every)
         return sampler.choose(state, token) if isinstance(sampler, FakeSampler) else token
 
+    def begin_next(self, wake_fd: int) -> None: ...
     def settle(self) -> None: ...
     def logits(self, row: int) -> np.ndarray:
         return row_logits(next_token(self._rows[row], self.model.eog_every))

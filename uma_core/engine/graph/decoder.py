@@ -120,6 +120,12 @@ class Decoder:
         longer = [(seq_id, pos0, n + 1) for seq_id, pos0, n in runs]
         return (longer, True) if self._pages.has_room(longer) else (runs, False)
 
+    def begin_next(self, wake_fd: int) -> None:
+        if self._ahead.handle:
+            assert self._last is not None
+            self._rows.wake_fd = wake_fd
+            lib.uma_forward_begin_next(self._last.native, self._rows)
+
     def settle(self) -> None:
         """Wait for what was begun ahead, and forget it. Its pages stay with their sequences, which do not count it."""
         if self._ahead.is_begun:

@@ -226,6 +226,10 @@ class GraphEngine(TextOfModel):
         assert self.decoder is not None
         return self.decoder.draw(row, sampler)
 
+    def begin_next(self, wake_fd: int) -> None:
+        assert self.decoder is not None
+        self.decoder.begin_next(wake_fd)
+
     def settle(self) -> None:
         assert self.decoder is not None
         self.decoder.settle()

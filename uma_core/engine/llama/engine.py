@@ -216,8 +216,11 @@ class LlamaEngine(TextOfModel):
         assert self.decoder is not None
         return self.decoder.draw(row, sampler)
 
+    def begin_next(self, wake_fd: int) -> None:
+        """Begins nothing: with an eval callback llama_decode returns when all is computed."""
+
     def settle(self) -> None:
-        """Nothing is begun ahead: with an eval callback llama_decode returns when all is computed."""
+        """Nothing is begun ahead."""
 
     def logits(self, row: int) -> np.ndarray:
         assert self.decoder is not None
