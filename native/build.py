@@ -114,7 +114,7 @@ def _from_source(pin: Pin, progress: Progress, force: bool) -> Native:
             for each in variants:
                 folder = work / each.name
                 own = {**flags, **each.cmake_flags(), "CMAKE_INSTALL_RPATH": "$ORIGIN/.."}
-                cmake_build.build(source, folder, own, tools, progress, "ggml-cpu")
+                cmake_build.build(source, folder, own, tools, progress, ["ggml-cpu"])
                 cmake_build.collect(folder, entry / "lib" / each.name, "libggml-cpu")
         _check_against_pin(entry / "lib", pin)
 

@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from native.instructions import BASE
@@ -91,9 +92,14 @@ def has_variants(is_portable: bool) -> bool:
 
 
 def build(
-    source: Path, build_dir: Path, flags: dict[str, str], tools: Toolchain, progress: Progress, target: str = "llama"
+    source: Path,
+    build_dir: Path,
+    flags: dict[str, str],
+    tools: Toolchain,
+    progress: Progress,
+    targets: Sequence[str] = ("llama",),
 ) -> None:
-    """Configure and compile. Blocks for one to several minutes.
+    """Configure and compile the targets. Blocks for one to several minutes.
 
     Raises: BuildError with the tail of the log.
     """
@@ -101,10 +107,11 @@ def build(
     configure = [tools.cmake, "-S", str(source), "-B", str(build_dir), "-G", tools.generator]
     configure += [f"-D{name}={value}" for name, value in variables.items()] + extra_arguments()
     env = {**os.environ, "CC": shlex.join(tools.cc), "CXX": shlex.join(tools.cxx), "NINJA_STATUS": "[%f/%t] "}
-    progress.note(f"configuring {target}")
+    names = ", ".join(targets)
+    progress.note(f"configuring {names}")
     _run(configure, env, progress, "CMake could not configure llama.cpp")
-    progress.note(f"compiling {target} with {n_jobs()} jobs")
-    compile_command = [tools.cmake, "--build", str(build_dir), "--target", target, "--parallel", str(n_jobs())]
+    progress.note(f"compiling {names} with {n_jobs()} jobs")
+    compile_command = [tools.cmake, "--build", str(build_dir), "--parallel", str(n_jobs()), "--target", *targets]
     _run(compile_command, env, progress, "llama.cpp did not compile")
     progress.finish()
 

@@ -18,6 +18,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from native import cmake_build
 from native.pin import BuildError, load_pin
 from native.progress import Progress
 from native.toolchain import chosen_backend, find_toolchain
@@ -27,7 +28,7 @@ from perf.criteria import labels_for, on_gpu
 from perf.gguf_file import ensure
 from perf.harness import Harness, Job, Plan
 from perf.load import Sizing
-from perf.peer_build import SERVER, collect, compile_peer, peer_flags, unpack
+from perf.peer_build import SERVER, TARGETS, collect, peer_flags, unpack
 from perf.peers import OURS, make_server
 from perf.results import Results, commit_id, machine_facts
 from perf.servers import ServerError
@@ -73,7 +74,7 @@ def _build_llama() -> None:
     if not (source / "CMakeLists.txt").exists():
         unpack(Path(os.environ["UMA_SDIST"]), pin, source)
     say(f"llama.cpp: building for {backend}")
-    compile_peer(source, folder, peer_flags(pin, backend), find_toolchain(backend), progress)
+    cmake_build.build(source, folder, peer_flags(pin, backend), find_toolchain(backend), progress, TARGETS)
     part = PREFIX.with_name(PREFIX.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     collect(source, folder, part)

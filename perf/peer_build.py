@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
-import shlex
 import shutil
-import subprocess
 import tarfile
 import tempfile
 from pathlib import Path
@@ -18,9 +16,10 @@ from native import cache, cmake_build
 from native.fetch import extract, fetch_sdist
 from native.pin import BuildError, Pin, load_pin
 from native.progress import Progress
-from native.toolchain import Toolchain, chosen_backend, cpu_identity, find_toolchain
+from native.toolchain import chosen_backend, cpu_identity, find_toolchain
 
 SERVER, BENCH = "llama-server", "llama-batched-bench"
+TARGETS = ("llama", SERVER, BENCH)
 _TOOL_SOURCES = ("common/", "tools/", "scripts/")  # what the programs need beside the libraries' source
 _EXTRA_FLAGS = {
     "LLAMA_BUILD_COMMON": "ON",
@@ -58,7 +57,7 @@ def peer_dir(progress: Progress | None = None) -> Path:
         with tempfile.TemporaryDirectory(prefix="uma-peer-", dir=root) as work:
             source, build = Path(work) / "source", Path(work) / "build"
             unpack(sdist, pin, source)
-            compile_peer(source, build, flags, tools, progress)
+            cmake_build.build(source, build, flags, tools, progress, TARGETS)
             collect(source, build, entry)
 
     return cache.get_or_build(root, "peer", facts, produce, progress.note)
@@ -93,38 +92,6 @@ def unpack(sdist: Path, pin: Pin, folder: Path) -> None:
             assert stream is not None
             with stream, target.open("wb") as sink:
                 shutil.copyfileobj(stream, sink)
-
-
-def compile_peer(source: Path, build: Path, flags: dict[str, str], tools: Toolchain, progress: Progress) -> None:
-    variables = {**flags, **tools.extra, "CMAKE_MAKE_PROGRAM": tools.make_program}
-    configure = [tools.cmake, "-S", str(source), "-B", str(build), "-G", tools.generator]
-    configure += [f"-D{name}={value}" for name, value in variables.items()] + cmake_build.extra_arguments()
-    env = {**os.environ, "CC": shlex.join(tools.cc), "CXX": shlex.join(tools.cxx), "NINJA_STATUS": "[%f/%t] "}
-    compile_ = [
-        tools.cmake,
-        "--build",
-        str(build),
-        "--parallel",
-        str(cmake_build.n_jobs()),
-        "--target",
-        "llama",
-        SERVER,
-        BENCH,
-    ]
-    for command in (configure, compile_):
-        log: list[str] = []
-        with subprocess.Popen(
-            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-        ) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                log.append(line)
-                progress.feed(line.rstrip())
-        if process.returncode:
-            raise BuildError(
-                f"{SERVER} did not build (exit {process.returncode}). The end of the log:\n{''.join(log[-40:])}"
-            )
-    progress.finish()
 
 
 def collect(source: Path, build: Path, entry: Path) -> None:

@@ -292,6 +292,9 @@ class EncoderEngine(TextOfModel):
     def set_adapters(self, seq_id: SeqId, adapters: AdapterSet) -> None:
         """It has none."""
 
+    def begin_next(self, wake_fd: int) -> None:
+        """Begins nothing."""
+
     def settle(self) -> None:
         """Nothing is begun ahead."""
 
