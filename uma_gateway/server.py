@@ -47,7 +47,7 @@ MAX_PEM_BYTES = 1 << 20
 # socket that has something)
 SWITCH_INTERVAL_S = 0.0005
 MOST_PIPELINED = 16  # requests behind the one that is answered; then no more are read
-LIFELINE = "UMA_GATEWAY_LIFELINE"  # number of a pipe from the daemon whose child this is
+LIFELINE = "UMA_GATEWAY_LIFELINE"  # number of a socket to the daemon whose child this is
 TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
@@ -268,6 +268,8 @@ class Server(uvicorn.Server):
         lifeline = os.environ.get(LIFELINE, "")
         if lifeline.isdigit():  # a daemon started this process: it ends with the daemon
             loop.add_reader(int(lifeline), self._on_lifeline, int(lifeline))
+            with contextlib.suppress(ConnectionError):  # it has ended, which the reader sees
+                os.write(int(lifeline), b"%g" % gateway.config.limits.drain_s)
 
     def _on_hup(self) -> None:
         assert self._app.gateway is not None
@@ -286,9 +288,10 @@ class Server(uvicorn.Server):
 
     def _on_lifeline(self, lifeline: int) -> None:
         """What comes says that the daemon was reloaded; its end, that the daemon ended."""
-        if os.read(lifeline, 4096):
-            self._on_hup()
-            return
+        with contextlib.suppress(ConnectionError):  # it was killed
+            if os.read(lifeline, 4096):
+                self._on_hup()
+                return
         asyncio.get_running_loop().remove_reader(lifeline)
         self.should_exit = True
         self._told_to_stop.set()

@@ -27,7 +27,7 @@ from uma_core.errors import ErrorCode, UmaError
 from uma_core.executor import calibration, executor
 from uma_core.executor.thread import ComputeThread
 from uma_core.server.io import app, listener
-from uma_core.server.lifecycle import daemon, host, lifecycle
+from uma_core.server.lifecycle import daemon, gateway, host, lifecycle
 from uma_core.server.memory import budget, relief
 from uma_core.server.operations import intake
 from uma_core.types import Peer
@@ -61,7 +61,13 @@ class Levers:
         if name == "pressure":
             signal_pressure()
         elif name == "gives_up_soon":  # waits a tenth of the time for what does not end, where the daemon is to end
-            for module, wait in ((daemon, "STOP_TIMEOUT_S"), (intake, "STOP_S"), (lifecycle, "CUT_GRACE_NS")):
+            for module, wait in (
+                (daemon, "STOP_TIMEOUT_S"),
+                (gateway, "LATE_NS"),
+                (gateway, "STOP_S"),
+                (intake, "STOP_S"),
+                (lifecycle, "CUT_GRACE_NS"),
+            ):
                 setattr(module, wait, type(getattr(module, wait))(getattr(module, wait) / 10))
         elif name == "eog_every":  # before the model is opened; 0: no answer ends by itself
             fake_open.EOG_EVERY = value

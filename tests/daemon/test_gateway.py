@@ -129,6 +129,32 @@ def test_a_reload_starts_moves_and_ends_it(serve, folder, port):
     assert "http" not in daemon.status()
 
 
+def test_one_that_hangs_does_not_keep_a_reload_from_moving_it(serve, folder, port):
+    config, other = folder / "config.yaml", free_port()
+    (folder / "gateway.yaml").write_text("limits: {drain_s: 0}\n")
+    config.write_text(f"http: {{port: {port}, config: {folder / 'gateway.yaml'}}}\n")
+    daemon = serve("--config", str(config))
+    daemon.pull(gives_up_soon=True)
+    eventually(lambda: answers(port), f"no endpoint: {daemon.log}")
+    (pid,) = children(daemon)
+    os.kill(pid, signal.SIGSTOP)
+    config.write_text(f"http: {{port: {other}}}\n")
+    daemon.ask("reload")
+    daemon.logs("the HTTP gateway was told to end and hangs: it is killed")
+    eventually(lambda: answers(other), f"no endpoint: {daemon.log}")
+    assert not is_alive(pid)
+
+
+def test_one_that_hangs_does_not_keep_the_daemon_from_ending(serve, port):
+    daemon = serve("--http", str(port))
+    daemon.pull(gives_up_soon=True)
+    eventually(lambda: answers(port), f"no endpoint: {daemon.log}")
+    (pid,) = children(daemon)
+    os.kill(pid, signal.SIGSTOP)
+    daemon.ask("drain", then="exit")
+    assert daemon.wait() == 0 and not is_alive(pid)
+
+
 def test_its_own_file_configures_it(serve, folder, port):
     config = folder / "gateway.yaml"
     config.write_text("access:\n  api_key: secret\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 from typing import Any
 
@@ -12,7 +13,7 @@ from uma_core.clock import ManualClock
 from uma_core.config.options import HttpOptions
 from uma_core.server.io.loop import Loop
 from uma_core.server.lifecycle import gateway
-from uma_core.server.lifecycle.gateway import LONGEST_PAUSE_NS, Gateway
+from uma_core.server.lifecycle.gateway import LATE_NS, LONGEST_PAUSE_NS, Gateway
 
 
 class Child:
@@ -65,7 +66,7 @@ def test_a_reload_while_its_next_start_is_due_starts_one(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("module", "name", "error"),
     [
-        (gateway.os, "pipe", OSError(errno.EMFILE, "Too many open files")),
+        (gateway.socket, "socketpair", OSError(errno.EMFILE, "Too many open files")),
         (gateway.subprocess, "Popen", OSError(errno.EAGAIN, "Resource temporarily unavailable")),
         (gateway.threading.Thread, "start", RuntimeError("can't start new thread")),
     ],
@@ -99,6 +100,45 @@ def test_it_is_started_once_the_daemon_has_room_for_it_again(
         loop.turn(0)
         assert child.report() == {"host": "127.0.0.1", "port": 8080, "is_running": True, "restarts": 0}
         assert sum(not each.has_ended for each in children) == 1
+    finally:
+        for each in children:
+            each.kill()
+        child.close()
+        loop.close()
+
+
+@pytest.mark.parametrize(("said", "wait_s"), [(b"45", 45), (b"", 0)])
+def test_one_that_hangs_is_killed_after_the_time_for_its_answers(
+    said: bytes, wait_s: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, children = ManualClock(1_000), []
+
+    def start(*args: Any, pass_fds: tuple[int], **kwargs: Any) -> Child:
+        if not children:
+            os.write(pass_fds[0], said)
+        children.append(Child())
+        return children[-1]
+
+    monkeypatch.setattr(gateway.subprocess, "Popen", start)
+    monkeypatch.setattr(gateway, "STOP_S", 0.01)
+    loop = Loop(clock)
+    child = Gateway(loop, "/run/uma.sock")
+    try:
+        child.apply(HttpOptions(port=8080))
+        child.apply(HttpOptions(port=8081))
+        clock.advance(wait_s * 1_000_000_000 + LATE_NS - 1)
+        loop.turn(0)
+        assert not children[0].has_ended
+        child.apply(HttpOptions(port=8082))  # does not begin the wait again
+        clock.advance(1)
+        loop.turn(0)
+        assert children[0].has_ended
+        while len(children) == 1:
+            loop.turn(10)
+        assert child.report() == {"host": "127.0.0.1", "port": 8082, "is_running": True, "restarts": 1}
+        clock.advance(2 * LONGEST_PAUSE_NS)
+        loop.turn(0)
+        assert not children[1].has_ended
     finally:
         for each in children:
             each.kill()

@@ -1,8 +1,9 @@
 """The HTTP gateway as a child of the daemon: started with it, started again when it ends, ended with it.
 
-Rules: on the I/O thread, which never waits for the child: a thread does. The child holds the reading end of a pipe
-whose other end only the daemon has, so that it ends when the daemon does, however that is. A byte in it says that the
-daemon was reloaded. The child logs to the daemon's stderr.
+Rules: on the I/O thread, which never waits for the child: a thread does. The child holds one end of a socket whose
+other end only the daemon has, so that it ends when the daemon does, however that is. A byte from the daemon says that
+it was reloaded; the child says once how many seconds its running answers get when it is told to end. The child logs to
+the daemon's stderr.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ from uma_core.server.io.loop import Loop, Timer
 log = logging.getLogger(__name__)
 
 VARIABLES = "UMA_GATEWAY_"  # how the names of the gateway's variables begin
-LIFELINE = f"{VARIABLES}LIFELINE"  # the pipe's number, for the child
-RELOADED = b"\n"  # in the pipe
+LIFELINE = f"{VARIABLES}LIFELINE"  # the socket's number, for the child
+RELOADED = b"\n"
 FIRST_PAUSE_NS = 1_000_000_000  # before it is started again; twice as long each time ...
 LONGEST_PAUSE_NS = 60_000_000_000  # ... up to this
 PROVEN_NS = 60_000_000_000  # a child that lived so long starts afresh
 OF_THIS_PROCESS = ("/dev/fd/", "/dev/std", "/proc/self/")  # paths that mean something else in the child
 CHECK_S = 20.0  # for the gateway to judge its options; it takes a fraction of a second where nothing is wrong
+LATE_NS = 10_000_000_000  # after the time for its running answers; then it hangs, and is killed
 STOP_S = 3.0  # to say goodbye to its clients, once there is no daemon behind it any more
 
 
@@ -127,6 +129,7 @@ class Gateway:
         self._process: subprocess.Popen[bytes] | None = None
         self._lifeline = -1
         self._retry: Timer | None = None
+        self._late: Timer | None = None  # it was told to end
         self._pause_ns = FIRST_PAUSE_NS
         self._t_started_ns = 0
         self._n_starts = 0
@@ -139,14 +142,14 @@ class Gateway:
         self._options = options
         self._pause_ns = FIRST_PAUSE_NS
         if self._process is not None:
-            self._hang_up()  # its end starts the next one
+            self._tell_to_end()  # its end starts the next one
         elif options.port:
             self._start()
 
     def _tell_of_reload(self) -> None:
         """It reads its keys and its certificate again: whoever reloads the daemon knows nothing of its child."""
         if self._lifeline >= 0:
-            with contextlib.suppress(BlockingIOError, BrokenPipeError):  # it has not read for ages, or has just ended
+            with contextlib.suppress(BlockingIOError, ConnectionError):  # it has not read for ages, or has just ended
                 os.write(self._lifeline, RELOADED)
 
     def report(self) -> dict[str, Any] | None:
@@ -197,19 +200,18 @@ class Gateway:
 
         Raises: OSError, also where descriptors are short; RuntimeError: there is no thread to be had.
         """
-        reading, self._lifeline = os.pipe()
-        try:
-            os.set_blocking(self._lifeline, False)
+        near, far = socket.socketpair()
+        near.setblocking(False)
+        self._lifeline = near.detach()
+        with far:
             process = subprocess.Popen(
                 self._command(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                env={**os.environ, LIFELINE: str(reading)},
-                pass_fds=(reading,),
+                env={**os.environ, LIFELINE: str(far.fileno())},
+                pass_fds=(far.fileno(),),
                 start_new_session=True,  # Ctrl-C in the terminal drains the daemon, with the gateway still there
             )
-        finally:
-            os.close(reading)
         try:
             threading.Thread(target=self._wait, args=(process,), name="gateway", daemon=True).start()
         except RuntimeError:
@@ -229,6 +231,9 @@ class Gateway:
         if process is not self._process:
             return
         was_told = self._lifeline < 0
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
         self._hang_up()
         self._process = None
         if self._is_leaving:
@@ -247,8 +252,26 @@ class Gateway:
         self._retry = self._loop.call_later(self._pause_ns, self._start)
         self._pause_ns = min(2 * self._pause_ns, LONGEST_PAUSE_NS)
 
+    def _tell_to_end(self) -> None:
+        """Its running answers get their time; one that hangs is ended by force."""
+        if self._lifeline >= 0:
+            self._late = self._loop.call_later(self._drain_ns() + LATE_NS, self._end_by_force)
+            self._hang_up()
+
+    def _drain_ns(self) -> int:
+        """The time for its running answers, as it said; 0: it does not answer anybody yet."""
+        try:
+            return int(float(os.read(self._lifeline, 64)) * 1e9)
+        except (OSError, ValueError):
+            return 0
+
+    def _end_by_force(self) -> None:
+        if self._process is not None:
+            log.error("the HTTP gateway was told to end and hangs: it is killed")
+            self._process.kill()
+
     def _hang_up(self) -> None:
-        """Let go of the pipe: the child ends."""
+        """Let go of the socket: the child ends."""
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1
