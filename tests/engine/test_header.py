@@ -52,6 +52,43 @@ def test_what_would_end_the_process(change: Callable[[gguf.GGUFWriter], object],
 
 
 @pytest.mark.parametrize(
+    ("arch", "kind", "words"),
+    [
+        ("clip", "mmproj", "mmproj"),
+        ("clip", None, "mmproj"),
+        ("llama", "adapter", "LoRA adapter.*engine.lora"),
+        ("controlvector", None, "control vector"),
+        ("imatrix", "imatrix", "importance matrix"),
+        ("llama", "model", "without weights"),
+        ("llama", None, "without weights"),
+    ],
+)
+def test_a_file_that_is_no_model_is_refused_as_what_it_is(
+    arch: str, kind: str | None, words: str, tmp_path: Path
+) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", arch)
+    if kind:
+        writer.add_type(kind)
+    if "weights" not in words:
+        writer.add_tensor("some", np.zeros((4, 32), np.float16))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(UmaError, match=words) as caught:
+        is_encoder(str(tmp_path / "model.gguf"))
+    assert caught.value.error is ErrorCode.MODEL_LOAD_FAILED
+
+
+def test_a_pointer_of_git_lfs_is_refused_as_one(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
+    with pytest.raises(UmaError, match="Git LFS pointer") as caught:
+        is_encoder(str(path))
+    assert caught.value.error is ErrorCode.MODEL_LOAD_FAILED
+
+
+@pytest.mark.parametrize(
     "name",
     [
         "blk.0.attn_norm.weight",

@@ -55,6 +55,18 @@ OF_FLOATS = frozenset({
 })  # fmt: skip
 _OF_LAYER = re.compile(r"^(?:\w+\.)?blk\.\d+\.")
 
+# Files that are no models, by their `general.type`, or their architecture where they have no type. llama.cpp says of
+# them that something is missing, or names an option of its own.
+_PROJECTOR = "a projector (mmproj) of pictures or sound for another model: only text is served here"
+NO_MODELS = {
+    "adapter": "a LoRA adapter, no model: give its model, and this file with engine.lora",
+    "mmproj": _PROJECTOR,
+    "clip": _PROJECTOR,
+    "imatrix": "an importance matrix for a quantization, no model",
+    "controlvector": "a control vector, no model; none is served here",
+}
+LFS = b"version https://git-lfs"  # how a Git LFS pointer begins
+
 N_FILES_MOST = 65_535  # of a split model: gguf-split counts them in 16 bits
 
 
@@ -86,15 +98,16 @@ def check_file(path: str) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             is_regular = stat.S_ISREG(os.fstat(fd).st_mode)
-            magic = os.read(fd, 4) if is_regular else b""
+            begin = os.read(fd, len(LFS)) if is_regular else b""
         finally:
             os.close(fd)
     except OSError as error:
         raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{path}: {error.strerror}", path=path) from error
     if not is_regular:
         raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{path}: not a regular file", path=path)
-    if magic != b"GGUF":
-        raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{path}: not a GGUF file", path=path)
+    if begin[:4] != b"GGUF":
+        what = "only the Git LFS pointer to a file (git lfs pull fetches it)" if begin == LFS else "not a GGUF file"
+        raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{path}: {what}", path=path)
 
 
 def refusal(path: str, mark: int) -> UmaError:
@@ -184,7 +197,11 @@ class Header:
         return paths
 
     def check_computable(self) -> None:
-        """Refuse what loads, and would end the process when it is computed with. Raises: MODEL_LOAD_FAILED."""
+        """Refuse what is no model, and what loads and would end the process when it is computed with.
+
+        Raises: MODEL_LOAD_FAILED.
+        """
+        self._check_kind()
         for name, place in self.tensors.items():
             if name.endswith(".weight") and not is_of_weights(place.type):
                 kind = text(lib.ggml_type_name(place.type))
@@ -200,6 +217,13 @@ class Header:
         missing = self._missing()
         if missing:
             raise self._damaged(f"missing tensor {missing}")
+
+    def _check_kind(self) -> None:
+        for kind in (self.meta.get("general.type"), self.arch):
+            if isinstance(kind, str) and kind in NO_MODELS:
+                raise self._damaged(NO_MODELS[kind])
+        if not self.tensors:
+            raise self._damaged("a file without weights, such as one of a vocabulary alone")
 
     def _damaged(self, what: str) -> UmaError:
         return UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{self.path}: {what}", path=self.path)
