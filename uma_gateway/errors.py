@@ -6,6 +6,7 @@ Rules: every refusal of the daemon has its HTTP status here, by code; nothing ma
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any, NamedTuple
@@ -96,7 +97,11 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
 
 
 def shortage(error: Exception) -> GatewayError | None:
-    """Where the system had no descriptor, process or memory for a request: that passes. None: it is another error."""
+    """Where the system had no descriptor, process, thread or memory for a request: that passes. None: it is another
+    error.
+    """
+    if isinstance(error, MemoryError):
+        error = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
     if not isinstance(error, OSError) or error.errno not in SHORTAGES:
         return None
     message = f"the gateway is short of what the system allows it: {error.strerror}"

@@ -8,6 +8,7 @@ from typing import Any
 
 from uma_core._version import __version__
 from uma_gateway.chat.templates import Templates
+from uma_gateway.large import begin
 
 
 class Model:
@@ -66,17 +67,17 @@ class Model:
     def prepare(self) -> None:
         """Begin to load the templates: trying them takes a third of a second, which no chat shall wait for."""
         if self._templates is None:
-            self._templates = asyncio.ensure_future(asyncio.to_thread(self._load_templates))
+            self._templates = begin(self._load_templates)
             self._templates.add_done_callback(self._tried)
 
     def _tried(self, done: asyncio.Future[Templates]) -> None:
         """Whoever asks for the templates gets the error. What the system was short of is another matter next time."""
-        if not done.cancelled() and isinstance(done.exception(), (OSError, RuntimeError)):
+        if not done.cancelled() and isinstance(done.exception(), OSError):
             self._templates = None
 
     async def templates(self) -> Templates:
-        """Raises: ChatError, the same each time; OSError or RuntimeError where the system had no descriptor, process or
-        thread to try them with.
+        """Raises: ChatError, the same each time; OSError where the system had no descriptor, process or thread to try
+        them with.
         """
         self.prepare()
         assert self._templates is not None
