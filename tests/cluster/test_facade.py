@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from tests.cluster.sockets import Sockets
 from tests.daemon.support import WAIT_S
 from uma_gateway.cluster.cluster import Cluster
-from uma_gateway.cluster.facade import ClusterGateway
+from uma_gateway.cluster.facade import ClusterDaemon, ClusterGateway
+from uma_gateway.cluster.link import TRIES_MOST
+from uma_gateway.cluster.transport import Unit, UnitLost
 from uma_gateway.config import Config
+from uma_gateway.errors import GatewayError
 from uma_gateway.keys import Keys
 
 
@@ -30,3 +39,49 @@ def test_a_gateway_that_starts_loads_no_model_that_nobody_asked_for() -> None:
         await gateway.close()
 
     asyncio.run(asyncio.wait_for(work(), WAIT_S))
+
+
+class Away(Sockets):
+    """A cluster whose one daemon is started again."""
+
+    def __init__(self, n_lost: int) -> None:
+        super().__init__({})
+        self.n_lost = n_lost
+
+    async def units(self) -> list[Unit]:
+        return [Unit("a", "n", "m")]
+
+    async def call(self, unit: Unit, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> dict[str, Any]:
+        self.n_lost -= operation != "digest"
+        if operation == "digest" or self.n_lost >= 0:
+            raise UnitLost("gone")
+        return {"content": "here"}
+
+
+@pytest.mark.parametrize(
+    ("n_lost", "n_looks", "closed_ns", "is_answered"),
+    [(2, 3, 60_000_000_000, True), (1 << 30, 1, 60_000_000_000, False), (1, 1 << 30, 0, False)],
+    ids=["it-comes-back", "the-question-ends-it-each-time", "it-stays-away"],
+)
+def test_a_question_waits_for_a_daemon_that_is_started_again(
+    n_lost: int, n_looks: int, closed_ns: int, is_answered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`n_looks`: so often is it away when somebody looks, before it takes requests again."""
+    transport, looks = Away(n_lost), itertools.count(1)
+
+    async def work() -> None:
+        cluster = Cluster(transport, bytes(32))
+        cluster.router.knobs = replace(cluster.router.knobs, closed_ns=closed_ns)
+        cluster.fingerprints["a"] = "f"
+        monkeypatch.setattr(cluster.router, "is_open", lambda name: not next(looks) % n_looks)
+        asking = ClusterDaemon(cluster, "m").call("props")
+        if is_answered:
+            assert await asking == {"content": "here"}
+        else:
+            with pytest.raises(GatewayError) as caught:
+                await asking
+            assert caught.value.code == "daemon_unavailable"
+        await cluster.close()
+
+    asyncio.run(asyncio.wait_for(work(), WAIT_S))
+    assert n_lost - transport.n_lost <= TRIES_MOST

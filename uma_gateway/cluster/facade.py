@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from uma_gateway.cluster import merge
-from uma_gateway.cluster.cluster import Cluster
-from uma_gateway.cluster.link import RoutedLink
+from uma_gateway.cluster.cluster import POLL_S, Cluster
+from uma_gateway.cluster.link import TRIES_MOST, RoutedLink
 from uma_gateway.cluster.transport import Event, Unit, UnitLost
 from uma_gateway.config import Config
 from uma_gateway.daemon import CALL_S, Daemon, Generation, no_daemon
@@ -68,12 +68,22 @@ class ClusterDaemon(Daemon):
         return {"found": any(reply["found"] for _, reply in replies)}
 
     async def _ask_one(self, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> Event:
-        units = await self.cluster.available(self.model, self.cluster.load_s)
-        for unit in self._turn(units):
-            try:
-                return await self.cluster.transport.call(unit, operation, timeout_s, fields)
-            except UnitLost:
-                continue
+        """Waits as long for a daemon that comes back as a request that generates does, and loses as many at most.
+
+        Raises: GatewayError.
+        """
+        router, n_lost = self.cluster.router, 0
+        deadline_ns = time.monotonic_ns() + router.knobs.closed_ns
+        while n_lost < TRIES_MOST and time.monotonic_ns() <= deadline_ns:
+            units = await self.cluster.available(self.model, self.cluster.load_s)
+            for unit in self._turn(units)[: TRIES_MOST - n_lost]:
+                try:
+                    return await self.cluster.transport.call(unit, operation, timeout_s, fields)
+                except UnitLost:
+                    n_lost += 1
+                    router.set_open(unit.name, False)  # until its next digest
+            while not any(router.is_open(unit.name) for unit in units) and time.monotonic_ns() <= deadline_ns:
+                await asyncio.sleep(POLL_S)
         raise no_daemon(f"no daemon of {self.model} answers")
 
     def _turn(self, units: list[Unit]) -> list[Unit]:
