@@ -37,7 +37,7 @@ def test_a_streamed_answer_says_what_the_whole_one_says(gateway):
     assert len({event["id"] for event in events}) == 1
     assert all(event["object"] == "chat.completion.chunk" for event in events)
     deltas = [event["choices"][0]["delta"] for event in events]
-    assert deltas[0] == {"role": "assistant", "content": None} and "timings" not in events[0]
+    assert deltas[0] == {"role": "assistant", "content": ""} and "timings" not in events[0]
     assert deltas[-1] == {} and events[-1]["choices"][0]["finish_reason"] == whole["finish_reason"]
     texts = [delta["content"] for delta in deltas[1:-1]]
     assert all(texts) and "".join(texts) == whole["message"]["content"]
@@ -372,7 +372,7 @@ def test_several_answers_whole_and_streamed(gateway):
     *chunks, last = answer.events
     for index, text in enumerate(texts):
         mine = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == index]
-        assert mine[0]["delta"] == {"role": "assistant", "content": None} and mine[-1]["finish_reason"] == "length"
+        assert mine[0]["delta"] == {"role": "assistant", "content": ""} and mine[-1]["finish_reason"] == "length"
         assert "".join(choice["delta"].get("content") or "" for choice in mine) == text
     assert last["usage"]["completion_tokens"] == 12 and answer.data[-1] == "[DONE]"
 

@@ -38,7 +38,7 @@ class ChatChunks:
 
     def role(self, index: int) -> bytes:
         """The first chunk of an answer."""
-        return self._bytes([{"finish_reason": None, "index": index, "delta": {"role": "assistant", "content": None}}])
+        return self._bytes([{"finish_reason": None, "index": index, "delta": {"role": "assistant", "content": ""}}])
 
     def delta(self, index: int, delta: dict[str, Any], logprobs: list[Any] | None = None, **more: Any) -> bytes:
         choice: dict[str, Any] = {"finish_reason": None, "index": index, "delta": delta}
