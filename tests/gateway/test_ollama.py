@@ -149,6 +149,17 @@ def test_numbers_may_be_written_as_fractions(gateway):
     assert gateway.post("/api/chat", messages=USER, stream=False, options=options).json["eval_count"] == 5
 
 
+def test_biases_may_be_a_text_of_pairs(gateway):
+    """As Open WebUI passes on what its user wrote."""
+
+    def said(**options) -> str:
+        options |= {"num_predict": 6, "temperature": 0}
+        return gateway.post("/api/chat", messages=USER, stream=False, options=options).json["message"]["content"]
+
+    assert said(logit_bias="97:90, 98:-100") == said(logit_bias={"97": 90, "98": -100}) == "aaaaaa"
+    assert said(logit_bias="") == said() != "aaaaaa"
+
+
 def test_the_served_model_is_listed_shown_running_and_needs_no_pull(client, gateway):
     (listed,) = client.list().models
     assert listed.size > 0 and listed.digest and listed.details.format == "gguf" and listed.details.family
@@ -179,6 +190,7 @@ def test_the_served_model_is_listed_shown_running_and_needs_no_pull(client, gate
         ("/api/chat", {"messages": USER, "think": "much"}, 400, "think"),
         ("/api/chat", {"messages": USER, "think": []}, 400, "think"),
         ("/api/chat", {"messages": USER, "options": {"temperature": "hot"}}, 400, "temperature"),
+        ("/api/chat", {"messages": USER, "options": {"logit_bias": "none"}}, 400, "logit_bias"),
         ("/api/generate", {"prompt": "x", "template": "y"}, 501, "template"),
         ("/api/nothing", {}, 404, "/api/nothing"),
     ],

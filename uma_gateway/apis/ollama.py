@@ -291,9 +291,20 @@ def options_of(body: dict[str, Any]) -> dict[str, Any]:
     options = {name: value for name, value in table(body, "options").items() if name not in LOADING}
     options |= {name: body.get(name) for name in ("lora", "priority", "service_tier")}
     options["model"] = (text(body, "model") or "").removesuffix(LATEST)
+    if isinstance(options.get("logit_bias"), str):
+        options["logit_bias"] = _biases(options["logit_bias"])
     if integer(options, "num_predict") in (-2, 0):
         options["num_predict"] = None
     return options
+
+
+def _biases(written: str) -> dict[str, float]:
+    """`100:5, 101:-100`, as Open WebUI passes on what its user wrote. Raises: GatewayError."""
+    pairs = [pair.rpartition(":") for pair in written.split(",") if pair.strip()]
+    try:
+        return {token.strip(): float(bias) for token, _, bias in pairs}
+    except ValueError:
+        raise invalid("`logit_bias` must be pairs such as `100:5, 101:-100`", "logit_bias") from None
 
 
 def openai_messages(messages: list[Any]) -> list[dict[str, Any]]:
