@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence, Set
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence, Set
 from typing import Any, NamedTuple, TypeVar
 
 from uma_gateway import sse
@@ -249,6 +249,15 @@ def priority_fields(exchange: Exchange, body: dict[str, Any]) -> dict[str, str]:
     if exchange.caller.key.priority == "background":
         wish = "background"
     return {} if wish is None else {"priority": wish}
+
+
+def spent_ms(timing: Mapping[str, float]) -> tuple[float, float]:
+    """On the prompt and on the answer, in milliseconds. The first token belongs to the prompt's time; where none came,
+    all of it does.
+    """
+    total, first, queue = (timing.get(name, 0.0) for name in ("total_ms", "ttft_ms", "queue_ms"))
+    first = first or total
+    return max(0.0, first - queue), max(0.0, total - first)
 
 
 def note_end(exchange: Exchange, eos: Event) -> None:

@@ -126,6 +126,7 @@ def test_a_stream_has_its_usage_with_every_token(gateway, path, fields, n_prompt
 def test_a_prompt_is_read_ahead_without_an_answer(gateway):
     text = "a prompt that somebody will go on with"
     ahead = gateway.post("/completion", prompt=text, n_predict=0).json
+    assert ahead["timings"]["prompt_ms"] > 0 == ahead["timings"]["predicted_ms"]
     assert (ahead["content"], ahead["tokens_predicted"]) == ("", 0) and ahead["tokens_evaluated"] > 0
     assert gateway.post("/completion", prompt=text + " now", n_predict=1).json["tokens_cached"] > 20
 

@@ -10,6 +10,7 @@ import ollama
 import pytest
 
 from tests.gateway.support import GatewayProcess
+from uma_core.engine.fake.text import EOG
 from uma_gateway.apis.ollama import Answer, _stream, chat_part
 from uma_gateway.chat.diff import Diff
 
@@ -147,6 +148,14 @@ def test_a_last_message_of_the_assistant_is_continued(work_gateway):
 def test_numbers_may_be_written_as_fractions(gateway):
     options = {"top_k": 40.0, "seed": 1.0, "num_predict": 5.0}
     assert gateway.post("/api/chat", messages=USER, stream=False, options=options).json["eval_count"] == 5
+
+
+def test_an_answer_without_a_token_tells_how_long_its_prompt_took(gateway):
+    """Clients show the rate: Open WebUI had none."""
+    ends = {"logit_bias": {str(EOG): 100}, "temperature": 0}
+    ended = gateway.post("/api/chat", messages=USER, stream=False, options=ends).json
+    assert ended["eval_count"] == ended["eval_duration"] == 0
+    assert 0 < ended["prompt_eval_duration"] <= ended["total_duration"]
 
 
 def test_biases_may_be_a_text_of_pairs(gateway):

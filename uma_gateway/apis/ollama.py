@@ -33,7 +33,7 @@ from uma_gateway.fields import (
     table,
     text,
 )
-from uma_gateway.generate import Plan, begin, ended, final, note_end, relay
+from uma_gateway.generate import Plan, begin, ended, final, note_end, relay, spent_ms
 from uma_gateway.model import Model
 from uma_gateway.parsing import Parser, Plain, whole
 from uma_gateway.prompting import Chat, Prompt, render
@@ -125,16 +125,16 @@ def tool_object(call: ToolCall) -> dict[str, Any]:
 
 
 def durations(eos: Event) -> dict[str, int]:
-    """Nanoseconds, as Ollama counts; the first token belongs to the prompt's time."""
+    """Nanoseconds, as Ollama counts."""
     counts, timing = eos["usage"], eos["timing"]
-    total, ttft, queue = (timing.get(name, 0.0) for name in ("total_ms", "ttft_ms", "queue_ms"))
+    prompt_ms, answer_ms = spent_ms(timing)
     return {
-        "total_duration": round(total * MS),
+        "total_duration": round(timing.get("total_ms", 0.0) * MS),
         "load_duration": 0,
         "prompt_eval_count": counts["prompt_tokens"],
-        "prompt_eval_duration": round(max(0.0, ttft - queue) * MS),
+        "prompt_eval_duration": round(prompt_ms * MS),
         "eval_count": counts["completion_tokens"],
-        "eval_duration": round(max(0.0, total - ttft) * MS) if ttft else 0,
+        "eval_duration": round(answer_ms * MS),
     }
 
 

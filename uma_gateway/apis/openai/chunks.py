@@ -13,6 +13,7 @@ import orjson
 from uma_gateway import sse
 from uma_gateway.apis.openai.request import Shape
 from uma_gateway.daemon import Event
+from uma_gateway.generate import spent_ms
 
 SPLIT = b'"\\u0000"'  # stands where the text goes; a text cannot be written as this
 
@@ -73,15 +74,11 @@ def usage(counts: Mapping[str, int]) -> dict[str, Any]:
 
 
 def timings(eos: Event) -> dict[str, Any]:
-    """llama-server's figures: its clients show them.
-
-    Rates are never null; the first token belongs to the prompt's time.
-    """
+    """llama-server's figures: its clients show them. Rates are never null."""
     counts, timing = eos["usage"], eos["timing"]
     n_cached = counts["cached_tokens"]
     n_read, n_answer = counts["prompt_tokens"] - n_cached, counts["completion_tokens"]
-    prompt_ms = max(0.0, timing.get("ttft_ms", 0.0) - timing.get("queue_ms", 0.0))
-    answer_ms = max(0.0, timing.get("total_ms", 0.0) - timing.get("ttft_ms", 0.0)) if n_answer else 0.0
+    prompt_ms, answer_ms = spent_ms(timing)
     n_gaps = max(0, n_answer - 1)
     return {
         "cache_n": n_cached,
