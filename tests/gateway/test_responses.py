@@ -38,6 +38,51 @@ def test_a_thought_is_a_part_that_is_added_before_its_text(work_gateway):
     assert (told[0]["part"], told[-1]["part"]) == ({"type": "reasoning_text", "text": ""}, thought["content"][0])
 
 
+def test_a_thought_is_told_as_the_summary_that_was_asked_for(work_gateway):
+    """Most clients show nothing else: the AI SDK, and so opencode, and LangChain."""
+    asked = {"reasoning": {"summary": "auto"}, "max_output_tokens": 300}
+    events = respond(work_gateway, "What is 3 + 4? /think", stream=True, **asked).events
+    response = events[-1]["response"]
+    thought = response["output"][0]
+    told = [event for event in events if event.get("item_id") == thought["id"]]
+    assert list(dict.fromkeys(event["type"] for event in told)) == [
+        "response.reasoning_summary_part.added",
+        "response.reasoning_summary_text.delta",
+        "response.reasoning_summary_text.done",
+        "response.reasoning_summary_part.done",
+    ]
+    for event in told:
+        TypeAdapter(ResponseStreamEvent).validate_python(event)
+        assert event["summary_index"] == 0
+    said = "".join(event.get("delta", "") for event in told)
+    assert said and thought["summary"] == [{"type": "summary_text", "text": said}]
+    assert (thought["content"], thought["encrypted_content"], response["reasoning"]["summary"]) == ([], None, "auto")
+    whole = respond(work_gateway, "What is 3 + 4? /think", **asked).json["output"][0]
+    assert whole["summary"] == thought["summary"]
+
+
+@pytest.mark.parametrize("reasoning", [{}, {"summary": "auto"}])
+def test_a_thought_that_its_client_carries_is_read_again(work_gateway, reasoning):
+    """With `store` false clients send back what has an `encrypted_content`, and no other thoughts."""
+    answer = respond(
+        work_gateway,
+        "What is 3 + 4? /think",
+        reasoning=reasoning,
+        include=["reasoning.encrypted_content"],
+        store=False,
+        max_output_tokens=300,
+    )
+    thought = answer.json["output"][0]
+    said = (thought["content"] or thought["summary"])[0]["text"]
+    sent = {"type": "reasoning", "summary": [], "encrypted_content": thought["encrypted_content"]}
+    assert to_messages([sent]) == [{"role": "assistant", "content": "", "reasoning_content": said}]
+
+
+def test_a_summary_is_read_where_nothing_was_encrypted():
+    sent = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "Look it up."}]}
+    assert to_messages([sent])[0]["reasoning_content"] == "Look it up."
+
+
 def test_a_whole_response(gateway):
     response = respond(gateway, metadata={"a": "b"}, instructions="Be brief.").json
     assert response["id"].startswith("resp_") and response["object"] == "response"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -85,8 +86,8 @@ def to_messages(items: list[Item], name: str = "input") -> list[Item]:
             content = _content(item.get("output"), f"{path}.output")
             messages.append({"role": "tool", "tool_call_id": _text(item, "call_id", path), "content": content})
         elif kind == "reasoning":
-            thought = _thought(item.get("content"))
-            if thought:  # an encrypted or summarised one says nothing to this model
+            thought = _thought(item)
+            if thought:
                 message = _assistant(messages)
                 message["reasoning_content"] = message.get("reasoning_content", "") + thought
         elif kind == "web_search_call":  # what was found is not in it: OpenAI's servers told the model
@@ -104,9 +105,13 @@ def _add_call(messages: list[Item], item: Item, path: str, arguments: str) -> No
     )
 
 
-def _thought(content: Any) -> str:
-    parts = content if isinstance(content, list) else []
-    texts = [part.get("text") for part in parts if isinstance(part, dict)]
+def _thought(item: Item) -> str:
+    """What another server encrypted says nothing to this model, nor does its summary."""
+    carried = item.get("encrypted_content")
+    if isinstance(carried, str) and carried.startswith(_CARRIED):
+        return carried.removeprefix(_CARRIED)
+    parts = item.get("content") or (item.get("summary") if carried is None else None)
+    texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
     return "".join(text for text in texts if isinstance(text, str))
 
 
@@ -216,20 +221,29 @@ def is_custom(tool: Any) -> bool:
 # ---- out
 
 
-def reasoning_item(item_id: str, text: str, status: str) -> Item:
-    content = [thought_part(text)] if text else []
-    return {
-        "id": item_id,
-        "type": "reasoning",
-        "summary": [],
-        "content": content,
-        "encrypted_content": None,
-        "status": status,
-    }
+_CARRIED = "unencrypted:"  # so begins what is ours in `encrypted_content`
 
 
-def thought_part(text: str) -> Item:
-    return {"type": "reasoning_text", "text": text}
+@dataclass(frozen=True)
+class Thoughts:
+    """How a request wants to be told what was thought."""
+
+    is_summary: bool = False  # as the summary: many clients read nothing else
+    is_carried: bool = False  # in `encrypted_content` too, which clients send back where responses are not kept
+
+    def part(self, text: str) -> Item:
+        return {"type": "summary_text" if self.is_summary else "reasoning_text", "text": text}
+
+    def item(self, item_id: str, text: str, status: str) -> Item:
+        parts = [self.part(text)] if text else []
+        return {
+            "id": item_id,
+            "type": "reasoning",
+            "summary": parts if self.is_summary else [],
+            "content": [] if self.is_summary else parts,
+            "encrypted_content": _CARRIED + text if self.is_carried and text else None,
+            "status": status,
+        }
 
 
 def text_part(text: str, logprobs: list[Any] | None = None) -> Item:
@@ -291,11 +305,13 @@ def input_of(arguments: str) -> str:
     return value if isinstance(value, str) else arguments
 
 
-def output_items(message: Message, status: str, names: Names, logprobs: list[Any] | None = None) -> list[Item]:
+def output_items(
+    message: Message, status: str, names: Names, thoughts: Thoughts, logprobs: list[Any] | None = None
+) -> list[Item]:
     """A whole answer as items."""
     made = []
     if message.reasoning:
-        made.append(reasoning_item(new_id("rs"), message.reasoning, "completed"))
+        made.append(thoughts.item(new_id("rs"), message.reasoning, "completed"))
     if message.content or not message.tool_calls:
         made.append(message_item(new_id("msg"), [text_part(message.content, logprobs)], status))
     made += [

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from uma_gateway import sse
 from uma_gateway.apis.openai import chunks, items
 from uma_gateway.apis.openai.conversations import append, conversation_of
 from uma_gateway.apis.openai.held import Held, read_whole
-from uma_gateway.apis.openai.items import Item, Names
+from uma_gateway.apis.openai.items import Item, Names, Thoughts
 from uma_gateway.apis.openai.kept import find, found, not_kept, referred, send_page, store_of
 from uma_gateway.apis.openai.pace import Pace, progress_field
 from uma_gateway.apis.openai.request import answer_form, read_effort, read_parallel, read_tools, read_verbosity
@@ -27,6 +27,7 @@ from uma_gateway.prompting import Chat, Prompt
 
 KIND = "response"
 LOGPROBS_WANTED = "message.output_text.logprobs"
+THOUGHTS_CARRIED = "reasoning.encrypted_content"
 _ECHOED = (
     "instructions",
     "max_output_tokens",
@@ -52,6 +53,7 @@ class Request:
     is_kept: bool
     is_cut: bool  # what does not fit the context is left out
     names: Names  # of tools
+    thoughts: Thoughts
 
     @property
     def has_logprobs(self) -> bool:
@@ -142,7 +144,14 @@ async def _read(exchange: Exchange, body: dict[str, Any]) -> Request:
     is_kept, is_cut = boolean(body, "store", True), truncation == "auto"
     conversation_id = earlier.response["id"] if earlier and not body.get("previous_response_id") else ""
     names = Names(array(body, "tools"))
-    return Request(body, ask, input_items, conversation, conversation_id, is_kept, is_cut, names)
+    thoughts = Thoughts(bool(_summary(body)), THOUGHTS_CARRIED in array(body, "include"))
+    return Request(body, ask, input_items, conversation, conversation_id, is_kept, is_cut, names, thoughts)
+
+
+def _summary(body: dict[str, Any]) -> str | None:
+    """`generate_summary` is its older name."""
+    asked = table(body, "reasoning")
+    return text(asked, "summary") or text(asked, "generate_summary")
 
 
 def _choice(choice: Any) -> Any:
@@ -232,7 +241,7 @@ def _shape(exchange: Exchange, request: Request, model: Model) -> dict[str, Any]
         "model": model_name(body, model),
         "output": [],
         "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
-        "reasoning": {"effort": table(body, "reasoning").get("effort"), "summary": None},
+        "reasoning": {"effort": table(body, "reasoning").get("effort"), "summary": _summary(body)},
         "service_tier": body.get("service_tier") or "default",
         "store": request.is_kept,
         "text": {"format": table(body, "text").get("format") or {"type": "text"}},
@@ -251,7 +260,8 @@ def _shape(exchange: Exchange, request: Request, model: Model) -> dict[str, Any]
 def _whole(request: Request, prompt: Prompt, eos: Event) -> list[Item]:
     message, told = read_whole(prompt.parser(), eos.get("text", ""), eos.get("logprobs") or ())
     status = "completed" if eos["reason"] == "stop" else "incomplete"
-    return items.output_items(message, status, request.names, chunks.logprobs(told) if request.has_logprobs else None)
+    logprobs = chunks.logprobs(told) if request.has_logprobs else None
+    return items.output_items(message, status, request.names, request.thoughts, logprobs)
 
 
 def _ended(shape: dict[str, Any], eos: Event, output: list[Item]) -> dict[str, Any]:
@@ -302,13 +312,14 @@ def _keep(exchange: Exchange, request: Request, response: dict[str, Any]) -> Non
 class _Open:
     """The item that the answer is at."""
 
-    def __init__(self, kind: str, item_id: str, number: int, call: Diff | None, names: Names) -> None:
+    def __init__(self, kind: str, item_id: str, number: int, call: Diff | None, request: Request) -> None:
         self.kind = kind  # "reasoning", "message", "call", "custom"
         self.id = item_id
         self.number = number  # output_index
         self.place = {"item_id": item_id, "output_index": number}
         self.call = call
-        self.name = names.told(call.tool_name) if call is not None else {}
+        self.name = request.names.told(call.tool_name) if call is not None else {}
+        self.thoughts = request.thoughts
         self.parts: list[str] = []
         self.logprobs: list[Any] = []
 
@@ -318,16 +329,29 @@ class _Open:
 
     def part(self, text: str) -> Item:
         """The one part of a thought or of a message, with so much of its text."""
-        return items.thought_part(text) if self.kind == "reasoning" else items.text_part(text, self.logprobs)
+        return self.thoughts.part(text) if self.kind == "reasoning" else items.text_part(text, self.logprobs)
 
     def item(self, status: str) -> Item:
         if self.kind == "reasoning":
-            return items.reasoning_item(self.id, self.text, status)
+            return self.thoughts.item(self.id, self.text, status)
         if self.call is not None and self.kind == "custom":
             return items.custom_item(self.id, self.call.tool_id, self.name, self.text)
         if self.call is not None:
             return items.call_item(self.id, self.call.tool_id, self.name, self.text, status)
         return items.message_item(self.id, [self.part(self.text)], status)
+
+
+class _Events(NamedTuple):
+    """What the events of an item's one part are called, and where they say it is."""
+
+    part: str
+    text: str
+    place: dict[str, int]
+
+
+_TEXT_EVENTS = _Events("response.content_part", "response.output_text", {"content_index": 0})
+_THOUGHT_EVENTS = _Events("response.content_part", "response.reasoning_text", {"content_index": 0})
+_SUMMARY_EVENTS = _Events("response.reasoning_summary_part", "response.reasoning_summary_text", {"summary_index": 0})
 
 
 class _Stream:
@@ -336,6 +360,7 @@ class _Stream:
     def __init__(self, exchange: Exchange, request: Request, shape: dict[str, Any], prompt: Prompt) -> None:
         self._exchange = exchange
         self._request = request
+        self._thought_events = _SUMMARY_EVENTS if request.thoughts.is_summary else _THOUGHT_EVENTS
         self._shape = shape
         self._parser = prompt.parser()
         self._n_events = 0
@@ -387,9 +412,8 @@ class _Stream:
         out: list[bytes] = []
         told = chunks.logprobs(self._held.take(diff)) if self._request.has_logprobs else []
         if diff.reasoning:
-            out += self._at("reasoning") + self._add(
-                "response.reasoning_text.delta", diff.reasoning, content_index=0, **more
-            )
+            events = self._thought_events
+            out += self._at("reasoning") + self._add(events.text + ".delta", diff.reasoning, **events.place, **more)
         if diff.content:
             out += self._at("message")
             out += self._add("response.output_text.delta", diff.content, content_index=0, logprobs=told, **more)
@@ -412,14 +436,14 @@ class _Stream:
         return self._close("completed") + self._begin(kind, items.new_id(prefix))
 
     def _begin(self, kind: str, item_id: str, call: Diff | None = None) -> list[bytes]:
-        self._open = opened = _Open(kind, item_id, len(self._output), call, self._request.names)
+        self._open = opened = _Open(kind, item_id, len(self._output), call, self._request)
         shown = opened.item("in_progress")
         if kind == "message":
             shown["content"] = []
         out = [self._event("response.output_item.added", output_index=opened.number, item=shown)]
         if kind in ("message", "reasoning"):
-            event = "response.content_part.added"
-            out.append(self._event(event, **opened.place, content_index=0, part=opened.part("")))
+            events = self._thought_events if kind == "reasoning" else _TEXT_EVENTS
+            out.append(self._event(events.part + ".added", **opened.place, **events.place, part=opened.part("")))
         return out
 
     def _add(self, name: str, text: str, **more: Any) -> list[bytes]:
@@ -433,13 +457,11 @@ class _Stream:
         if opened is None:
             return []
         place, item = opened.place, opened.item(status)
-        content: dict[str, Any] = {**place, "content_index": 0}
-        if opened.kind == "message":
-            out.append(self._event("response.output_text.done", **content, text=opened.text, logprobs=opened.logprobs))
-            out.append(self._event("response.content_part.done", **content, part=opened.part(opened.text)))
-        elif opened.kind == "reasoning":
-            out.append(self._event("response.reasoning_text.done", **content, text=opened.text))
-            out.append(self._event("response.content_part.done", **content, part=opened.part(opened.text)))
+        if opened.kind in ("message", "reasoning"):
+            events = self._thought_events if opened.kind == "reasoning" else _TEXT_EVENTS
+            more = {"logprobs": opened.logprobs} if opened.kind == "message" else {}
+            out.append(self._event(events.text + ".done", **place, **events.place, text=opened.text, **more))
+            out.append(self._event(events.part + ".done", **place, **events.place, part=opened.part(opened.text)))
         elif opened.kind == "custom":
             out.append(self._event("response.custom_tool_call_input.delta", **place, delta=item["input"]))
             out.append(self._event("response.custom_tool_call_input.done", **place, input=item["input"]))
