@@ -10,13 +10,15 @@ uma_gateway/chat/lark.py writes the result down.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Set
 from functools import cached_property
 from typing import Any
 
 Letters = frozenset[str]  # characters; all those beyond ASCII count as one
 BEYOND = "\uffff"
+Texts = frozenset[str]  # beginnings
 NONE: Letters = frozenset()
+ANYHOW: Texts = frozenset([""])  # nothing is known
 ALL: Letters = frozenset([*map(chr, range(128)), BEYOND])
 MAX_NODES = 200_000  # read from one parser; far more than 500 tools make
 MAX_DELIMITERS, STEM = 16, 6  # of one open text; more of them are grouped by their first characters
@@ -33,6 +35,7 @@ class Node:
     first: Letters = ALL  # with which a text may begin, or more than these
     more: Letters = NONE  # which may follow a whole text of the set within a longer one, or more than these
     alphabet: Letters = ALL  # of its texts, or more than these
+    begins: Texts = ANYHOW  # one of which begins each of its texts that is not empty
     regular = True  # one regular expression says it: no JSON value and no recursive rule inside
 
 
@@ -41,6 +44,7 @@ class Literal(Node):
         self.text = text
         self.nullable = not text
         self.first, self.alphabet = letters(text[:1]), letters(text)
+        self.begins = frozenset([text] if text else [])
 
 
 class Chars(Node):
@@ -118,6 +122,10 @@ class Sequence(Node):
     def alphabet(self) -> Letters:  # type: ignore[override]
         return union(item.alphabet for item in self.items)
 
+    @cached_property
+    def begins(self) -> Texts:  # type: ignore[override]
+        return begins_of(self.items)
+
 
 class Choice(Node):
     def __init__(self, items: tuple[Node, ...]) -> None:
@@ -134,18 +142,27 @@ class Choice(Node):
     def alphabet(self) -> Letters:  # type: ignore[override]
         return union(item.alphabet for item in self.items)
 
+    @cached_property
+    def begins(self) -> Texts:  # type: ignore[override]
+        return frozenset().union(*(item.begins for item in self.items))
+
     def _after_shorter(self) -> Letters:
         """Where one alternative is the beginning of another, the longer one's next character counts; ALL where that is
         not known.
         """
         texts = {item.text for item in self.items if isinstance(item, Literal)}
         begun = union(letters(text[:1]) for text in texts)
+        known, stems = set(texts), {text[:n] for text in texts for n in range(len(text))}
         for item in self.items:
             if isinstance(item, Literal):
                 continue
-            if not item.first.isdisjoint(begun):
+            if not item.first.isdisjoint(begun) and any(
+                text in known or text in stems or shorter(text, known) for text in item.begins
+            ):
                 return ALL
             begun |= item.first
+            known |= item.begins
+            stems |= {text[:n] for text in item.begins for n in range(len(text))}
         return letters("".join(text[n] for text in texts for n in shorter(text, texts)))
 
 
@@ -157,6 +174,10 @@ class Repeat(Node):
         self.more = item.more if most == 1 else union((item.more, item.first))
         self.alphabet = item.alphabet
         self.regular = item.regular
+
+    @cached_property
+    def begins(self) -> Texts:  # type: ignore[override]
+        return self.item.begins
 
 
 class Rule(Node):
@@ -190,10 +211,24 @@ def shorter(text: str, texts: Set[str]) -> list[int]:
     return [n for n in range(len(text)) if text[:n] in texts]
 
 
-def runs_into(node: Node, rest: Iterable[Node]) -> bool:
+def begins_of(items: Iterable[Node]) -> Texts:
+    """Texts of which one begins each text of these items, one after the other, that is not empty."""
+    return frozenset().union(*(item.begins for item in _reached(tuple(items))))
+
+
+def runs_into(node: Node, rest: Collection[Node]) -> bool:
     """True where what belongs to the rest could be taken for a part of the node."""
     follows = first_of(rest)
-    return not follows.isdisjoint(node.more | node.first if node.nullable else node.more)
+    if not follows.isdisjoint(node.more):
+        return True
+    return node.nullable and not follows.isdisjoint(node.first) and not _apart(node.begins, begins_of(rest))
+
+
+def _apart(some: Texts, others: Texts) -> bool:
+    """True where no text of the one set begins like a text of the other to the end of either."""
+    return some.isdisjoint(others) and not any(
+        shorter(text, texts) for these, texts in ((some, others), (others, some)) for text in these
+    )
 
 
 def _reached(items: tuple[Node, ...]) -> list[Node]:

@@ -8,6 +8,7 @@ they become one.
 from __future__ import annotations
 
 import json
+from typing import TypeGuard
 
 from uma_gateway.chat.grammar import (
     ALL,
@@ -81,7 +82,7 @@ class _Writer:
         make = self._grammar
         items = list(node.items) if isinstance(node, Sequence) else [node]
         n = next(
-            (i for i, item in enumerate(items) if not item.regular or isinstance(items[i - 1] if i else None, UpTo)),
+            (i for i, item in enumerate(items) if not item.regular or (i and _ends_with_delimiter(items[i - 1]))),
             len(items),
         )
         lexeme, rest = make.sequence(*items[:n]), items[n + 1 :]
@@ -115,6 +116,8 @@ class _Writer:
             if lexeme is not make.empty:
                 parts.append(lexeme)
             lexeme = make.empty
+            if item.regular and _is_loop(item) and _goes_on(item, waiting):
+                return [*parts, self._loop(item, waiting)]
             if item.regular:
                 lexeme = item
                 continue
@@ -136,6 +139,22 @@ class _Writer:
             once = make.sequence(lexeme, item.item, rest)
             return once if item.least else make.choice(once, lexeme)
         return None
+
+    def _loop(self, loop: Repeat, rest: Parts) -> Node:
+        """A loop and the rest as a rule: another turn of the loop, or the rest. As one lexeme with what the rest begins
+        with it would be repeated for each of the rest's alternatives.
+        """
+        make = self._grammar
+        rule = Rule("")
+        turn, end = make.sequence(loop.item, rule), make.sequence(*rest)
+        if isinstance(turn, Sequence) and isinstance(end, Sequence) and turn.items[0] is end.items[0]:
+            rule.body = make.sequence(
+                turn.items[0], make.choice(make.sequence(*turn.items[1:]), make.sequence(*end.items[1:]))
+            )
+        else:
+            rule.body = make.choice(turn, end)
+        rule.nullable, rule.first, rule.more = rule.body.nullable, rule.body.first, rule.body.more
+        return rule
 
     def _with_end(self, item: Node, waiting: list[Node]) -> Node | None:
         """`item` with what follows it inside, where its end cannot be cut from that; None where it can, or has no
@@ -236,12 +255,17 @@ def _goes_on(lexeme: Node, rest: list[Node]) -> bool:
     return runs_into(lexeme, rest)
 
 
+def _is_loop(node: Node) -> TypeGuard[Repeat]:
+    """Whether it is a text up to a delimiter any number of times."""
+    return isinstance(node, Repeat) and (node.least, node.most) == (0, None) and _ends_with_delimiter(node.item)
+
+
 def _ends_with_delimiter(node: Node) -> bool:
     if isinstance(node, Sequence):
         return _ends_with_delimiter(node.items[-1])
     if isinstance(node, Choice):
         return any(_ends_with_delimiter(item) for item in node.items) and all(
-            _ends_with_delimiter(item) or (isinstance(item, Sequence) and isinstance(item.items[-1], Literal))
+            _ends_with_delimiter(item) or isinstance(item.items[-1] if isinstance(item, Sequence) else item, Literal)
             for item in node.items
         )
     return isinstance(node, UpTo)

@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 import pytest
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from tests.gateway.chat.conftest import (
     CALLS,
@@ -24,6 +24,7 @@ from tests.gateway.chat.conftest import (
     written,
 )
 from tests.gateway.chat.test_parser import KNOWN
+from uma_core.constraint.grammar import LIMITS
 from uma_core.constraint.pattern import Pattern
 from uma_gateway.chat import Applied, ChatCode, ChatError, constraint
 from uma_gateway.chat.generic import END, START
@@ -68,11 +69,11 @@ def bytes_tokenizer() -> LLTokenizer:
 
 
 class Follower:
-    """llguidance on one constraint, a token a byte."""
+    """llguidance on one constraint, a token a byte. `limits`: None for its own."""
 
-    def __init__(self, wire: dict[str, Any] | None) -> None:
+    def __init__(self, wire: dict[str, Any] | None, limits: LLParserLimits | None = None) -> None:
         assert wire is not None and set(wire) <= {"lark", "triggers"}, wire
-        self.matcher = LLMatcher(bytes_tokenizer(), wire["lark"], log_level=0)
+        self.matcher = LLMatcher(bytes_tokenizer(), wire["lark"], log_level=0, limits=limits)
         assert not self.matcher.get_error(), self.matcher.get_error()
         self.triggers = wire.get("triggers", [])
 
@@ -396,6 +397,41 @@ def test_many_tools_make_one_grammar() -> None:
         applied = templates(name).apply(MESSAGES, tools=tools, tool_choice="required", parallel_tool_calls=True)
         follower = Follower(applied.constraint)
         assert follower.take(written(name).replace("get_weather", "get_weather_99").rstrip()) == ""
+
+
+# what a model thinks before a call, and what its calls begin with
+THOUGHTS = {
+    "ByteDance-Seed-OSS": ("<seed:think>Let me think.</seed:think>", "<seed:tool_call>"),
+    "GLM-4.6": ("\n<think>Let me think.</think>\n", "<tool_call>"),
+    "MiniMax-M3": ("<mm:think>Let me think.</mm:think>", "]<]minimax[>[<tool_call>"),
+    "Qwen-Qwen3-0.6B": ("<think>\nLet me think.\n</think>\n\n", "<tool_call>"),
+    "google-gemma-4-31B-it": ("<|channel>thought\nLet me think.<channel|>", "<|tool_call>"),
+    "mistralai-Ministral-3-14B-Reasoning-2512": ("[THINK]Let me think.[/THINK]", "[TOOL_CALLS]"),
+    "openai-gpt-oss-120b": (
+        "<|channel|>analysis<|message|>Let me think.<|end|><|start|>assistant"
+        "<|channel|>analysis<|message|>Well.<|end|><|start|>assistant",
+        " to=",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", THOUGHTS)
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_calls_of_an_agents_many_tools_stay_within_the_daemons_bounds(name: str, choice: str) -> None:
+    """With a thought before them: once for all tools, not once for each."""
+    others = [
+        {**TOOLS[1], "function": {**TOOLS[1]["function"], "name": f"search_{word}_{i}"}}
+        for i in range(19)
+        for word in ("in", "near")
+    ]
+    applied = templates(name).apply(MESSAGES, tools=[*TOOLS, *others], tool_choice=choice)
+    thought, start = THOUGHTS[name]
+    text = written(name)
+    text = thought + text[text.index(start) :].rstrip()
+    follower = Follower(applied.constraint, LLParserLimits(**LIMITS))
+    for byte in text[min(begins(follower.triggers, text), default=0) :].encode():
+        follower.matcher.compute_bitmask()
+        assert follower.matcher.consume_token(byte), follower.matcher.get_error()
 
 
 def large_tools(n: int, **more: Any) -> list[dict[str, Any]]:
