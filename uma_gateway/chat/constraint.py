@@ -16,6 +16,7 @@ from uma_core.constraint.lark import TooLarge, check, check_size
 from uma_gateway.chat.grammar import Grammar, Node, Reader, Unsettled
 from uma_gateway.chat.kept import kept
 from uma_gateway.chat.lark import write_lark
+from uma_gateway.chat.lazy import lazy
 from uma_gateway.chat.schema import Schema, constrained, part
 
 Constraint = dict[str, Any]
@@ -35,7 +36,7 @@ class Schemas:
         self.tools = {tool["function"]["name"]: tool["function"] for tool in tools}
         self._json_schema, self._is_strict = json_schema, is_strict
 
-    @functools.cached_property
+    @lazy
     def _text(self) -> str:
         return json.dumps([self.tools, self._json_schema, self._is_strict, self.one_call])
 
@@ -43,7 +44,7 @@ class Schemas:
         """All that they are: what is kept of earlier requests is found by it."""
         return self._text
 
-    @functools.cached_property
+    @lazy
     def _arguments(self) -> dict[str, tuple[str, tuple[str, ...]]]:
         """Tool, and place in its parameters, of each rule of an argument."""
         found: dict[str, tuple[str, tuple[str, ...]]] = {}

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Set
-from functools import cached_property
 from typing import Any
+
+from uma_gateway.chat.lazy import lazy
 
 Letters = frozenset[str]  # characters; all those beyond ASCII count as one
 BEYOND = "\uffff"
@@ -109,8 +110,8 @@ class Sequence(Node):
         self.first = first_of(items)
         self.regular = all(item.regular for item in items)
 
-    @cached_property
-    def more(self) -> Letters:  # type: ignore[override]
+    @lazy
+    def more(self) -> Letters:
         ends = _reached(self.items[::-1])  # the last item that takes text, and those after it
         # where an item can take what belongs to the next, a text may be split in two ways, and go on in two ways
         unclear = [item.alphabet for i, item in enumerate(self.items[:-1]) if runs_into(item, self.items[i + 1 :])]
@@ -118,12 +119,12 @@ class Sequence(Node):
             [*(item.more for item in ends), *(item.first for item in ends[: None if self.nullable else -1]), *unclear]
         )
 
-    @cached_property
-    def alphabet(self) -> Letters:  # type: ignore[override]
+    @lazy
+    def alphabet(self) -> Letters:
         return union(item.alphabet for item in self.items)
 
-    @cached_property
-    def begins(self) -> Texts:  # type: ignore[override]
+    @lazy
+    def begins(self) -> Texts:
         return begins_of(self.items)
 
 
@@ -134,16 +135,16 @@ class Choice(Node):
         self.first = union(item.first for item in items)
         self.regular = all(item.regular for item in items)
 
-    @cached_property
-    def more(self) -> Letters:  # type: ignore[override]
+    @lazy
+    def more(self) -> Letters:
         return union([*(item.more for item in self.items), self._after_shorter()])
 
-    @cached_property
-    def alphabet(self) -> Letters:  # type: ignore[override]
+    @lazy
+    def alphabet(self) -> Letters:
         return union(item.alphabet for item in self.items)
 
-    @cached_property
-    def begins(self) -> Texts:  # type: ignore[override]
+    @lazy
+    def begins(self) -> Texts:
         return frozenset().union(*(item.begins for item in self.items))
 
     def _after_shorter(self) -> Letters:
@@ -175,8 +176,8 @@ class Repeat(Node):
         self.alphabet = item.alphabet
         self.regular = item.regular
 
-    @cached_property
-    def begins(self) -> Texts:  # type: ignore[override]
+    @lazy
+    def begins(self) -> Texts:
         return self.item.begins
 
 
