@@ -218,6 +218,12 @@ def test_reload_shows_what_changes(serve, ctl, tmp_path):
     assert server.received[1]["check"] is True
 
 
+def test_a_file_that_was_replaced_is_loaded_anew(serve, ctl):
+    serve(answering(reload={"generation": 2, "changes": []}))
+    assert "loaded anew" in ctl("reload", "--model", "m.gguf").stdout
+    assert "loaded anew" not in ctl("reload").stdout
+
+
 @pytest.mark.parametrize(("fit", "said"), [("beside", "there is room for both"), ("swap", "there is no room for both")])
 def test_a_check_says_whether_both_models_fit(serve, ctl, fit, said):
     serve(answering(reload={"generation": 2, "changes": [], "fit": fit}))

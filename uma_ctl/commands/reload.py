@@ -25,7 +25,8 @@ def command(target: Target, check: bool, model: str | None) -> None:
     if target.as_json:
         output.line(render.as_json(fields))
         return
-    output.line(render.changes(render.rows_of(fields, "changes")))
+    changes = render.rows_of(fields, "changes")
+    output.line("no option changes: the file is loaded anew" if path and not changes else render.changes(changes))
     if fields.get("fit") == "swap":
         output.line("there is no room for both models: running streams finish first, then the new one is loaded")
     elif check and fields.get("fit") == "beside":
