@@ -39,7 +39,7 @@ demo: $(READY) ## daemon on the embedded model, three clients at once, a chat ov
 
 test: ext ## run the whole test suite
 	status=0; pure=$$(mktemp); \
-	nice -n 19 $(PY) -m pytest -o cache_dir=.pytest_cache/pure -n auto --dist worksteal $(PURE) >$$pure 2>&1 & \
+	nice -n 10 $(PY) -m pytest -o cache_dir=.pytest_cache/pure -n auto --dist worksteal $(PURE) >$$pure 2>&1 & \
 	$(PY) -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(addprefix --ignore=,$(PURE)) || status=1; \
 	wait $$! || status=1; \
 	cat $$pure; rm -f $$pure; exit $$status
