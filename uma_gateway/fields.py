@@ -101,6 +101,10 @@ _SAMPLERS = {
     "i": "infill",
     "a": "adaptive_p",
 }  # by llama-server's letters, which knows no others either
+# by llama-server's other names; None: what llama.cpp had once and clients still list, which it leaves out
+_SAMPLER_NAMES = {
+    alias: name for name in _SAMPLERS.values() for alias in (name.replace("_", "-"), name.replace("_", ""))
+} | {"nucleus": "top_p", "temp": "temperature", "typ": "typ_p", "typical_p": "typ_p", "tfs_z": None}
 _MIROSTAT = frozenset(("mirostat_tau", "mirostat_eta"))
 
 
@@ -141,7 +145,8 @@ def sampling_fields(body: Mapping[str, Any], model: Model, defaults: AnswerOptio
 
 def _in_range(body: Mapping[str, Any]) -> Mapping[str, Any]:
     """The same with words and values that other servers take beside the daemon's: -1 is no `top_k` at all, a
-    temperature below 0 is greedy, and a `top_p` of 0 leaves the likeliest token. llama-server has letters for samplers.
+    temperature below 0 is greedy, and a `top_p` of 0 leaves the likeliest token. llama-server has letters and further
+    names for samplers.
     """
     made: dict[str, Any] = {}
     if _is_number(body.get("top_k")) and body["top_k"] < 0:
@@ -152,7 +157,20 @@ def _in_range(body: Mapping[str, Any]) -> Mapping[str, Any]:
         made |= {"top_k": 1, "top_p": 1}
     if isinstance(body.get("samplers"), str):
         made["samplers"] = [_SAMPLERS[letter] for letter in body["samplers"] if letter in _SAMPLERS]
+    elif isinstance(body.get("samplers"), list):
+        made["samplers"] = _samplers(body["samplers"])
     return {**body, **made} if made else body
+
+
+def _samplers(given: list[Any]) -> list[Any]:
+    """By the daemon's names, each once. Unknown ones stay, for the daemon to refuse."""
+    named = []
+    for item in given:
+        name = item.lower() if isinstance(item, str) else item
+        name = _SAMPLER_NAMES.get(name, item) if isinstance(name, str) else item
+        if name is not None and name not in named:
+            named.append(name)
+    return named
 
 
 def lora_field(body: Mapping[str, Any], model: Model) -> list[dict[str, Any]] | None:

@@ -209,6 +209,16 @@ def test_samplers_may_be_letters(tiny_gateway):
         return tiny_gateway.post("/completion", prompt="hello", samplers=samplers, **fields).json["content"]
 
     assert said("k?t") == said(["top_k", "temperature"]) != said("t")
+    assert said(["Top-K", "topk", "temp"]) == said(["top_k", "temperature"])
+
+
+def test_samplers_that_llama_cpp_had_once_are_left_out(tiny_gateway):
+    """All presets of SillyTavern name them; what nobody knows is still refused."""
+    listed = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "tfs_z", "typical_p", "xtc", "top_p", "min_p"]
+    fields = {"prompt": "hello", "n_predict": 1}
+    assert tiny_gateway.post("/completion", samplers=[*listed, "temperature"], **fields).status == 200
+    refused = tiny_gateway.post("/completion", samplers=[*listed, "warmth"], **fields)
+    assert refused.status == 400 and "samplers" in refused.error["message"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
