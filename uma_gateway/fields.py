@@ -6,8 +6,11 @@ change something and that the daemon does not know is refused, never dropped. Ra
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+import orjson
 
 from uma_gateway.chat.schema import typed, unnamed
 from uma_gateway.config import AnswerOptions
@@ -146,7 +149,7 @@ def sampling_fields(body: Mapping[str, Any], model: Model, defaults: AnswerOptio
 def _in_range(body: Mapping[str, Any]) -> Mapping[str, Any]:
     """The same with words and values that other servers take beside the daemon's: -1 is no `top_k` at all, a
     temperature below 0 is greedy, and a `top_p` of 0 leaves the likeliest token. llama-server has letters and further
-    names for samplers.
+    names for samplers, text-generation-webui JSON in a text for the breakers of sequences.
     """
     made: dict[str, Any] = {}
     if _is_number(body.get("top_k")) and body["top_k"] < 0:
@@ -159,6 +162,9 @@ def _in_range(body: Mapping[str, Any]) -> Mapping[str, Any]:
         made["samplers"] = [_SAMPLERS[letter] for letter in body["samplers"] if letter in _SAMPLERS]
     elif isinstance(body.get("samplers"), list):
         made["samplers"] = _samplers(body["samplers"])
+    if isinstance(body.get("dry_sequence_breakers"), str):
+        with contextlib.suppress(ValueError):
+            made["dry_sequence_breakers"] = orjson.loads(body["dry_sequence_breakers"])
     return {**body, **made} if made else body
 
 

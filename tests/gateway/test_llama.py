@@ -221,6 +221,19 @@ def test_samplers_that_llama_cpp_had_once_are_left_out(tiny_gateway):
     assert refused.status == 400 and "samplers" in refused.error["message"]
 
 
+def test_sequence_breakers_may_be_a_text(tiny_gateway):
+    """As SillyTavern sends them to text-generation-webui: JSON in a string."""
+
+    def said(breakers):
+        fields = {"temperature": 0, "repeat_penalty": 1, "max_tokens": 24, "prompt": "a: b, a: b, a: b, a:"}
+        fields |= {"dry_multiplier": 5, "dry_penalty_last_n": -1, "dry_sequence_breakers": breakers}
+        answer = tiny_gateway.post("/v1/completions", **fields)
+        return answer.json["choices"][0]["text"] if answer.status == 200 else answer.error["param"]
+
+    assert said('[",", ":"]') == said([",", ":"]) != said("[]") == said([])
+    assert said("[") == said('{"a": 1}') == said("[3]") == "dry_sequence_breakers"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_several_answers_to_a_prompt(gateway, stream):
     fields = {"prompt": ["hello", "goodbye"], "n_cmpl": 2, "seed": 3, "temperature": 1, "n_predict": 6}
