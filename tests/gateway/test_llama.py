@@ -261,6 +261,25 @@ def test_limits_of_lines_end_an_answer_and_free_the_daemon(gateway, fake, levers
     eventually(lambda: n_busy(fake) == 0)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_each_of_several_answers_has_its_own_limits_of_lines(gateway, fake, levers, stream):
+    """As llama.vscode asks by default: three completions, each with the indent of its line and half a second."""
+    levers(step_ms=20)
+    fields = {"n_cmpl": 3, "t_max_predict_ms": 1, "n_indent": 4, **NEW_LINES, "temperature": 1, "seed": 3}
+    answer = gateway.post("/completion", stream=stream, **fields)
+    ends = [event for event in answer.events if event["stop"]] if stream else answer.json
+    assert sorted(end["index"] for end in ends) == [0, 1, 2] and {end["stop_type"] for end in ends} == {"limit"}
+    assert {end["generation_settings"]["seed"] for end in ends} == {3, 4, 5}
+    eventually(lambda: n_busy(fake) == 0)
+
+
+def test_limits_of_lines_that_are_not_met_change_no_answer_of_several(gateway):
+    fields = {"prompt": ["hello", "goodbye"], "n_cmpl": 2, "seed": 3, "temperature": 1, "n_predict": 6}
+    limited = gateway.post("/completion", **fields, t_max_predict_ms=60_000).json
+    plain = gateway.post("/completion", **fields).json
+    assert [(one["index"], one["content"]) for one in limited] == [(one["index"], one["content"]) for one in plain]
+
+
 def test_limits_of_lines_do_nothing_before_a_new_line(gateway):
     plain = {"prompt": "hello", "n_predict": 9, "temperature": 0, "logit_bias": {"10": False}}
     fields = {"t_max_predict_ms": 1, "n_indent": 9}
@@ -383,6 +402,7 @@ def test_slots_and_metrics_tell_what_runs(gateway, levers, fake):
         ("/completion", {"prompt": "x", "logprobs": 99}, 400, "logprobs"),
         ("/completion", {"prompt": "x", "min_keep": -2}, 400, "min_keep"),
         ("/completion", {"prompt": "x", "grammar": 'root ::= "a"', "grammar_lazy": True}, 501, "grammar_lazy"),
+        ("/completion", {"prompt": ["x"] * 65, "n_cmpl": 2, "n_indent": 4}, 400, "64 prompts"),
         ("/slots/0?action=erase", {}, 501, "slots"),
         ("/completion", {"prompt": "x", "json_schema": 3}, 400, "json_schema"),
         ("/infill", {}, 400, "input_prefix"),

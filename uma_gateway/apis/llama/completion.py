@@ -17,6 +17,7 @@ from uma_gateway.errors import invalid, unsupported
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import (
     MOST_LOGPROBS,
+    MOST_PROMPTS,
     PARAMS,
     Prompt,
     array,
@@ -130,8 +131,12 @@ class Lines:
         return ended({**eos, "reason": "length"} if self.is_over else eos)
 
 
-def _plan(exchange: Exchange, body: dict[str, Any], prompt: Prompt | dict[str, Any], model: Model) -> Plan:
-    """`prompt`: one, or the field of an infill. The plan's context is its limits."""
+def _plan(
+    exchange: Exchange, body: dict[str, Any], prompt: Prompt | dict[str, Any], model: Model, number: int = 0
+) -> Plan:
+    """`prompt`: one, or the field of an infill. `number`: which of its answers, where each is asked for by itself. The
+    plan's context is its limits.
+    """
     answers, limits, is_stream = exchange.gateway.config.answers, _Limits.of(body), boolean(body, "stream")
     fields = {
         **sampling_fields(body, model, answers),
@@ -153,26 +158,29 @@ def _plan(exchange: Exchange, body: dict[str, Any], prompt: Prompt | dict[str, A
         fields["logprobs"] = n_probs
     if is_stream:
         fields |= progress_field(body, model)
-    n = _answers_wanted(body, limits)
-    if n > 1:
+    if limits.are_any:
+        if "seed" in fields:
+            fields["seed"] = (fields["seed"] + number) & 0xFFFFFFFF  # as the daemon does with several answers
+    elif (n := _answers_wanted(body)) > 1:
         need(model, "n", "n_cmpl")
         fields["n"] = n
     form = (table(body, "json_schema") or True) if body.get("json_schema") is not None else None
     return Plan(model, {**fields, **constraint_field(model, form, text(body, "grammar") or "", "json_schema")}, limits)
 
 
-def _answers_wanted(body: dict[str, Any], limits: _Limits) -> int:
+def _answers_wanted(body: dict[str, Any]) -> int:
     """Raises: GatewayError."""
-    name = "n_cmpl" if body.get("n_cmpl") is not None else "n"
-    n = answers_wanted(body, name)
-    if n > 1 and limits.are_any:
-        raise unsupported(f"`{name}` is not supported beside `n_indent` and `t_max_predict_ms`", name)
-    return n
+    return answers_wanted(body, "n_cmpl" if body.get("n_cmpl") is not None else "n")
 
 
 async def _answer(exchange: Exchange, body: dict[str, Any], prompts: Sequence[Prompt | dict[str, Any]]) -> None:
     is_stream = boolean(body, "stream")
     wanted = [name for name in array(body, "response_fields") if isinstance(name, str)]
+    # each answer ends at its own line, and the daemon ends whole requests: there is one for each then
+    n = _answers_wanted(body) if _Limits.of(body).are_any else 1
+    prompts = [prompt for prompt in prompts for _ in range(n)]
+    if len(prompts) > MOST_PROMPTS:
+        raise invalid(f"`prompt` may hold {MOST_PROMPTS // n} prompts with so many answers to each", "prompt")
 
     async def plan_for(model: Model) -> Plan:
         return _plan(exchange, body, prompts[0], model)
@@ -181,7 +189,7 @@ async def _answer(exchange: Exchange, body: dict[str, Any], prompts: Sequence[Pr
         plan, first = await stack.enter_async_context(begin(exchange, plan_for))
         plans, generations = [plan], [first]
         for i, prompt in enumerate(prompts[1:], 1):
-            plans.append(_plan(exchange, body, prompt, plan.model))
+            plans.append(_plan(exchange, body, prompt, plan.model, i % n))
             generations.append(await stack.enter_async_context(await send(exchange, plans[-1], f".{i}")))
         if is_stream:
             await _stream(exchange, generations, plans, wanted, [Pace(body) for _ in plans])
