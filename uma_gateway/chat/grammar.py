@@ -22,6 +22,7 @@ NONE: Letters = frozenset()
 ANYHOW: Texts = frozenset([""])  # nothing is known
 ALL: Letters = frozenset([*map(chr, range(128)), BEYOND])
 MAX_NODES = 200_000  # read from one parser; far more than 500 tools make
+MAX_OPEN = 8  # texts up to a delimiter in alternatives that are one expression: all of them are followed at once
 MAX_DELIMITERS, STEM = 16, 6  # of one open text; more of them are grouped by their first characters
 
 
@@ -37,7 +38,10 @@ class Node:
     more: Letters = NONE  # which may follow a whole text of the set within a longer one, or more than these
     alphabet: Letters = ALL  # of its texts, or more than these
     begins: Texts = ANYHOW  # one of which begins each of its texts that is not empty
-    regular = True  # one regular expression says it: no JSON value and no recursive rule inside
+    regular = (
+        True  # one regular expression says it: no JSON value and no recursive rule inside, and it is not too large
+    )
+    n_open = 0  # texts up to a delimiter inside
 
 
 class Literal(Node):
@@ -81,6 +85,7 @@ class Until(Node):
 
     nullable = True
     more = ALL
+    n_open = 1
 
     def __init__(self, delimiters: tuple[str, ...], seen: str) -> None:
         self.delimiters, self.seen = delimiters, seen
@@ -88,6 +93,8 @@ class Until(Node):
 
 class UpTo(Node):
     """Any text up to and including the first of the delimiters, where that is `end`; `end` empty: any of them."""
+
+    n_open = 1
 
     def __init__(self, delimiters: tuple[str, ...], end: str) -> None:
         self.delimiters, self.end = delimiters, end
@@ -109,6 +116,7 @@ class Sequence(Node):
         self.nullable = all(item.nullable for item in items)
         self.first = first_of(items)
         self.regular = all(item.regular for item in items)
+        self.n_open = sum(item.n_open for item in items)
 
     @lazy
     def more(self) -> Letters:
@@ -133,7 +141,8 @@ class Choice(Node):
         self.items = items
         self.nullable = any(item.nullable for item in items)
         self.first = union(item.first for item in items)
-        self.regular = all(item.regular for item in items)
+        self.n_open = sum(item.n_open for item in items)
+        self.regular = self.n_open <= MAX_OPEN and all(item.regular for item in items)
 
     @lazy
     def more(self) -> Letters:
@@ -175,6 +184,7 @@ class Repeat(Node):
         self.more = item.more if most == 1 else union((item.more, item.first))
         self.alphabet = item.alphabet
         self.regular = item.regular
+        self.n_open = item.n_open
 
     @lazy
     def begins(self) -> Texts:
@@ -602,10 +612,10 @@ def _fewer(delimiters: list[str]) -> tuple[str, ...]:
     groups: dict[str, list[str]] = {}
     for delimiter in delimiters:
         groups.setdefault(delimiter[:STEM], []).append(delimiter)
-    return tuple(_common_beginning(group) for group in groups.values())
+    return tuple(common_beginning(group) for group in groups.values())
 
 
-def _common_beginning(texts: list[str]) -> str:
+def common_beginning(texts: list[str]) -> str:
     first, last = min(texts), max(texts)
     return first[: next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))]
 

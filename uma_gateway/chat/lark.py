@@ -26,6 +26,7 @@ from uma_gateway.chat.grammar import (
     Unsettled,
     Until,
     UpTo,
+    common_beginning,
     first_of,
     letters,
     runs_into,
@@ -72,7 +73,50 @@ class _Writer:
         """
         cut = {item: self._cut(item) for item in node.items}
         rivals = _rivals(list(cut.items()))
-        return [parts for item in node.items for parts in (self._uncut(item) if item in rivals else [cut[item]])]
+        alone = [cut[item] for item in node.items if item not in rivals]
+        joined = [parts for item in node.items if item in rivals for parts in self._uncut(item)]
+        return [*alone, *self._with_common_beginning(joined, alone)] if joined else alone
+
+    def _with_common_beginning(self, joined: list[Parts], others: list[Parts]) -> list[Parts]:
+        """Alternatives whose first lexemes begin with the same expressions have that beginning once, as a lexeme, and
+        the rest in a rule behind it. Each of an agent's tools would repeat it otherwise, and all of them would be
+        followed at once.
+        """
+        make = self._grammar
+        groups: dict[Node, list[Parts]] = {}
+        for parts in joined:
+            groups.setdefault(_before_literal(make, parts), []).append(parts)
+        common = {key: _common_items(make, [_items(parts[0]) for parts in group]) for key, group in groups.items()}
+        firsts = {
+            key: [make.sequence(*common[key])] if common[key] else self._firsts(group) for key, group in groups.items()
+        }
+        beside = self._firsts(others)
+        found: list[Parts] = []
+        for key, group in groups.items():
+            beginning = common[key]
+            rivals = [*beside, *(first for other in groups if other is not key for first in firsts[other])]
+            lexeme, text = make.sequence(*beginning), _last_text(beginning)
+            rest = make.choice(*(_behind(make, beginning, parts) for parts in group)) if text else make.empty
+            if text and _ends_for_certain(lexeme, text, rivals) and not _goes_on(lexeme, [rest]):
+                found.append([lexeme, self._as_rule(rest)])
+            else:
+                found += group
+        return found
+
+    def _firsts(self, alternatives: list[Parts]) -> Parts:
+        """The parts with which they begin, those inside rules too."""
+        found: dict[Node, None] = {}
+        waiting = [parts[0] for parts in alternatives if parts]
+        while waiting:
+            node = waiting.pop()
+            if node in found:
+                continue
+            found[node] = None
+            body = node.body if isinstance(node, Rule) else node
+            if body is not None and not body.regular:
+                items = body.items if isinstance(body, Choice) else (body,)
+                waiting += [parts[0] for parts in map(self._cut, items) if parts and parts[0] is not node]
+        return [node for node in found if node.regular or isinstance(node, (Json, Repeat))]
 
     def _uncut(self, node: Node, n_inside: int = 0) -> list[Parts]:
         """The alternatives of a node, each with its beginning in one lexeme: to the first part that is no regular
@@ -88,7 +132,8 @@ class _Writer:
         lexeme, rest = make.sequence(*items[:n]), items[n + 1 :]
         if n == len(items):
             return [[lexeme]]
-        inside = None if items[n].regular or n_inside == MAX_INSIDE else self._with_beginning(lexeme, items[n])
+        is_over = items[n].regular or _ends_with_delimiter(lexeme)
+        inside = None if is_over or n_inside == MAX_INSIDE else self._with_beginning(lexeme, items[n])
         if inside is None:
             return [[*([] if lexeme is make.empty else [lexeme]), *self._cut(make.sequence(*items[n:]))]]
         found = inside.items if isinstance(inside, Choice) else (inside,)
@@ -246,6 +291,63 @@ class _Writer:
             if isinstance(node, (Sequence, Choice, Repeat)) and node is not self._grammar.space
             else expression
         )
+
+
+def _items(node: Node) -> Parts:
+    return list(node.items) if isinstance(node, Sequence) else [node]
+
+
+def _before_literal(make: Grammar, parts: Parts) -> Node:
+    """What comes before the first literal of an alternative; all of it where there is none."""
+    items = _items(parts[0]) if parts else []
+    n = next((i for i, item in enumerate(items) if isinstance(item, Literal)), len(items))
+    return make.sequence(*items[:n])
+
+
+def _common_items(make: Grammar, several: list[Parts]) -> Parts:
+    """What all of these begin with, to the end of a literal; [] where there is no such beginning, or one alone has
+    it.
+    """
+    common: Parts = []
+    for items in zip(*several, strict=False) if len(several) > 1 else ():
+        if all(item is items[0] for item in items):
+            common.append(items[0])
+            continue
+        texts = [item.text for item in items if isinstance(item, Literal)]
+        beginning = common_beginning(texts) if len(texts) == len(items) else ""
+        common += [make.literal(beginning)] if beginning else []
+        break
+    while common and not _last_text(common):
+        common.pop()
+    return common if len(common) > 1 else []
+
+
+def _last_text(beginning: Parts) -> str:
+    return beginning[-1].text if beginning and isinstance(beginning[-1], Literal) else ""
+
+
+def _behind(make: Grammar, beginning: Parts, parts: Parts) -> Node:
+    """The rest of an alternative whose first lexeme begins so."""
+    half, *items = _items(parts[0])[len(beginning) - 1 :]
+    assert isinstance(half, Literal)
+    return make.sequence(make.literal(half.text[len(_last_text(beginning)) :]), *items, *parts[1:])
+
+
+def _ends_for_certain(lexeme: Node, text: str, others: Parts) -> bool:
+    """Whether none of the other lexemes goes on where this one ends, with this text, so that the lexer ends there."""
+    return all(lexeme.first.isdisjoint(other.first) or _is_over(other, text) for other in others)
+
+
+def _is_over(lexeme: Node, text: str) -> bool:
+    """Whether a lexeme does not go on behind the first place where it has this text."""
+    if not letters(text) <= lexeme.alphabet:
+        return True
+    *head, last = _items(lexeme)
+    if not letters(text[:1]).isdisjoint(union(item.alphabet for item in head)):
+        return False
+    if isinstance(last, UpTo):
+        return any(delimiter in text for delimiter in last.delimiters)
+    return isinstance(last, Literal) and (last.text == text or text not in last.text)
 
 
 def _goes_on(lexeme: Node, rest: list[Node]) -> bool:
