@@ -38,9 +38,8 @@ class Node:
     more: Letters = NONE  # which may follow a whole text of the set within a longer one, or more than these
     alphabet: Letters = ALL  # of its texts, or more than these
     begins: Texts = ANYHOW  # one of which begins each of its texts that is not empty
-    regular = (
-        True  # one regular expression says it: no JSON value and no recursive rule inside, and it is not too large
-    )
+    # one regular expression says it: no JSON value and no recursive rule inside, and not more than `MAX_OPEN` texts
+    regular = True
     n_open = 0  # texts up to a delimiter inside
 
 
