@@ -172,8 +172,7 @@ def _samplers(given: list[Any]) -> list[Any]:
     """By the daemon's names, each once. Unknown ones stay, for the daemon to refuse."""
     named = []
     for item in given:
-        name = item.lower() if isinstance(item, str) else item
-        name = _SAMPLER_NAMES.get(name, item) if isinstance(name, str) else item
+        name = _SAMPLER_NAMES.get(item.lower(), item) if isinstance(item, str) else item
         if name is not None and name not in named:
             named.append(name)
     return named

@@ -27,7 +27,7 @@ typedef struct uma_rows {
     int32_t         n;       // tokens in the batch
     int32_t         wake_fd; // written to before the call, for a reader that the GIL has to be free for; -1: none
     int32_t         goes_on; // the next call is for the same rows, each one token on, unless something happens
-    uma_ahead     * ahead;   // where that call is kept if it is begun at once; NULL: it is not
+    uma_ahead     * ahead;   // where that call is kept if it is begun; NULL: it never is
     llama_token   * token;   // (n)
     llama_pos     * pos;     // (n)
     llama_seq_id  * seq_id;  // (n)

@@ -160,4 +160,4 @@ def test_files_of_the_cache_are_another_adapters_no_more(
     assert ask(second, [{"id": "tone", "scale": 2}])[1] == 0
     for lora, text in (([{"id": "topic"}], tone), ([], plain)):
         again, n_cached = ask(second, lora)
-        assert again == text and n_cached > 0
+        assert again == text and n_cached > 50

@@ -194,7 +194,7 @@ class EngineOptions:
     )
     decode_ahead: str = option(
         "auto",
-        "the graph engine begins a step while the last one's tokens are handled; auto: on GPUs",
+        "the graph engine begins a step as soon as the last one's tokens are announced; auto: on GPUs",
         choices=("auto", "on", "off"),
     )
     memory_budget_mb: int = option(

@@ -452,8 +452,8 @@ class Engine(Protocol):
         """
 
     def settle(self) -> None:
-        """Take back what `begin_next` began. Other methods here do so where it matters to them;
-        `decode` itself goes on with it if that is what it is asked for.
+        """Take back what `begin_next` began. Other methods here do so where it matters to them; `decode` itself goes on
+        with it if that is what it is asked for.
         """
 
     def logits(self, row: int) -> np.ndarray:

@@ -26,7 +26,8 @@ def command(target: Target, check: bool, model: str | None) -> None:
         output.line(render.as_json(fields))
         return
     changes = render.rows_of(fields, "changes")
-    output.line("no option changes: the file is loaded anew" if path and not changes else render.changes(changes))
+    is_same_path = path and not changes and not check
+    output.line("no option changes: the file is loaded anew" if is_same_path else render.changes(changes))
     if fields.get("fit") == "swap":
         output.line("there is no room for both models: running streams finish first, then the new one is loaded")
     elif check and fields.get("fit") == "beside":

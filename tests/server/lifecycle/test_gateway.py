@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -34,33 +35,48 @@ class Child:
         return self._over.is_set()
 
 
-def test_a_reload_while_its_next_start_is_due_starts_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, children, is_broken = ManualClock(1_000), [], [True]
+class Rig:
+    """A gateway on a clock of its own. `children`: the processes that it has started."""
 
-    def start(*args: Any, **kwargs: Any) -> Child:
-        if is_broken[0]:
-            raise OSError("no such program")
-        children.append(Child())
-        return children[-1]
+    def __init__(self) -> None:
+        self.clock, self.children = ManualClock(1_000), list[Child]()
+        self.loop = Loop(self.clock)
+        self.child = Gateway(self.loop, "/run/uma.sock")
 
-    monkeypatch.setattr(gateway.subprocess, "Popen", start)
+    def start(self, *args: Any, **kwargs: Any) -> Child:
+        """In place of `subprocess.Popen`."""
+        self.children.append(Child())
+        return self.children[-1]
+
+    def wait(self, wait_ns: int) -> None:
+        self.clock.advance(wait_ns)
+        self.loop.turn(0)
+
+
+@pytest.fixture
+def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    made = Rig()
+    monkeypatch.setattr(gateway.subprocess, "Popen", made.start)
     monkeypatch.setattr(gateway, "STOP_S", 0.01)
-    loop = Loop(clock)
-    child = Gateway(loop, "/run/uma.sock")
-    try:
-        child.apply(HttpOptions(port=8080))
-        assert not children
-        is_broken[0] = False
-        child.apply(HttpOptions(port=8081))
-        assert len(children) == 1
-        clock.advance(2 * LONGEST_PAUSE_NS)
-        loop.turn(0)
-        assert len(children) == 1
-    finally:
-        for each in children:
-            each.kill()
-        child.close()
-        loop.close()
+    yield made
+    for each in made.children:
+        each.kill()
+    made.child.close()
+    made.loop.close()
+
+
+def test_a_reload_while_its_next_start_is_due_starts_one(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise OSError("no such program")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(gateway.subprocess, "Popen", fail)
+        rig.child.apply(HttpOptions(port=8080))
+    assert not rig.children
+    rig.child.apply(HttpOptions(port=8081))
+    assert len(rig.children) == 1
+    rig.wait(2 * LONGEST_PAUSE_NS)
+    assert len(rig.children) == 1
 
 
 @pytest.mark.parametrize(
@@ -72,75 +88,50 @@ def test_a_reload_while_its_next_start_is_due_starts_one(monkeypatch: pytest.Mon
     ],
 )
 def test_it_is_started_once_the_daemon_has_room_for_it_again(
-    module: Any, name: str, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    rig: Rig,
+    module: Any,
+    name: str,
+    error: Exception,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    clock, children = ManualClock(1_000), []
-
-    def start(*args: Any, **kwargs: Any) -> Child:
-        children.append(Child())
-        return children[-1]
-
     def fail(*args: Any, **kwargs: Any) -> None:
         raise error
 
-    monkeypatch.setattr(gateway.subprocess, "Popen", start)
-    monkeypatch.setattr(gateway, "STOP_S", 0.01)
-    loop = Loop(clock)
-    child = Gateway(loop, "/run/uma.sock")
-    try:
-        with monkeypatch.context() as short:
-            short.setattr(module, name, fail)
-            child.apply(HttpOptions(port=8080))
-            clock.advance(2 * LONGEST_PAUSE_NS)
-            loop.turn(0)  # the retry fails, too
-        assert "cannot be started" in caplog.text and "Traceback" not in caplog.text
-        assert child.report() == {"host": "127.0.0.1", "port": 8080, "is_running": False, "restarts": 0}
-        assert all(each.has_ended for each in children)
-        clock.advance(2 * LONGEST_PAUSE_NS)
-        loop.turn(0)
-        assert child.report() == {"host": "127.0.0.1", "port": 8080, "is_running": True, "restarts": 0}
-        assert sum(not each.has_ended for each in children) == 1
-    finally:
-        for each in children:
-            each.kill()
-        child.close()
-        loop.close()
+    child = rig.child
+    with monkeypatch.context() as short:
+        short.setattr(module, name, fail)
+        child.apply(HttpOptions(port=8080))
+        rig.wait(2 * LONGEST_PAUSE_NS)  # the retry fails, too
+    assert "cannot be started" in caplog.text and "Traceback" not in caplog.text
+    assert child.report() == {"host": "127.0.0.1", "port": 8080, "is_running": False, "restarts": 0}
+    assert all(each.has_ended for each in rig.children)
+    rig.wait(2 * LONGEST_PAUSE_NS)
+    assert child.report() == {"host": "127.0.0.1", "port": 8080, "is_running": True, "restarts": 0}
+    assert sum(not each.has_ended for each in rig.children) == 1
 
 
 @pytest.mark.parametrize(("said", "wait_s"), [(b"45", 45), (b"", 0)])
 def test_one_that_hangs_is_killed_after_the_time_for_its_answers(
-    said: bytes, wait_s: int, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, said: bytes, wait_s: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, children = ManualClock(1_000), []
+    child, children = rig.child, rig.children
 
     def start(*args: Any, pass_fds: tuple[int], **kwargs: Any) -> Child:
         if not children:
             os.write(pass_fds[0], said)
-        children.append(Child())
-        return children[-1]
+        return rig.start()
 
     monkeypatch.setattr(gateway.subprocess, "Popen", start)
-    monkeypatch.setattr(gateway, "STOP_S", 0.01)
-    loop = Loop(clock)
-    child = Gateway(loop, "/run/uma.sock")
-    try:
-        child.apply(HttpOptions(port=8080))
-        child.apply(HttpOptions(port=8081))
-        clock.advance(wait_s * 1_000_000_000 + LATE_NS - 1)
-        loop.turn(0)
-        assert not children[0].has_ended
-        child.apply(HttpOptions(port=8082))  # does not begin the wait again
-        clock.advance(1)
-        loop.turn(0)
-        assert children[0].has_ended
-        while len(children) == 1:
-            loop.turn(10)
-        assert child.report() == {"host": "127.0.0.1", "port": 8082, "is_running": True, "restarts": 1}
-        clock.advance(2 * LONGEST_PAUSE_NS)
-        loop.turn(0)
-        assert not children[1].has_ended
-    finally:
-        for each in children:
-            each.kill()
-        child.close()
-        loop.close()
+    child.apply(HttpOptions(port=8080))
+    child.apply(HttpOptions(port=8081))
+    rig.wait(wait_s * 1_000_000_000 + LATE_NS - 1)
+    assert not children[0].has_ended
+    child.apply(HttpOptions(port=8082))  # does not begin the wait again
+    rig.wait(1)
+    assert children[0].has_ended
+    while len(children) == 1:
+        rig.loop.turn(10)
+    assert child.report() == {"host": "127.0.0.1", "port": 8082, "is_running": True, "restarts": 1}
+    rig.wait(2 * LONGEST_PAUSE_NS)
+    assert not children[1].has_ended
