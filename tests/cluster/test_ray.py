@@ -84,6 +84,7 @@ def serving() -> Iterator[Serving]:
     from ray import serve
     from ray.cluster_utils import Cluster
 
+    from uma_gateway.cluster import niceness
     from uma_gateway.cluster.app import APPLICATION, application
     from uma_gateway.cluster.settings import parse
 
@@ -93,6 +94,7 @@ def serving() -> Iterator[Serving]:
         os.environ |= {"PYTHONPATH": str(ROOT), "TMPDIR": str(folder), "RAY_DEDUP_LOGS": "0", "RAY_TMPDIR": str(folder)}
         os.environ |= {"RAY_health_check_period_ms": "1000", "RAY_health_check_failure_threshold": "3"}
         os.environ["UMA_CACHE_DIR"] = str(folder / "cache")
+        niceness.use(os.environ)
         stack.callback(lambda: (os.environ.clear(), os.environ.update(before)))
         with socket.socket() as sock:
             sock.bind(("127.0.0.1", 0))
@@ -195,6 +197,8 @@ def test_the_gateway_is_that_of_one_machine(serving: Serving) -> None:
 def test_all_daemons_answer_and_are_shown(serving: Serving, whole: dict[int, str]) -> None:
     units = serving.units()
     assert len(units) == 3
+    ours = os.getpriority(os.PRIO_PROCESS, 0)
+    assert all(os.getpriority(os.PRIO_PROCESS, status["pid"]) <= ours for status in units.values())
     text = serving.ask("GET", "/metrics").body.decode()
     ready = [line for line in text.splitlines() if line.startswith("uma_ready{")]
     assert len(ready) == 3 and all('model="slow"' in line and line.endswith(" 1") for line in ready)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,7 +16,7 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 
 from uma_gateway.app import App
-from uma_gateway.cluster import pages
+from uma_gateway.cluster import niceness, pages
 from uma_gateway.cluster import settings as cluster_settings
 from uma_gateway.cluster.cluster import Cluster
 from uma_gateway.cluster.facade import ClusterGateway
@@ -146,5 +147,6 @@ def build(args: dict[str, str]) -> Any:
     """For `serve run`: `config` is the path of cluster.yaml."""
     settings = cluster_settings.load(args.get("config", ""))
     if not ray.is_initialized():
+        niceness.use(os.environ)
         ray.init(address=settings.address or None)
     return application(settings, settings.nodes or n_alive())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import threading
 from typing import Any
@@ -15,6 +16,7 @@ import ray
 from ray import serve
 
 from uma_core.errors import ErrorCode, UmaError
+from uma_gateway.cluster import niceness
 from uma_gateway.cluster.app import APPLICATION, NODES, application, n_alive
 from uma_gateway.cluster.settings import ClusterSettings, gateway_config
 
@@ -34,6 +36,7 @@ def connect(address: str, is_started: bool = False) -> None:
                 raise
             if not is_started:
                 raise _no_cluster() from None
+            niceness.use(os.environ)
             ray.init(log_to_driver=False, namespace=APPLICATION, include_dashboard=False)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise UmaError(
@@ -60,6 +63,7 @@ def up(settings: ClusterSettings, is_foreground: bool, tell: Any) -> int:
     serve.start(proxy_location="HeadOnly", http_options={"host": settings.host, "port": settings.port})
     serve.run(application(settings, n_nodes), name=APPLICATION, route_prefix="/")
     tell(f"{n_nodes} node{'s' * (n_nodes != 1)}, listening on http://{settings.host}:{settings.port}")
+    _tell_of_niceness(tell)
     if not is_foreground:
         return 0
     stopped = threading.Event()
@@ -69,6 +73,16 @@ def up(settings: ClusterSettings, is_foreground: bool, tell: Any) -> int:
     tell("stopping: running answers get their time")
     serve.shutdown()
     return 0
+
+
+def _tell_of_niceness(tell: Any) -> None:
+    with contextlib.suppress(Exception):  # a node that is slow to answer does not keep the cluster from serving
+        for row in _about():
+            if row["niceness"] > 0:
+                tell(
+                    f"node {row['node'][:12]} has niceness {row['niceness']}: all else on its machine goes first; "
+                    f"start Ray there with {niceness.NICENESS}=0"
+                )
 
 
 def _wanted(settings: ClusterSettings) -> int:
@@ -90,12 +104,13 @@ def status(address: str) -> list[dict[str, Any]]:
     """What every node says of itself. Raises: UmaError where no cluster runs."""
     connect(address)
     with contextlib.suppress(Exception):
-        return [
-            reply
-            for reply in _handle("about").broadcast("about", "").results(timeout_s=30.0)
-            if isinstance(reply, dict)
-        ]
+        return _about()
     raise _no_cluster()
+
+
+def _about() -> list[dict[str, Any]]:
+    replies = _handle("about").broadcast("about", "").results(timeout_s=30.0)
+    return [reply for reply in replies if isinstance(reply, dict)]
 
 
 def table(rows: list[dict[str, Any]]) -> str:

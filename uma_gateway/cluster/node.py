@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from uma_core.machine import available_bytes
+from uma_gateway.cluster import niceness
 from uma_gateway.cluster.local import LocalDaemon
 from uma_gateway.cluster.settings import ClusterSettings, ModelSettings
 from uma_gateway.cluster.transport import UnitLost
@@ -53,6 +54,7 @@ class Node:
         return {
             "name": self.name,
             "node": self.node_id,
+            "niceness": niceness.current(),
             "free_mb": self._free_mb(),
             "need_mb": dict(self._need_mb),
             "models": {
