@@ -12,20 +12,21 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or it asks the network at import
 os.environ["LANGSMITH_TRACING"] = "false"
 
-import litellm
 import openai
-from langchain_core.exceptions import ContextOverflowError
-from langchain_openai import ChatOpenAI
 from pydantic import BaseModel, Field
 
 from tests.daemon.support import eventually
 from tests.gateway.support import GatewayProcess, n_busy
+
+if TYPE_CHECKING:
+    from langchain_openai import ChatOpenAI  # it and litellm are imported where they are used: they take 6 s
 
 HELLO = [{"role": "user", "content": "Hello"}]
 WEATHER = {
@@ -55,6 +56,8 @@ class Form(BaseModel):
 
 
 def langchain(gateway: GatewayProcess, **options) -> ChatOpenAI:
+    from langchain_openai import ChatOpenAI
+
     return ChatOpenAI(
         base_url=f"{gateway.url}/v1", api_key="none", model="any", **{"max_retries": 0, "temperature": 0, **options}
     )
@@ -86,6 +89,8 @@ def test_langchain_calls_a_tool_and_fills_a_form(work_gateway):
 
 
 def test_langchain_raises_and_cancels(gateway, fake, levers):
+    from langchain_core.exceptions import ContextOverflowError
+
     with pytest.raises(ContextOverflowError):
         langchain(gateway).invoke("x" * fake.ask("props")["n_ctx_seq"] * 2)
     with pytest.raises(openai.BadRequestError) as caught:
@@ -105,6 +110,8 @@ def test_langchain_raises_and_cancels(gateway, fake, levers):
 def ask_litellm(gateway: GatewayProcess, provider: str = "openai", **fields):
     base = gateway.url if provider == "ollama_chat" else f"{gateway.url}/v1" if provider == "openai" else gateway.url
     ask = {"messages": HELLO, "temperature": 0, "num_retries": 0, "api_key": "none", "api_base": base}
+    import litellm
+
     return litellm.completion(model=f"{provider}/any", **{**ask, **fields})
 
 
@@ -134,6 +141,8 @@ def test_litellm_fills_a_form(tiny_gateway):
 
 
 def test_litellm_raises_and_cancels(gateway, fake, levers):
+    import litellm
+
     with pytest.raises(litellm.ContextWindowExceededError):
         ask_litellm(gateway, messages=[{"role": "user", "content": "x" * fake.ask("props")["n_ctx_seq"] * 2}])
     with pytest.raises(litellm.BadRequestError):

@@ -49,7 +49,7 @@ static inline void judge(struct tally * t, double got, double want, double scale
 double f16_value(uint16_t h);
 uint16_t f16_bits(float f); // nearest; |f| below the largest f16
 
-void check_mm(const struct uma_kernels * k, struct tally * t);
-void check_attn(const struct uma_kernels * k, struct tally * t);
+void check_mm(const struct uma_kernels * k, int one_in, struct tally * t);
+void check_attn(const struct uma_kernels * k, int one_in, struct tally * t);
 
 #endif

@@ -245,13 +245,13 @@ static void check_company(const struct uma_kernels * k, const struct shape * s, 
     free_store(&keys), free_store(&values);
 }
 
-void check_attn(const struct uma_kernels * k, struct tally * t) {
+void check_attn(const struct uma_kernels * k, int one_in, struct tally * t) {
     // the first six: multiples of 32, as quantised types need
     static const int DIMS[] = { 64, 128, 256, 96, 192, 512, 80, 72, 112, 5 };
     static const int64_t CELLS[] = { 1, 17, 63, 64, 65, 128, 200, 333 };
     static const int ROWS[] = { 1, 1, 2, 3, 5, 9 }, GROUPS[] = { 1, 2, 3, 4, 7 };
     static const enum uma_type TYPES[] = { UMA_F16, UMA_Q8_0, UMA_BF16, UMA_Q4_0 };
-    for (int i = 0; i < 200; i++) {
+    for (int i = 0; i < 200 / one_in; i++) {
         const enum uma_type type = TYPES[i % 4];
         struct shape s = { .type = type, .dim_k = DIMS[i / 4 % (is_float(type) ? 10 : 6)],
             .n_rows = ROWS[rand_below(6)], .n_group = GROUPS[rand_below(5)],

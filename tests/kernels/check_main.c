@@ -1,5 +1,6 @@
 // Checks the products or the attention of one kernel table, or lists what this processor runs:
-// check_kernels mm NAME | attention NAME | --list
+// check_kernels mm NAME [ONE_IN] | attention NAME [ONE_IN] | --list
+// With ONE_IN it checks one in so many cases, drawn from all.
 #include "check.h"
 
 double f16_value(uint16_t h) {
@@ -48,14 +49,15 @@ static int list(void) {
 
 int main(int argc, char ** argv) {
     if (argc == 2 && strcmp(argv[1], "--list") == 0) return list();
-    const struct uma_kernels * k = argc == 3 ? uma_kernels_named(argv[2]) : NULL;
-    if (!k) {
-        fprintf(stderr, "no such kernels on this processor: %s\n", argc == 3 ? argv[2] : "");
+    const struct uma_kernels * k = argc >= 3 ? uma_kernels_named(argv[2]) : NULL;
+    const int one_in = argc == 4 ? atoi(argv[3]) : 1;
+    if (!k || one_in < 1) {
+        fprintf(stderr, "no such kernels on this processor: %s\n", argc >= 3 ? argv[2] : "");
         return 2;
     }
     struct tally t = { 0 };
-    if (strcmp(argv[1], "mm") == 0) check_mm(k, &t);
-    else check_attn(k, &t);
+    if (strcmp(argv[1], "mm") == 0) check_mm(k, one_in, &t);
+    else check_attn(k, one_in, &t);
     printf("%ld cases, %ld values, %ld bad, worst error %.3f of the tolerance\n", t.n_cases, t.n_values, t.n_bad, t.worst);
     return t.n_bad == 0 && t.n_cases > 0 && t.n_values > 0 ? 0 : 1;
 }
