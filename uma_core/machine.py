@@ -1,4 +1,4 @@
-"""What the system says of its memory. Figures that it does not tell are None."""
+"""What the system says of its processors and its memory. Figures that it does not tell are None."""
 
 from __future__ import annotations
 
@@ -14,6 +14,48 @@ from typing import Any
 PROCESSORS = frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset[int]()
 N_PROCESSORS = len(PROCESSORS) or os.cpu_count() or 1
 ENDLESS_STACK = 2 << 20  # of a thread where stacks have no limit, on x86-64
+
+
+def cpu_quota(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """How many processors' time the control group and those that it is in allow; None without a limit.
+
+    Source: cpu.max of cgroup v2, cpu.cfs_quota_us of v1. `docker run --cpus` and Kubernetes' limits set them.
+    """
+    try:
+        lines = (proc / "self/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    quotas = []
+    for line in lines:
+        _, controllers, name = [*line.split(":", 2), "", ""][:3]
+        if not controllers or "cpu" in controllers.split(","):
+            root = cgroup / controllers
+            group = root / name.lstrip("/")
+            # a container sees its own group as the root, whatever the name is outside
+            quotas += [_quota(folder) for folder in (group, *group.parents) if folder.is_relative_to(root)]
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def _quota(group: Path) -> float | None:
+    try:
+        if (group / "cpu.max").exists():
+            quota, period = (group / "cpu.max").read_text().split()
+        else:
+            quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        return int(quota) / int(period) if int(quota) > 0 else None
+    except (OSError, ValueError):  # no such controller here, or "max"
+        return None
+
+
+def n_compute_threads() -> int:
+    """One for each processor that this process may use, but no more than its control group gives time for.
+
+    Threads that have used up that time all stand still until the next period. With one processor's time on two
+    processors, two threads gave 1,500 tokens in 4.4 to 5.1 s with pauses of 54 to 55 ms, one thread in 3.6 to 3.7 s
+    with pauses of 11 to 16 ms (embedded model, AMD EPYC with AVX-512, three runs in turn).
+    """
+    quota = cpu_quota()
+    return N_PROCESSORS if quota is None else max(1, min(N_PROCESSORS, int(quota)))
 
 
 def use_all_processors() -> None:

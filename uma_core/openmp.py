@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from uma_core.machine import N_PROCESSORS, use_all_processors
+from uma_core.machine import N_PROCESSORS, n_compute_threads, use_all_processors
 
 USER_VARIABLES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 # Some 2 ms. Two processes with 16 threads each on 16 processors take 14 ms a step with 30,000 rounds, and give no
@@ -23,14 +23,14 @@ SPIN_COUNT = "30000"
 
 
 def variables(n_threads: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """What to set for `n_threads` compute threads (0: one for each processor). Empty if the user has set any of them.
+    """What to set for `n_threads` compute threads (0: as many as the machine allows). Empty if the user has set any.
 
     With at least as many threads as processors, each thread is bound to one: no other place would be better. Fewer
     threads stay free to move to idle processors.
     """
     if sys.platform != "linux" or any(name in environ for name in USER_VARIABLES):
         return {}
-    bound = {} if 0 < n_threads < N_PROCESSORS else {"OMP_PROC_BIND": "true"}
+    bound = {"OMP_PROC_BIND": "true"} if (n_threads or n_compute_threads()) >= N_PROCESSORS else {}
     return bound | {"GOMP_SPINCOUNT": SPIN_COUNT}
 
 

@@ -86,7 +86,13 @@ class EngineOptions:
         max=1 << 20,
         words={"auto": 0},
     )
-    threads: int = option(0, "compute threads; 0: chosen for the machine", min=0, max=1024, words={"auto": 0})
+    threads: int = option(
+        0,
+        "compute threads; 0: one for each processor, fewer where a control group limits their time",
+        min=0,
+        max=1024,
+        words={"auto": 0},
+    )
     n_seq: int = option(
         4, "sequences that can be on the device at once", flag="--parallel", env="UMA_N_SEQ", min=1, max=256
     )

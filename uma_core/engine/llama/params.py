@@ -9,7 +9,7 @@ from uma_core.config.options import EngineOptions
 from uma_core.engine.header import Header, Value
 from uma_core.engine.lib import ffi, lib, text
 from uma_core.errors import ErrorCode, UmaError
-from uma_core.machine import N_PROCESSORS
+from uma_core.machine import n_compute_threads
 
 LOAD_MODES = {
     "auto": "LLAMA_LOAD_MODE_AUTO",
@@ -199,8 +199,8 @@ def check_threads(n_threads: int) -> None:
 
 
 def n_threads_of(options: EngineOptions) -> int:
-    """As configured, or the cores that this process may use."""
-    return options.threads or N_PROCESSORS
+    """As configured, or as many as this process has processors' time for."""
+    return options.threads or n_compute_threads()
 
 
 def meta_of(model: Any, key: str) -> str | None:
