@@ -460,7 +460,7 @@ def bandwidth(models: tuple[str, ...], threads: int, rounds: int, isa: str) -> N
         except ValueError as error:
             raise click.ClickException(str(error)) from error
         columns = (f"{s.median:.3g} ({s.low:.3g} to {s.high:.3g})" for s in (found.step, found.read, found.share))
-        click.echo(f"| {Path(model).stem} | {found.isa} | {found.n_bytes / 1e9:.3f} | {' | '.join(columns)} |")
+        click.echo(f"| {_name_of(model)} | {found.isa} | {found.n_bytes / 1e9:.3f} | {' | '.join(columns)} |")
 
 
 @main.command(name="threads")
@@ -603,9 +603,18 @@ def _plan(jobs: tuple[Job, ...], options: dict[str, Any], quick: bool = False) -
     )
 
 
+def _name_of(model: str) -> str:
+    """Of a shape or of a file: the names of shapes have dots, too."""
+    return Path(model).name.removesuffix(".gguf")
+
+
 def _execute(plan: Plan, criteria: tuple[Criterion, ...], n_lanes: int, more: dict[str, Any] | None = None) -> Results:
-    name = Path(plan.model).stem if plan.model.endswith(".gguf") else plan.model
-    settings = {"model": name, "threads": plan.threads, "scale": plan.sizing.scale, "seed": plan.sizing.seed}
+    settings = {
+        "model": _name_of(plan.model),
+        "threads": plan.threads,
+        "scale": plan.sizing.scale,
+        "seed": plan.sizing.seed,
+    }
     settings |= {"gpu_layers": plan.n_gpu_layers} if plan.n_gpu_layers else {}
     settings |= {"repeats_at_a_time": n_lanes} if n_lanes > 1 else {}
     settings |= more or {}
