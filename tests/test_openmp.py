@@ -33,12 +33,20 @@ def shown(n_threads: int, **given: str) -> str:
     return run.stderr
 
 
-@pytest.mark.parametrize("n_threads", [0, N_PROCESSORS, N_PROCESSORS + 1])
+@pytest.mark.parametrize("n_threads", [N_PROCESSORS, N_PROCESSORS + 1])
 def test_as_many_threads_as_processors_get_one_each(n_threads: int) -> None:
     """Two on one processor, and another program alone on the next, took 600 times as long for a token."""
     printed = shown(n_threads)
     assert "OMP_PROC_BIND = 'TRUE'" in printed
     assert f"GOMP_SPINCOUNT = '{openmp.SPIN_COUNT}'" in printed, "two computing processes would starve each other"
+
+
+@pytest.mark.parametrize(("n_chosen", "is_bound"), [(N_PROCESSORS, True), (N_PROCESSORS - 1, False)])
+def test_threads_that_the_machine_chose_are_bound_where_each_has_a_processor(
+    monkeypatch: pytest.MonkeyPatch, n_chosen: int, is_bound: bool
+) -> None:
+    monkeypatch.setattr(openmp, "n_compute_threads", lambda: n_chosen)
+    assert ("OMP_PROC_BIND" in openmp.variables(0, {})) == is_bound
 
 
 @pytest.mark.skipif(N_PROCESSORS < 2, reason="one thread needs no place")
