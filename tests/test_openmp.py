@@ -42,7 +42,7 @@ def test_as_many_threads_as_processors_get_one_each(n_threads: int) -> None:
 
 
 @pytest.mark.parametrize(("n_chosen", "is_bound"), [(N_PROCESSORS, True), (N_PROCESSORS - 1, False)])
-def test_threads_that_the_machine_chose_are_bound_where_each_has_a_processor(
+def test_default_threads_are_bound_where_each_has_a_processor(
     monkeypatch: pytest.MonkeyPatch, n_chosen: int, is_bound: bool
 ) -> None:
     monkeypatch.setattr(openmp, "n_compute_threads", lambda: n_chosen)

@@ -27,7 +27,7 @@ def test_without_a_cluster_it_says_so_and_starts_none(
     assert "no cluster runs there: start one with" in capsys.readouterr().err
 
 
-def test_up_names_the_nodes_that_everything_else_goes_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_up_names_the_nodes_that_run_behind_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     from uma_gateway.cluster import command
     from uma_gateway.cluster.settings import parse
 

@@ -16,7 +16,8 @@ from tests.kernels import build
 
 NEON = ["neon-i8mm", "neon-dotprod", "neon"]
 ENVIRONMENT = {**os.environ, "ASAN_OPTIONS": "detect_leaks=1"}
-ONE_IN = 1 if os.environ.get("UMA_FUZZ") == "full" else 3  # cases, where one takes ten times as long as on its own
+# Sanitizers and emulation make each case ten times as slow: one case in so many.
+ONE_IN = 1 if os.environ.get("UMA_FUZZ") == "full" else 3
 
 
 @pytest.fixture(scope="module")

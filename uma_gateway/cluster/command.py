@@ -80,7 +80,7 @@ def _tell_of_niceness(tell: Any) -> None:
         for row in _about():
             if row["niceness"] > 0:
                 tell(
-                    f"node {row['node'][:12]} has niceness {row['niceness']}: all else on its machine goes first; "
+                    f"node {row['node'][:12]} runs at niceness {row['niceness']}, behind other processes: "
                     f"start Ray there with {niceness.NICENESS}=0"
                 )
 

@@ -1,7 +1,7 @@
-"""Ray starts its workers at niceness 15, and the daemons with them: whatever else runs on a machine then goes first.
+"""Ray starts its workers at niceness 15, and the daemons inherit it: every other process on the machine runs first.
 
-Beside one busy process on each of two cores a chat had a token every 850 ms, and 2.7 s between two of them; at niceness
-0 it had one every 2 to 5 ms, and at most 20 ms between two (embedded model, AMD EPYC with AVX-512).
+Beside one busy process on each of two cores a chat then had a token every 850 ms, with a longest pause of 2.7 s. At
+niceness 0 it had one every 2 to 5 ms, with a longest pause of 20 ms (embedded model, AMD EPYC with AVX-512).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ NICENESS = "RAY_worker_niceness"  # read where Ray is started, for all workers o
 
 
 def use(environ: MutableMapping[str, str]) -> None:
-    """Have a Ray that this process starts run its workers like any other process, unless something else is said."""
+    """Have a Ray that this process starts run its workers at niceness 0, unless the user has set another one."""
     environ.setdefault(NICENESS, "0")
 
 
 def current() -> int:
-    """That of this process."""
+    """Niceness of the calling process."""
     return os.getpriority(os.PRIO_PROCESS, 0)
