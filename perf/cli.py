@@ -42,6 +42,9 @@ from perf.shapes import SHAPES
 _OUT = Path("perf/out")
 ENGINES = ("auto", "llama", "graph")
 _FOLDER = click.Path(file_okay=False, path_type=Path)
+_ISA = click.option(
+    "--isa", envvar="UMA_ISA", default="auto", show_default=True, help="Our kernels of another instruction set."
+)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -265,12 +268,13 @@ def gateway(repeats: int, step_ms: float, out: Path) -> None:
 @click.option("--threads", default=2, show_default=True, help="Compute threads.")
 @click.option("--rounds", default=9, show_default=True, help="Calls of each engine per case; the median is shown.")
 @click.option("--only", multiple=True, help="Only cases whose name contains this. Repeatable.")
-def engines(model: str, threads: int, rounds: int, only: tuple[str, ...]) -> None:
+@_ISA
+def engines(model: str, threads: int, rounds: int, only: tuple[str, ...], isa: str) -> None:
     """Time decode ticks and prompt chunks of both engines, call by call in turn."""
-    from perf.engines import CASES, Bench  # loads the engine
+    from perf.engines import BASE, CASES, VARIANTS, Bench  # loads the engine
 
     cases = tuple(case for case in CASES if not only or any(part in case.name for part in only))
-    bench = Bench(model, threads, cases)
+    bench = Bench(model, threads, cases, VARIANTS, replace(BASE, isa=isa))
     for case in cases:
         rows = list(bench.measure(case, rounds))
         for row in rows:
@@ -288,12 +292,14 @@ def engines(model: str, threads: int, rounds: int, only: tuple[str, ...]) -> Non
 @click.option("--gpu-layers", default=0, show_default=True, help="Layers on the GPU; -1: all.")
 @click.option("--depth", default=512, show_default=True, help="Positions that each sequence holds.")
 @click.option("--rounds", default=7, show_default=True, help="Calls of each size; the fastest counts.")
-def batches(model: str, threads: int, engine: str, gpu_layers: int, depth: int, rounds: int) -> None:
+@_ISA
+def batches(model: str, threads: int, engine: str, gpu_layers: int, depth: int, rounds: int, isa: str) -> None:
     """Tell what batch sizes cost MODEL on this machine, and which options follow (docs/TUNING.md)."""
     from perf.batches import advice, measure, table  # loads the engine
     from uma_core.config.options import EngineOptions
 
-    found = measure(model, EngineOptions(engine=engine, threads=threads, n_gpu_layers=gpu_layers), depth, rounds)
+    options = EngineOptions(engine=engine, threads=threads, n_gpu_layers=gpu_layers, isa=isa)
+    found = measure(model, options, depth, rounds)
     click.echo(f"{table(found)}\n\n{advice(found)}")
 
 
@@ -447,7 +453,7 @@ def quants(shapes: tuple[str, ...], threads: int, repeats: int, engine: str, out
 @click.argument("models", nargs=-1, metavar="[SHAPE|PATH...]")
 @click.option("--threads", default=2, show_default=True, help="Compute threads, and threads of the plain read.")
 @click.option("--rounds", default=15, show_default=True, help="Steps and reads, in turn.")
-@click.option("--isa", envvar="UMA_ISA", default="auto", show_default=True, help="Kernels of another instruction set.")
+@_ISA
 def bandwidth(models: tuple[str, ...], threads: int, rounds: int, isa: str) -> None:
     """Tell what share of the memory's speed one stream's steps reach; default: 1B Q8_0 and Q4_K_M."""
     from perf.bandwidth import measure  # loads the engine

@@ -227,6 +227,13 @@ def test_every_list_of_models_tells_the_same_abilities(
         assert shown == expected
 
 
+def test_lm_studios_lists_say_that_it_makes_vectors(bert_gateway: GatewayProcess) -> None:
+    assert bert_gateway.get("/api/v0/models").json["data"][0]["type"] == "embeddings"
+    (listed,) = bert_gateway.get("/api/v1/models").json["models"]
+    assert listed["type"] == "embedding" and "capabilities" not in listed
+    assert len(bert_gateway.post("/api/v0/embeddings", input="text").json["data"]) == 1
+
+
 def test_a_client_that_leaves_cancels_its_batch(tiny_gateway: GatewayProcess, tiny: DaemonProcess) -> None:
     with Raw(tiny_gateway.port) as raw:
         raw.send("POST", "/v1/embeddings", {"input": ["a long text, " * 60] * 800})

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from uma_gateway.apis import anthropic, llama, ollama, openai, pages
+from uma_gateway.apis import anthropic, llama, lmstudio, ollama, openai, pages
 from uma_gateway.apis.base import Family
 
-FAMILIES: tuple[Family, ...] = (openai.FAMILY, anthropic.FAMILY, ollama.FAMILY, pages.FAMILY, llama.FAMILY)
+FAMILIES: tuple[Family, ...] = (
+    openai.FAMILY,
+    anthropic.FAMILY,
+    ollama.FAMILY,
+    lmstudio.FAMILY,
+    pages.FAMILY,
+    llama.FAMILY,
+)
 FALLBACK: Family = llama.FAMILY  # writes the errors of paths that are nobody's

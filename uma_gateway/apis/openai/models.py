@@ -97,13 +97,13 @@ async def on_model(exchange: Exchange) -> None:
     elif name == model.name:
         item = model_object(model, created)
     else:
-        raise GatewayError(
-            Kind.NOT_FOUND,
-            f"the model {name[:100]!r} is not served here; {model.name!r} is",
-            "model",
-            "model_not_found",
-        )
+        raise not_served(name, model)
     await exchange.send_json(_for_client(exchange, model, item))
+
+
+def not_served(name: str, model: Model) -> GatewayError:
+    message = f"the model {name[:100]!r} is not served here; {model.name!r} is"
+    return GatewayError(Kind.NOT_FOUND, message, "model", "model_not_found")
 
 
 def _for_client(exchange: Exchange, model: Model, item: dict[str, Any]) -> dict[str, Any]:
