@@ -17,6 +17,7 @@ import signal
 import socket
 import ssl
 import sys
+import threading
 from email.utils import formatdate
 from types import FrameType
 from typing import Any, cast
@@ -27,6 +28,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.regular import read_regular
+from uma_core.threads import start
 from uma_gateway.app import App
 from uma_gateway.config import Config, LimitOptions
 from uma_gateway.exchange import SSE_END, WRITER, messages_of
@@ -47,6 +49,9 @@ MAX_PEM_BYTES = 1 << 20
 # socket that has something)
 SWITCH_INTERVAL_S = 0.0005
 MOST_PIPELINED = 16  # requests behind the one that is answered; then no more are read
+# libuv's threads look up the address to listen on, and nothing else. Where the system allows no thread for them, libuv
+# ends the process: one is asked for where four are its default, after one of Python's.
+UV_THREADS = "UV_THREADPOOL_SIZE"
 LIFELINE = "UMA_GATEWAY_LIFELINE"  # number of a socket to the daemon whose child this is
 TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
@@ -354,7 +359,8 @@ def serve(config: Config, keys: Keys) -> int:
 
 
 def run(server: Server, handshake_s: float) -> None:
-    """Serve until told to stop. Raises: CONFIG_INVALID where nothing can listen.
+    """Serve until told to stop. Raises: CONFIG_INVALID where nothing can listen; INSUFFICIENT_MEMORY where there can be
+    no thread.
 
     A connection on which no TLS handshake ends is closed after `handshake_s`: uvicorn would wait a minute.
     """
@@ -372,6 +378,8 @@ def run(server: Server, handshake_s: float) -> None:
                 message = f"nothing can listen on {kwargs.get('host')}, port {kwargs.get('port')}: {reason}"
                 raise UmaError(ErrorCode.CONFIG_INVALID, message) from None
 
+    start(threading.Thread(target=lambda: None, name="lookup")).join()
+    os.environ.setdefault(UV_THREADS, "1")
     loop = Loop()
     asyncio.set_event_loop(loop)
     try:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from tests.daemon.support import eventually
+from tests.daemon.support import ROOT, eventually
 from tests.gateway.support import GatewayProcess, Raw, n_busy
 
 
@@ -250,3 +252,22 @@ def test_a_moment_without_descriptors_spoils_no_later_chat(folder, serve, before
     resource.prlimit(gateway.process.pid, resource.RLIMIT_NOFILE, (most, most))
     assert gateway.chat(max_tokens=2).status == 200
     assert "Traceback" not in gateway.log
+
+
+ONE_THREAD = """import threading
+allowed = [threading.Thread.start]
+def start(thread):
+    if not allowed:
+        raise RuntimeError("can't start new thread")
+    allowed.pop()(thread)
+threading.Thread.start = start
+"""
+
+
+def test_a_gateway_that_is_allowed_too_few_threads_says_so(tmp_path: Path) -> None:
+    """libuv would end the process without a word. Here the log gets a thread, and nothing else."""
+    (tmp_path / "sitecustomize.py").write_text(ONE_THREAD)
+    command = [sys.executable, "-m", "uma_gateway", "--socket", str(tmp_path / "none.sock"), "--port", "0"]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT)))}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "E_MODEL_004 insufficient_memory: the system allows no thread" in done.stderr

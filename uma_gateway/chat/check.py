@@ -6,6 +6,7 @@ computes for minutes. So it is loaded and rendered once where nothing can be los
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
@@ -68,8 +69,9 @@ def check_template(request: bytes) -> int:
     """Load and render the templates of a `uma_chat_templates_new` request elsewhere. Blocks for about 0.3 s, once for
     each request.
 
-    Returns how deep the JSON of its requests may be nested. Raises: ChatError where it crashes or does not end.
-    What the template refuses is no fault: it may refuse these messages only.
+    Returns how deep the JSON of its requests may be nested. What the template refuses is no fault: it may refuse these
+    messages only. Raises: ChatError where it crashes or does not end; OSError where the system has no process or thread
+    to try it with, which says nothing about it.
     """
     reason = ""
     for depth in DEPTHS:
@@ -91,6 +93,8 @@ def _trial(request: bytes, depth: int) -> str:
         return f"it runs for more than {WALL_SECONDS} s"
     if not done.returncode:
         return ""
+    if done.returncode == os.EX_TEMPFAIL:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
     return _SIGNS.get(done.returncode) or done.stderr.decode(errors="replace").strip()[-300:]
 
 
@@ -103,7 +107,10 @@ def main(depth: int) -> None:
     threading.stack_size(STACK_BYTES)
     ended: list[str] = []
     trial = threading.Thread(target=lambda: ended.append(_try(sys.stdin.buffer.read(), depth)))
-    trial.start()
+    try:
+        trial.start()
+    except RuntimeError:  # the system allows no thread
+        sys.exit(os.EX_TEMPFAIL)
     trial.join()
     if ended != [""]:
         sys.exit(ended[0] if ended else 1)

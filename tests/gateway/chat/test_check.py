@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,11 @@ from tests.daemon.support import ROOT
 from uma_gateway.chat import ChatCode, ChatError, Templates, check
 from uma_gateway.chat.library import encode
 
+NO_THREADS = """import threading
+def start(thread):
+    raise RuntimeError("can't start new thread")
+threading.Thread.start = start
+"""
 RECURSIVE = "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}"
 ENDLESS = "{% for i in range(1000000000) %}{% endfor %}"
 GROWING = (
@@ -56,6 +62,19 @@ def test_limits_that_are_lower_already_stay(limit: str) -> None:
     command = f'ulimit {limit}; exec {sys.executable} -c "{code}"'
     done = subprocess.run(["/bin/sh", "-c", command], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_system_that_allows_no_thread_says_nothing_about_a_template(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried again when there is room."""
+    source = "{{ messages[0].content }} later"
+    (tmp_path / "sitecustomize.py").write_text(NO_THREADS)
+    with monkeypatch.context() as short:
+        short.syspath_prepend(tmp_path)
+        with pytest.raises(OSError, match="unavailable"):
+            Templates(source)
+    Templates(source)
 
 
 def test_a_template_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
