@@ -7,6 +7,7 @@ import threading
 from uma_core.errors import ErrorCode, UmaError
 
 REFUSAL = "can't start new thread"  # what Python's RuntimeError says
+WORDS = "the system allows no further thread (ulimit -u, TasksMax, memory)"
 
 
 def is_refusal(error: Exception) -> bool:

@@ -147,6 +147,7 @@ ALLOWED = {
             "uma_core.config.flags",
             "uma_core.log",
             "uma_core.regular",
+            "uma_core.threads",
         ),  # how options and lines are written
     },
     # pure: how names may be written, and what the daemon takes of a grammar

@@ -428,8 +428,9 @@ def _load_failure(error: Exception) -> UmaError:
     was expected.
     """
     text = f"{type(error).__name__}: {error}"
-    is_short = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
-    if is_short or threads.is_refusal(error):
+    if threads.is_refusal(error):  # of a library's own thread
+        return UmaError(ErrorCode.INSUFFICIENT_MEMORY, threads.WORDS)
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return UmaError(ErrorCode.INSUFFICIENT_MEMORY, text)
     log.error("loading failed", exc_info=error)
     return UmaError(ErrorCode.MODEL_LOAD_FAILED, text)
