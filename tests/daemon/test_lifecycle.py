@@ -33,8 +33,6 @@ def test_while_the_model_loads_the_socket_answers(serve):
         assert daemon.state() == "ready"
         assert daemon.generate("still served", max_tokens=2)[-1]["reason"] == "length"
         daemon.signal(signal.SIGINT)
-        daemon.reach("draining")
-        daemon.signal(signal.SIGINT)
         assert wire.event()["name"] == "shutting_down"
     assert daemon.wait() == 0
 

@@ -10,18 +10,18 @@ from __future__ import annotations
 from typing import Any
 
 from uma_gateway.apis.base import Family, Route
+from uma_gateway.apis.ollama import on_managing
 from uma_gateway.apis.openai.chat import on_chat
 from uma_gateway.apis.openai.completions import on_completions
 from uma_gateway.apis.openai.embeddings import on_embeddings
 from uma_gateway.apis.openai.errors import error_object
-from uma_gateway.apis.openai.models import OWNER, not_served
-from uma_gateway.errors import unsupported
+from uma_gateway.apis.openai.models import OWNER, served
 from uma_gateway.exchange import Exchange
 from uma_gateway.model import Model
 
 
 def v0_object(model: Model, name: str) -> dict[str, Any]:
-    """`max_context_length` is what a client may ask for; there the client could load the model with more, here not."""
+    """`max_context_length` is the context that requests have: no client can load the model with a longer one."""
     details = model.details
     return {
         "id": name,
@@ -62,37 +62,27 @@ def v1_object(model: Model, name: str) -> dict[str, Any]:
 
 
 async def on_v0_models(exchange: Exchange) -> None:
-    data = [v0_object(model, name) for model, name in await _served(exchange)]
+    data = [v0_object(model, name) for model, name in await _listed(exchange)]
     await exchange.send_json({"object": "list", "data": data})
 
 
 async def on_v0_model(exchange: Exchange) -> None:
     name = exchange.params["name"]
-    model = await exchange.gateway.serving(name).model(is_new=True)
-    if name not in (model.name, *model.adapters):
-        raise not_served(name, model)
-    await exchange.send_json(v0_object(model, name))
+    await exchange.send_json(v0_object(await served(exchange, name), name))
 
 
 async def on_v1_models(exchange: Exchange) -> None:
-    await exchange.send_json({"models": [v1_object(model, name) for model, name in await _served(exchange)]})
+    await exchange.send_json({"models": [v1_object(model, name) for model, name in await _listed(exchange)]})
 
 
 async def on_load(exchange: Exchange) -> None:
     """Clients load a model before they use it: the one that is served is loaded."""
     name = str((await exchange.json()).get("model") or "")
-    model = await exchange.gateway.model()
-    if name not in (model.name, *model.adapters):
-        raise not_served(name, model)
-    kind = v1_object(model, name)["type"]
+    kind = v1_object(await served(exchange, name), name)["type"]
     await exchange.send_json({"type": kind, "instance_id": name, "load_time_seconds": 0, "status": "loaded"})
 
 
-async def on_managing(exchange: Exchange) -> None:
-    raise unsupported("models are not managed here: the daemon's configuration says which one is served")
-
-
-async def _served(exchange: Exchange) -> list[tuple[Model, str]]:
+async def _listed(exchange: Exchange) -> list[tuple[Model, str]]:
     """Every served model, and its LoRA adapters, which requests name as models."""
     return [(model, name) for model in await exchange.gateway.models() for name in (model.name, *model.adapters)]
 

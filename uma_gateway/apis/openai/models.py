@@ -91,19 +91,18 @@ async def on_models(exchange: Exchange) -> None:
 
 async def on_model(exchange: Exchange) -> None:
     name, created = exchange.params["name"], exchange.gateway.started_at
-    model = await exchange.gateway.serving(name).model(is_new=True)
-    if name in model.adapters:
-        item = adapter_object(model, name, created)
-    elif name == model.name:
-        item = model_object(model, created)
-    else:
-        raise not_served(name, model)
+    model = await served(exchange, name)
+    item = model_object(model, created) if name == model.name else adapter_object(model, name, created)
     await exchange.send_json(_for_client(exchange, model, item))
 
 
-def not_served(name: str, model: Model) -> GatewayError:
-    message = f"the model {name[:100]!r} is not served here; {model.name!r} is"
-    return GatewayError(Kind.NOT_FOUND, message, "model", "model_not_found")
+async def served(exchange: Exchange, name: str) -> Model:
+    """The model of this name, or with a LoRA adapter of this name. Raises: GatewayError (404, 503)."""
+    model = await exchange.gateway.serving(name).model(is_new=True)
+    if name != model.name and name not in model.adapters:
+        message = f"the model {name[:100]!r} is not served here; {model.name!r} is"
+        raise GatewayError(Kind.NOT_FOUND, message, "model", "model_not_found")
+    return model
 
 
 def _for_client(exchange: Exchange, model: Model, item: dict[str, Any]) -> dict[str, Any]:
