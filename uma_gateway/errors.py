@@ -180,10 +180,14 @@ def _rule_for(code: ErrorCode | None) -> _Rule:
 _CHAT = {
     ChatCode.TEMPLATE_UNSAFE: Kind.NOT_SUPPORTED,
     ChatCode.UNAVAILABLE: Kind.NOT_SUPPORTED,
+    ChatCode.OVERLOADED: Kind.UNAVAILABLE,
     ChatCode.INTERNAL: Kind.SERVER,
 }
 
 
 def from_chat(error: ChatError) -> GatewayError:
     """What the chat layer refuses."""
-    return GatewayError(_CHAT.get(error.code, Kind.INVALID), str(error), code=error.code.value)
+    retry_after_ms = SHORT_MS if error.code is ChatCode.OVERLOADED else None
+    return GatewayError(
+        _CHAT.get(error.code, Kind.INVALID), str(error), code=error.code.value, retry_after_ms=retry_after_ms
+    )

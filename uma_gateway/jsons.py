@@ -13,11 +13,12 @@ import orjson
 from uma_gateway.errors import GatewayError, Kind, invalid
 from uma_gateway.large import LARGE_BYTES
 
+NO_MEMORY = "Not enough memory"  # so orjson's error begins, which is otherwise one of the text's
 _CONTAINERS = frozenset((dict, list))
 
 
 def parse_object(body: bytes, max_depth: int) -> dict[str, Any]:
-    """Parse a request's body, which must be an object. Raises: GatewayError (400)."""
+    """Parse a request's body, which must be an object. Raises: GatewayError (400); MemoryError."""
     body = body.removeprefix(codecs.BOM_UTF8)  # which PowerShell and .NET write before a text
     if not body.strip():
         raise invalid("the body is empty: send a JSON object")
@@ -25,6 +26,8 @@ def parse_object(body: bytes, max_depth: int) -> dict[str, Any]:
         with _uncollected(len(body)):
             value = orjson.loads(body)
     except ValueError as error:  # nested more than 1,024 deep, too
+        if str(error).startswith(NO_MEMORY):
+            raise MemoryError from None
         raise GatewayError(Kind.INVALID, f"the body is not JSON: {error}", code="invalid_json") from None
     if not isinstance(value, dict):
         raise invalid("the body must be a JSON object", code="invalid_json")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from typing import Any
 
+import orjson
 import pytest
 
 from uma_gateway.errors import GatewayError
@@ -38,3 +39,12 @@ def test_the_collector_goes_on_after_a_body(body: bytes) -> None:
     except GatewayError as error:
         assert error.code == "invalid_json"
     assert gc.isenabled()
+
+
+def test_a_body_that_there_is_no_memory_for_is_not_called_malformed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loads(body: bytes) -> Any:
+        raise orjson.JSONDecodeError("Not enough memory to allocate buffer for parsing", "", 0)  # as orjson does
+
+    monkeypatch.setattr(orjson, "loads", loads)
+    with pytest.raises(MemoryError):
+        parse_object(b"{}", 9)

@@ -16,6 +16,7 @@ class ChatCode(str, Enum):
     # a schema that cannot be enforced, or only in part where all of it was asked for
     SCHEMA_UNSUPPORTED = "schema_unsupported"
     UNAVAILABLE = "unavailable"  # the chat library is not built, or of another version
+    OVERLOADED = "overloaded"  # there is no memory for this request now
     INTERNAL = "internal"  # a fault of ours or of the library
 
 

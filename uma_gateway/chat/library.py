@@ -33,7 +33,7 @@ _KINDS = {
     "schema": ChatCode.SCHEMA_UNSUPPORTED,
     "template": ChatCode.TEMPLATE_FAILED,
     "answer": ChatCode.INTERNAL,  # the parser gives such an answer back as it is
-    "memory": ChatCode.INTERNAL,
+    "memory": ChatCode.OVERLOADED,
     "internal": ChatCode.INTERNAL,
 }
 _PREFIX = "Unable to generate parser for this template. Automatic parser generation failed: "
@@ -128,7 +128,9 @@ def call(name: str, *arguments: Any) -> Any:
         library.uma_chat_free(pointer)
     error = answer.get("error")
     if error is not None:
-        raise LibraryError(error["kind"], error["message"], error["log"])
+        # llama.cpp's template engine tells what C++ threw in an error of its own
+        is_short = "std::bad_alloc" in error["message"]
+        raise LibraryError("memory" if is_short else error["kind"], error["message"], error["log"])
     return answer["ok"]
 
 
