@@ -13,7 +13,7 @@ import orjson
 from uma_gateway.errors import GatewayError, Kind, invalid
 from uma_gateway.large import LARGE_BYTES
 
-NO_MEMORY = "Not enough memory"  # so orjson's error begins, which is otherwise one of the text's
+NO_MEMORY = "Not enough memory"  # the beginning of orjson's error when memory, not the text, is at fault
 _CONTAINERS = frozenset((dict, list))
 
 

@@ -49,8 +49,9 @@ MAX_PEM_BYTES = 1 << 20
 # socket that has something)
 SWITCH_INTERVAL_S = 0.0005
 MOST_PIPELINED = 16  # requests behind the one that is answered; then no more are read
-# libuv's threads look up the address to listen on, and nothing else. Where the system allows no thread for them, libuv
-# ends the process: one is asked for where four are its default, after one of Python's.
+# libuv uses its threads only to look up the address to listen on, and aborts the process when it cannot start one. So
+# the gateway first starts a thread of its own, whose failure it can report, and asks libuv for one thread instead of
+# four.
 UV_THREADS = "UV_THREADPOOL_SIZE"
 LIFELINE = "UMA_GATEWAY_LIFELINE"  # number of a socket to the daemon whose child this is
 TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"

@@ -128,7 +128,7 @@ def call(name: str, *arguments: Any) -> Any:
         library.uma_chat_free(pointer)
     error = answer.get("error")
     if error is not None:
-        # llama.cpp's template engine tells what C++ threw in an error of its own
+        # llama.cpp's template engine wraps what C++ threw in an error of its own
         is_short = "std::bad_alloc" in error["message"]
         raise LibraryError("memory" if is_short else error["kind"], error["message"], error["log"])
     return answer["ok"]
