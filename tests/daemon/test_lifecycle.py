@@ -32,7 +32,12 @@ def test_while_the_model_loads_the_socket_answers(serve):
         assert daemon.ask("reload")["name"] == "reload_busy"
         assert daemon.state() == "ready"
         assert daemon.generate("still served", max_tokens=2)[-1]["reason"] == "length"
+        daemon.pull(load_ms=600_000, gives_up_soon=True, step_ms=20)
+        stream = daemon.stream(**FOREVER).begun()  # the drain lasts as long as it does
         daemon.signal(signal.SIGINT)
+        daemon.reach("draining")
+        daemon.signal(signal.SIGINT)
+        assert stream.end()["error"]["name"] == "shutting_down"
         assert wire.event()["name"] == "shutting_down"
     assert daemon.wait() == 0
 
