@@ -396,8 +396,8 @@ def answers(
 
 
 @main.command()
-@click.option("--row-price", default=0.02, show_default=True, help="Of one more row, up to four, in steps.")
-@click.option("--later-price", default=0.18, show_default=True, help="Of each row after them.")
+@click.option("--row-price", default=0.05, show_default=True, help="Of one more row, up to four, in steps.")
+@click.option("--later-price", default=0.065, show_default=True, help="Of each row after them.")
 def drafts(row_price: float, later_price: float) -> None:
     """Replay recorded texts through the lookups alone: how much holds, by source and match, and what each constant
     is worth. No engine.

@@ -14,16 +14,23 @@ import numpy as np
 
 from perf.recorded import WORKLOADS, Recorded, recorded
 from perf.replayed import vocabulary
+from uma_core.policy.stages.speculate import LEAST_SURVIVAL
+from uma_core.session.draft import Agreement
 from uma_core.speculation import acceptance
-from uma_core.speculation.acceptance import PRIOR, Acceptance
+from uma_core.speculation.acceptance import N_BUCKETS, PRIOR, Acceptance, bucket_of
 from uma_core.speculation.lookup import Lookup
 from uma_core.types import TokenId
 
-N_MOST = 7  # draft tokens of a step
+N_MOST = 15  # draft tokens of a step
 N_CHEAP = 4  # rows that cost little
-N_TOKENS = 200  # of each answer
+N_TOKENS = 256  # of each answer
 STEPS = (0.02, 0.04, 0.08, 0.16, 0.32)
 GLOBAL_STEPS = (0.0, 0.003, 0.01, 0.03)
+PLACES = {
+    Agreement.ONE: "where the match has one earlier place",
+    Agreement.SAME: "where its two latest places say the same",
+    Agreement.DIFFERENT: "where they differ",
+}
 
 Texts = list[tuple[Recorded, np.ndarray, list[TokenId]]]
 
@@ -45,7 +52,8 @@ class Tally:
         self.n_tokens = self.n_drafted = self.n_held = 0
         self.time = 0.0
         self.log_loss, self.n_judged = 0.0, 0
-        self.by_match = [[0, 0] for _ in PRIOR]  # [seen, held] of the first draft token
+        # [seen, held] of the first draft token
+        self.by_match = {agreement: [[0, 0] for _ in range(N_BUCKETS)] for agreement in Agreement}
 
     @property
     def speed(self) -> float:
@@ -60,7 +68,8 @@ def play(source: Lookup, answer: list[TokenId], price: Price, tally: Tally) -> N
         draft = source.propose(answer[:at], min(N_MOST, len(answer) - at - 1))
         n, expected = 0, 1.0
         for survival in draft.survival:
-            if survival * price.of(1 + n) <= expected * (price.of(2 + n) - price.of(1 + n)):
+            is_worth = survival * price.of(1 + n) > expected * (price.of(2 + n) - price.of(1 + n))
+            if survival < LEAST_SURVIVAL or not is_worth:
                 break
             n, expected = n + 1, expected + survival
         held = 0
@@ -68,7 +77,7 @@ def play(source: Lookup, answer: list[TokenId], price: Price, tally: Tally) -> N
             held += 1
         if draft.tokens:
             is_right = draft.tokens[0] == answer[at]
-            bucket = tally.by_match[acceptance._bucket(draft.n_match)]
+            bucket = tally.by_match[draft.agreement[0]][bucket_of(draft.n_match)]
             bucket[0], bucket[1] = bucket[0] + 1, bucket[1] + is_right
             chance = min(0.999, max(0.001, draft.survival[0]))
             tally.log_loss -= math.log(chance if is_right else 1.0 - chance)
@@ -118,11 +127,13 @@ def study(row_price: float, later_price: float) -> Iterator[str]:
             f"  {workload:8} {tally.speed:5.2f}x  {tally.n_held:6} of {tally.n_drafted:6} drafted tokens held, "
             f"{tally.n_tokens} tokens"
         )
-    yield "part of first draft tokens that held, by the bit length of the match (now: PRIOR)"
-    for workload, tally in found.items():
-        told = " ".join(f"{held / seen:5.2f}/{seen:<4}" if seen else "   -      " for seen, held in tally.by_match[1:])
-        yield f"  {workload:8} {told}"
-    yield "  PRIOR    " + " ".join(f"{rate:5.2f}     " for rate in PRIOR[1:])
+    for agreement in Agreement:
+        yield f"part of first draft tokens that held, by the bit length of the match (now: PRIOR), {PLACES[agreement]}"
+        for workload, tally in found.items():
+            counts = tally.by_match[agreement][1:]
+            told = " ".join(f"{held / seen:5.2f}/{seen:<4}" if seen else "   -      " for seen, held in counts)
+            yield f"  {workload:8} {told}"
+        yield "  PRIOR    " + " ".join(f"{rate:5.2f}     " for rate in PRIOR[agreement][1:])
     for name, values in (("STEP", STEPS), ("GLOBAL_STEP", GLOBAL_STEPS)):
         yield f"{name} (now {getattr(acceptance, name)}): speed, and mean log loss of the first token's probability"
         for value in values:

@@ -15,6 +15,12 @@ typedef struct state {
     int32_t edges; // first of its edges, NONE: it has none
 } state;
 
+// The longest end of the text, as it was up to some position, that occurred before.
+typedef struct match {
+    int32_t n;   // its tokens
+    int32_t end; // position after that place
+} match;
+
 typedef struct edge {
     int32_t     from, to;
     llama_token token;
@@ -23,14 +29,13 @@ typedef struct edge {
 
 struct uma_suffix {
     llama_token * text;
+    match *   matches; // by position less 1
     state *   states;
     edge *    edges;
     int32_t * table; // edges by (from, token), open addressing; NONE: free
     int32_t n_text, n_states, n_edges, n_table;
-    int32_t most_text, most_states, most_edges;
+    int32_t most_text, most_matches, most_states, most_edges;
     int32_t last;       // the state of the whole text
-    int32_t n_match;    // length of the longest end of the text that occurred before ...
-    int32_t t_match;    // ... and the position after that place
     bool    is_broken;  // memory ran out
 };
 
@@ -124,7 +129,8 @@ static int32_t split(uma_suffix * s, int32_t original, int32_t length) {
 }
 
 static bool extend(uma_suffix * s, llama_token token) {
-    if (!grow((void **) &s->text, s->n_text, &s->most_text, sizeof(llama_token))) {
+    if (!grow((void **) &s->text, s->n_text, &s->most_text, sizeof(llama_token))
+        || !grow((void **) &s->matches, s->n_text, &s->most_matches, sizeof(match))) {
         return false;
     }
     s->text[s->n_text++] = token;
@@ -155,9 +161,8 @@ static bool extend(uma_suffix * s, llama_token token) {
         }
     }
     s->states[whole].link = link;
-    s->last    = whole;
-    s->n_match = s->states[link].length;
-    s->t_match = s->states[link].end;
+    s->last = whole;
+    s->matches[s->n_text - 1] = (match) { s->states[link].length, s->states[link].end };
     s->states[link].end = s->n_text; // from now on the latest place
     return true;
 }
@@ -179,14 +184,29 @@ bool uma_suffix_extend(uma_suffix * s, const llama_token * tokens, int32_t n) {
 }
 
 int32_t uma_suffix_match(const uma_suffix * s, int32_t * n_match) {
-    *n_match = s->is_broken ? 0 : s->n_match;
-    return s->t_match;
+    const match last = s->n_text && !s->is_broken ? s->matches[s->n_text - 1] : (match) { 0, 0 };
+    *n_match = last.n;
+    return last.end;
 }
 
-int32_t uma_suffix_read(const uma_suffix * s, int32_t from, llama_token * out, int32_t n_most) {
-    int32_t n = 0;
-    for (; n < n_most && from >= 0 && from + n < s->n_text && s->text[from + n] >= 0; n++) {
+// The token at a position; NONE: a separator, or the text's end.
+static llama_token token_at(const uma_suffix * s, int32_t position) {
+    return position < s->n_text && s->text[position] >= 0 ? s->text[position] : NONE;
+}
+
+int32_t uma_suffix_read(
+    const uma_suffix * s, int32_t from, int32_t n_match, llama_token * out, uint8_t * agreement, int32_t n_most) {
+    if (from <= 0 || from > s->n_text || s->is_broken) {
+        return 0;
+    }
+    const match before = s->matches[from - 1];
+    bool        is_one = before.n < n_match; // the match did not occur before this place
+    int32_t     n = 0;
+    for (; n < n_most && token_at(s, from + n) != NONE; n++) {
         out[n] = s->text[from + n];
+        const llama_token other = is_one ? NONE : token_at(s, before.end + n);
+        agreement[n] = other == NONE ? UMA_ONE_PLACE : other == out[n] ? UMA_PLACES_AGREE : UMA_PLACES_DIFFER;
+        is_one = other != out[n];
     }
     return n;
 }
@@ -213,14 +233,15 @@ int32_t uma_suffix_follow(const uma_suffix * s, uma_suffix_cursor * at, llama_to
 }
 
 int64_t uma_suffix_bytes(const uma_suffix * s) {
-    return (int64_t) sizeof(*s) + s->most_text * (int64_t) sizeof(llama_token) + s->most_states * (int64_t)
-        sizeof(state)
+    return (int64_t) sizeof(*s) + s->most_text * (int64_t) sizeof(llama_token)
+        + s->most_matches * (int64_t) sizeof(match) + s->most_states * (int64_t) sizeof(state)
         + s->most_edges * (int64_t) sizeof(edge) + s->n_table * (int64_t) sizeof(int32_t);
 }
 
 void uma_suffix_free(uma_suffix * s) {
     if (s) {
         free(s->text);
+        free(s->matches);
         free(s->states);
         free(s->edges);
         free(s->table);

@@ -22,8 +22,12 @@ uma_suffix * uma_suffix_new(void);                                  // NULL: no 
 bool    uma_suffix_extend(uma_suffix * s, const llama_token * tokens, int32_t n);
 // Position after the earlier place of the longest end of the text that has one. *n_match: its tokens, 0: there is none.
 int32_t uma_suffix_match(const uma_suffix * s, int32_t * n_match);
-// tokens copied, up to a separator
-int32_t uma_suffix_read(const uma_suffix * s, int32_t from, llama_token * out, int32_t n_most);
+// What the two latest places of a match say of the token that follows it. Behind a token of which they differ, the
+// latest place is the only one that is left.
+enum uma_agreement { UMA_ONE_PLACE = 0, UMA_PLACES_AGREE = 1, UMA_PLACES_DIFFER = 2 };
+// Tokens copied that follow a match of n_match tokens, which ends before `from`, up to a separator. agreement: n_most.
+int32_t uma_suffix_read(
+    const uma_suffix * s, int32_t from, int32_t n_match, llama_token * out, uint8_t * agreement, int32_t n_most);
 // go on by a token; position after the match
 int32_t uma_suffix_follow(const uma_suffix * s, uma_suffix_cursor * at, llama_token token);
 int64_t uma_suffix_bytes(const uma_suffix * s);

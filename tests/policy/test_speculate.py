@@ -27,6 +27,14 @@ FLAT = build(
     (CPU.transfer_fixed_ns, CPU.transfer_ns_per_byte),
     True,
 )
+# a fifth row costs as much as the next three together
+TILED = build(
+    Curve((1, 4, 5, 8, 16), (16.0 * MS, 17.0 * MS, 24.0 * MS, 25.0 * MS, 40.0 * MS), (100.0,) * 5),
+    CPU.prefill,
+    CPU.piece,
+    (CPU.transfer_fixed_ns, CPU.transfer_ns_per_byte),
+    True,
+)
 LIKELY = (0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65)
 WIDE = SchedulerConfig(guard_cap=1.6)  # room for a few pieces
 
@@ -73,6 +81,23 @@ def test_what_hardly_holds_gets_no_row(survival: tuple[float, ...]) -> None:
 def test_the_likeliest_of_all_streams_go_first() -> None:
     plan = planned(state(talking(0, survival=(0.9, 0.8)), talking(1, survival=(0.5, 0.2))))
     assert rows(plan) == {0: 2}
+
+
+def test_several_rows_are_worth_it_where_one_is_not() -> None:
+    calm = {"cost": TILED, "memory": guarded(error=0.0, tick=999)}
+    four = planned(state(*(talking(i, survival=(0.95,)) for i in range(4)), **calm))
+    assert rows(four) == dict.fromkeys(range(4), 1)
+    assert not rows(planned(state(talking(0, survival=(0.95,)), *(talking(i) for i in range(1, 4)), **calm)))
+    waiting = planned(state(*(talking(i) for i in range(4)), **calm))
+    assert waiting.n_repeats and waiting.draft_floor < 0.95, "four such drafts end the repeats"
+
+
+def test_streams_whose_drafts_are_less_likely_get_a_row_rather_than_nobody() -> None:
+    """The likeliest rows would all be the first stream's, and the others' limit forbids a call that long."""
+    sure = tuple(0.99**i for i in range(1, 13))
+    unsure = [talking(i, survival=(0.6,), ahead=0.0) for i in range(1, 4)]
+    plan = planned(state(talking(0, survival=sure), *unsure, cost=TILED, memory=guarded(error=0.0, tick=999)))
+    assert rows(plan).keys() == set(range(4)), "each pays with its own token"
 
 
 @pytest.mark.parametrize("kind", ["long", "urgent", "forced"])

@@ -11,7 +11,7 @@ from uma_core.protocol.sampling import SAMPLING_FIELDS
 from uma_core.types import Request
 
 PROTOCOL_VERSION = 1
-N_PREDICTION_MOST = 1 << 18  # characters: more than an answer has; 130 bytes of memory for each token of them
+N_PREDICTION_MOST = 1 << 18  # characters: more than an answer has; 150 bytes of memory for each token of them
 # characters of a text that ends an answer, or that it must not have: what may still become one is held back from the
 # reader
 N_STOP_MOST = 1_024

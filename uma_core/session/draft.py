@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import NamedTuple
 
 from uma_core.types import TokenId
+
+
+class Agreement(IntEnum):
+    """What the two latest places of a match say of a token that follows it (uma_speculation.h: uma_agreement)."""
+
+    ONE = 0  # there is one place, or the other one goes on differently
+    SAME = 1
+    DIFFERENT = 2  # the token is the latest place's
 
 
 class Draft(NamedTuple):
@@ -12,6 +21,7 @@ class Draft(NamedTuple):
     survival: tuple[float, ...] = ()  # probability of each that it, and all before it, will be drawn
     source: str = ""  # "lookup", "history", "prediction", "forced"
     n_match: int = 0  # tokens before it that occurred where it comes from
+    agreement: tuple[Agreement, ...] = ()  # of each token that was looked up
 
 
 NO_DRAFT = Draft()

@@ -13,7 +13,7 @@ import numpy as np
 from uma_core.speculation.suffix import N_FEED, SuffixText
 from uma_core.types import TokenId
 
-# the ones that ended an answer last: with the default of 32,768 tokens each, of 130 bytes, they hold 272 MB at most
+# the ones that ended an answer last: with the default of 32,768 tokens each, of 150 bytes, they hold 310 MB at most
 N_ACCOUNTS = 64
 
 
@@ -26,7 +26,7 @@ class _Account:
 
 
 class History:
-    """Owned by the compute thread. Holds up to `n_tokens` tokens an account (130 bytes each); 0: nothing."""
+    """Owned by the compute thread. Holds up to `n_tokens` tokens an account (150 bytes each); 0: nothing."""
 
     def __init__(self, n_tokens: int) -> None:
         self._n_tokens = n_tokens

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from uma_core.session.draft import NO_DRAFT, Draft
+from uma_core.session.draft import NO_DRAFT, Agreement, Draft
 from uma_core.speculation.acceptance import Acceptance
 from uma_core.speculation.suffix import N_FEED, Cursor, SuffixText
 from uma_core.types import TokenId
@@ -50,7 +50,7 @@ class Lookup:
         new = generated[self._n_generated :]
         if new:
             self._n_generated = len(generated)
-            self._rates.observe(self.draft.source, self.draft.n_match, self.draft.tokens, new)
+            self._rates.observe(self.draft, new)
             self._own.extend(np.array(new, np.int32))
             for token in new:
                 for _, cursor in self._cursors:
@@ -61,7 +61,8 @@ class Lookup:
     def _best(self, n_most: int) -> Draft:
         """Of the places that were found, the one with the longest match; the text itself goes before others."""
         if self._prediction and not self._n_generated:
-            return self._draft(self._prediction[:n_most], PREDICTION, 1)
+            tokens = self._prediction[:n_most]
+            return self._draft(tokens, [Agreement.ONE] * len(tokens), PREDICTION, 1)
         n_match, position = self._own.match()
         source, text = OWN, self._own
         for name, cursor in self._cursors:
@@ -69,7 +70,8 @@ class Lookup:
                 n_match, position, source, text = cursor.n_match, cursor.position, name, cursor.text
         if not n_match or n_most <= 0:
             return NO_DRAFT
-        return self._draft(text.read(position, n_most), source, n_match)
+        return self._draft(*text.read(position, n_match, n_most), source, n_match)
 
-    def _draft(self, tokens: Sequence[TokenId], source: str, n_match: int) -> Draft:
-        return Draft(tuple(tokens), tuple(self._rates.survival(source, n_match, len(tokens))), source, n_match)
+    def _draft(self, tokens: Sequence[TokenId], agreement: Sequence[Agreement], source: str, n_match: int) -> Draft:
+        survival = tuple(self._rates.survival(source, n_match, agreement))
+        return Draft(tuple(tokens), survival, source, n_match, tuple(agreement))

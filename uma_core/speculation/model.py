@@ -15,7 +15,7 @@ import numpy as np
 
 from uma_core.clock import Clock
 from uma_core.engine.api import Batch, DecodeStatus, Engine, MemoryUse
-from uma_core.session.draft import NO_DRAFT, Draft
+from uma_core.session.draft import NO_DRAFT, Agreement, Draft
 from uma_core.speculation.acceptance import Acceptance
 from uma_core.types import SeqId, TokenId
 
@@ -192,7 +192,7 @@ class ModelSource:
         """What it drafted, if that follows the answer so far. Learns from what has come since."""
         new = generated[self._n_known :]
         if new and self._drafted:
-            self._rates.observe(MODEL, 1, self._drafted, new)
+            self._rates.observe(self._draft(), new)
             n_right = next(
                 (i for i, pair in enumerate(zip(self._drafted, new, strict=False)) if pair[0] != pair[1]), None
             )
@@ -203,10 +203,14 @@ class ModelSource:
                 self._model.truncate(self._seq_id, said)
                 self._n_kv = said
         self._n_known = len(generated)
-        if not self._drafted:
-            return NO_DRAFT
-        tokens = tuple(self._drafted)
-        return Draft(tokens, tuple(self._rates.survival(MODEL, 1, len(tokens))), MODEL, 1)
+        return self._draft() if self._drafted else NO_DRAFT
+
+    def _draft(self) -> Draft:
+        n = len(self._drafted)
+        return Draft(tuple(self._drafted), self._survival(n), MODEL, 1, (Agreement.ONE,) * n)
+
+    def _survival(self, n: int) -> tuple[float, ...]:
+        return tuple(self._rates.survival(MODEL, 1, (Agreement.ONE,) * n))
 
     def rates(self, n_most: int) -> tuple[float, ...]:
         """How likely each token is to be drawn that it would draft now; (): it cannot."""
@@ -215,7 +219,7 @@ class ModelSource:
         n_most = min(n_most, self._model.n_ctx_seq - len(self._given) - self._n_known - 1)
         if self._n_known - self._n_tried >= self.N_SKIPPED:
             return (1.0,)[: max(0, n_most)]
-        return tuple(self._rates.survival(MODEL, 1, max(0, n_most)))
+        return self._survival(n_most)
 
     def run(self, generated: Sequence[TokenId], n: int, ns: int) -> None:
         """Draft n tokens after the answer so far; where more is to be read than fits into the time, read that much."""

@@ -1,21 +1,22 @@
 """Speculate: draft tokens become further rows of a decode call, where they are expected to win more than they cost.
 
-Rules: a row is worth its time while it brings tokens faster than the call without it does: with T tokens expected of a
-call of C ns, a draft of survival probability s has to cost less than s * C / T. Rows go to the likeliest drafts of all
-streams. Beside interactive streams the step stays within their everyday limit, drafts and the draft model's own time
-included; a gap that is long already gets none. Where an everyday gap reads a prompt in pieces, drafts may take what one
-piece leaves; where a prompt has rows in the streams' own call, drafts may take half of them; from a prompt whose first
-token somebody awaits they take nothing. Where a gap holds no other work, the everyday limit applies to each token: a
-step that is to bring every stream k tokens may take k times as long, up to a long gap's length. A stream that gets
-fewer pays with the tokens that it is ahead: those that its drafts brought it before. So a stream that finds no draft
-for a moment holds up nobody, and one that never drafts is not held up.
+Rules: rows go to the likeliest drafts of all streams, as many as bring most tokens in the call's time. Several rows may
+be worth it where one is not: a fifth row may cost as much as the next three together. Beside interactive streams the
+step stays within their everyday limit, drafts and the draft model's own time included; a gap that is long already gets
+none. Where an everyday gap reads a prompt in pieces, drafts may take what one piece leaves; where a prompt has rows in
+the streams' own call, drafts may take half of them; from a prompt whose first token somebody awaits they take nothing.
+Where a gap holds no other work, the everyday limit applies to each token: a step that is to bring every stream k tokens
+may take k times as long, up to a long gap's length. A stream that gets fewer pays with the tokens that it is ahead:
+those that its drafts brought it before. So a stream that finds no draft for a moment holds up nobody, and one that
+never drafts is not held up.
 """
 
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from uma_core.policy.deadlines import is_first_awaited
@@ -133,7 +134,17 @@ def _spend(state: SchedulerState, plan: Plan, ns: int, room_ns: int) -> Plan:
 
 
 def _allot(state: SchedulerState, streams: list[SessionView], room: DraftRoom) -> tuple[list[int], int]:
-    """Drafts of one call that get rows, the likeliest first, and the time that they take.
+    """Drafts of one call that get rows, and the time that they take: the likeliest, or a first one of every stream and
+    then the likeliest, where the limit of a stream without rows leaves the others less.
+    """
+    tried = [_rows_of(state, streams, order, room) for order in (_likeliest(streams), _each_first(streams))]
+    return max(tried)[1:]
+
+
+def _rows_of(
+    state: SchedulerState, streams: list[SessionView], drafts: Iterable[tuple[float, int]], room: DraftRoom
+) -> tuple[float, list[int], int]:
+    """Tokens per ns with the best number of these (survival, sid), the sids, and the time that their rows take.
 
     Several rows may be within the limit where the first of them alone is not: it may take one for each stream.
     """
@@ -141,24 +152,24 @@ def _allot(state: SchedulerState, streams: list[SessionView], room: DraftRoom) -
     n, n_kv = len(streams), sum(v.n_past for v in streams)
     alone_ns = call_ns = state.cost.decode_ns(n, n_kv)
     expected = float(n)
+    best_rate = expected / alone_ns
     tokens = dict.fromkeys(views, 1.0)  # that the call is to bring each stream
     chosen: list[int] = []
     n_kept = kept_ns = 0
-    for survival, sid in _likeliest(streams):
+    for survival, sid in drafts:
         n_kv += views[sid].n_past
-        next_ns = max(call_ns, state.cost.decode_ns(n + 1, n_kv))
-        is_full = n >= state.device.n_verify_rows
-        is_worth = survival >= LEAST_SURVIVAL and survival * call_ns > expected * (next_ns - call_ns)
-        if is_full or not is_worth or next_ns - alone_ns > room.in_long_ns:
+        call_ns = max(call_ns, state.cost.decode_ns(n + 1, n_kv))
+        more_ns = call_ns - alone_ns
+        if n >= state.device.n_verify_rows or survival < LEAST_SURVIVAL or more_ns > room.in_long_ns:
             break
-        n, call_ns, expected = n + 1, next_ns, expected + survival
+        n, expected = n + 1, expected + survival
         chosen.append(sid)
         tokens[sid] += survival
-        more_ns = call_ns - alone_ns
         n_brought = min(n_tokens + views[sid].ahead for sid, n_tokens in tokens.items())
-        if more_ns <= room.in_everyday_ns or room.round_ns + more_ns <= n_brought * room.limit_ns:
-            n_kept, kept_ns = len(chosen), more_ns
-    return chosen[:n_kept], kept_ns
+        is_within = more_ns <= room.in_everyday_ns or room.round_ns + more_ns <= n_brought * room.limit_ns
+        if is_within and expected / call_ns > best_rate:
+            n_kept, kept_ns, best_rate = len(chosen), more_ns, expected / call_ns
+    return best_rate, chosen[:n_kept], kept_ns
 
 
 def _exchange(state: SchedulerState, streams: list[SessionView], prompt: PlanItem) -> list[int]:
@@ -194,6 +205,13 @@ def _likeliest(streams: list[SessionView]) -> Iterator[tuple[float, int]]:
             heapq.heapreplace(best, (-left[sid].pop(), sid))
         else:
             heapq.heappop(best)
+
+
+def _each_first(streams: list[SessionView]) -> Iterator[tuple[float, int]]:
+    """The first draft token of every stream, the likeliest first, and then the others as `_likeliest` has them."""
+    firsts = sorted(((v.survival[0], v.sid) for v in streams if v.survival), reverse=True)
+    others = _likeliest([v._replace(survival=v.survival[1:]) for v in streams])
+    return itertools.chain(firsts, others)
 
 
 # drafts to be made
@@ -243,7 +261,10 @@ def _floor(state: SchedulerState, plan: Plan, room: DraftRoom) -> Plan:
     if plan.guard is None or not n or n >= state.device.n_verify_rows:
         return plan
     step_ns = state.cost.decode_ns(n, sum(cells))
-    more_ns = state.cost.decode_ns(n + 1, sum(cells) + min(cells)) - step_ns
-    if more_ns > room.in_long_ns:
-        return plan._replace(draft_floor=2.0)
-    return plan._replace(draft_floor=max(LEAST_SURVIVAL, n * more_ns / step_ns))
+    floor = 2.0  # no draft is so likely
+    for k in range(1, state.device.n_verify_rows - n + 1):
+        more_ns = state.cost.decode_ns(n + k, sum(cells) + k * min(cells)) - step_ns
+        if more_ns > room.in_long_ns:
+            break
+        floor = min(floor, max(LEAST_SURVIVAL, n * more_ns / (k * step_ns)))
+    return plan._replace(draft_floor=floor)
