@@ -396,15 +396,23 @@ def answers(
 
 
 @main.command()
-@click.option("--row-price", default=0.05, show_default=True, help="Of one more row, up to four, in steps.")
-@click.option("--later-price", default=0.065, show_default=True, help="Of each row after them.")
-def drafts(row_price: float, later_price: float) -> None:
-    """Replay recorded texts through the lookups alone: how much holds, by source and match, and what each constant
-    is worth. No engine.
+@click.option(
+    "--prices",
+    default="2:1.05,4:1.17,8:1.37,16:2",
+    show_default=True,
+    help="Of calls of so many rows, in steps of one row.",
+)
+def drafts(prices: str) -> None:
+    """Replay recorded texts through the lookups and the policy: how much holds, by match, what four streams and one
+    win, and what each constant is worth. No engine.
     """
     from perf.drafts import study
 
-    for line in study(row_price, later_price):
+    try:
+        told = {int(n): float(price) for n, price in (each.split(":") for each in prices.split(","))}
+    except ValueError:
+        raise click.BadParameter(f"{prices!r} is no list of ROWS:PRICE", param_hint="--prices") from None
+    for line in study(told):
         click.echo(line)
 
 

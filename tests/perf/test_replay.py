@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from perf import drafts, replay
-from perf.recorded import N_TURNS, WORKLOADS, recorded
+from perf.recorded import N_TURNS, WORKLOADS, Recorded, recorded
 from perf.replayed import Replay, seed_of
 from uma_core.engine.api import NOT_DRAWN, WANT_IF_HELD, Batch
 from uma_core.engine.fake.engine import FakeEngine, FakeModel
 from uma_core.speculation.acceptance import Acceptance
-from uma_core.speculation.lookup import Lookup
 from uma_core.types import SamplingParams
 
 ANSWER = [70, 71, 72, 73, 74, 75]
@@ -53,13 +52,24 @@ def test_every_workload_is_recorded() -> None:
 
 
 def test_the_study_counts_what_holds() -> None:
-    tally, prompt = drafts.Tally(), np.arange(50, dtype=np.int32)
-    source = Lookup(prompt, (), Acceptance())
-    drafts.play(source, list(range(10, 45)), drafts.Price(0.0, 0.1), tally)
+    cost, prompt = drafts.cost_of(drafts.PRICES), np.arange(50, dtype=np.int32)
+    copied, new = (
+        drafts.Text(Recorded("edit", "", ""), prompt, list(range(begin, begin + 35))) for begin in (10, 1000)
+    )
+    tally, plain = drafts.Tally(), drafts.Tally()
+    drafts.play([copied], Acceptance(), cost, tally)
     assert tally.n_tokens == 35 and tally.n_held > 15 and tally.speed > 1.5
-    plain = drafts.Tally()
-    drafts.play(Lookup(prompt, (), Acceptance()), list(range(1000, 1035)), drafts.Price(0.02, 0.2), plain)
-    assert plain.speed == 1.0 and plain.n_drafted == 0
+    drafts.play([new, new], Acceptance(), cost, plain)
+    assert plain.n_tokens == 70 and plain.n_drafted == 0 and plain.speed == pytest.approx(1.0)
+
+
+def test_the_study_replays_several_streams_at_once() -> None:
+    """Each gets its own tokens; one that copies is faster beside one that does not than without drafts."""
+    cost, prompt = drafts.cost_of(drafts.PRICES), np.arange(50, dtype=np.int32)
+    texts = [drafts.Text(Recorded("edit", "", ""), prompt, answer) for answer in (list(range(10, 45)), [999] * 5)]
+    tally = drafts.Tally()
+    drafts.play(texts, Acceptance(), cost, tally)
+    assert tally.n_tokens == 40 and tally.speed > 1.2
 
 
 def test_a_slow_answer_counts_for_as_long_as_it_took() -> None:

@@ -32,8 +32,8 @@ NewSource = Callable[[Session], DraftSource]
 
 
 # Tokens that a stream may be ahead: what it saves for steps that others' drafts stretch. A step of eight rows of four
-# streams takes 0.2 to 0.3 of one, so that is some sixty steps of something new. With 8 four edits come 1.91 times as
-# fast as without drafts, with 16 2.01, with 32 2.04 (recorded texts, simulated with what rows cost on a Xeon).
+# streams takes 0.2 to 0.3 of one, so that is some sixty steps of something new. With 8 four edits come 1.92 times as
+# fast as without drafts, with 16 2.04, with 32 2.05 (`python -m perf drafts`).
 AHEAD_MOST = 16.0
 AHEAD_FIRST = 1.0  # what a new stream has of them, or nobody could begin where each waits for the others' drafts
 
