@@ -639,7 +639,7 @@ class SpeculationOptions:
         "that repeat nothing; empty: none",
         reload="engine",
     )
-    max_draft_tokens: int = option(12, "most draft tokens of a stream in one step", unit="tokens", min=1, max=64)
+    max_draft_tokens: int = option(15, "most draft tokens of a stream in one step", unit="tokens", min=1, max=64)
     history_tokens: int = option(
         32_768,
         "most tokens of earlier answers that are kept for each account, of the 64 accounts that were answered last; "
