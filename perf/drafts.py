@@ -1,6 +1,6 @@
 """What lookups would have drafted of recorded texts: how much of it holds, and which constants that chooses.
 
-No engine and no clock: the policy gives drafts their rows, and a call takes what `Price` says, in steps of one row.
+No engine and no clock: the policy gives drafts their rows, and a call takes what `PRICES` says, in steps of one row.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from perf import states
 from perf.recorded import WORKLOADS, Recorded, recorded
 from perf.replayed import vocabulary
 from perf.stats import percentile
@@ -22,22 +23,18 @@ from uma_core.policy.cost.calibrate import build
 from uma_core.policy.memory import PolicyMemory, TbtMemory
 from uma_core.policy.pipeline import compose
 from uma_core.policy.stages import speculate
-from uma_core.policy.state import DeviceView, SchedulerState, SessionView
+from uma_core.policy.state import SchedulerState, SessionView
 from uma_core.session.draft import Agreement, Draft
 from uma_core.speculation import acceptance, speculator
 from uma_core.speculation.acceptance import N_BUCKETS, PRIOR, Acceptance, bucket_of
 from uma_core.speculation.lookup import Lookup
-from uma_core.types import Phase, Priority, TokenId
+from uma_core.types import Phase, TokenId
 
 MS = 1_000_000
 STEP_NS = 16 * MS
 CELL_NS = 500.0  # a thousand positions add 3 % to a step
-PRICES = {
-    2: 1.05,
-    4: 1.17,
-    8: 1.37,
-    16: 2.0,
-}  # calls of so many rows, in steps of one: 0.5B Q8_0 on two cores of a Xeon
+# calls of so many rows, in steps of one: 0.5B Q8_0 on two cores of a Xeon
+PRICES = {2: 1.05, 4: 1.17, 8: 1.37, 16: 2.0}
 N_VERIFY_ROWS = 16
 N_TOKENS = 256  # of each answer
 POLICY = compose(DEFAULT_STAGES)
@@ -69,26 +66,7 @@ CONSTANTS = (
     Constant(speculate, "LEAST_SURVIVAL", (0.15, 0.25, 0.35), 1),
     Constant(speculator, "AHEAD_MOST", (4.0, 8.0, 16.0, 32.0), 4),
 )
-DEVICE = DeviceView(
-    n_batch=2048,
-    n_ubatch=512,
-    n_seq_max=8,
-    n_ctx=32768,
-    n_ctx_seq=4096,
-    n_prefill_slots=2,
-    is_unified=True,
-    kv_bytes_per_cell=12288,
-    weight_bytes=529_000_000,
-    expert_bytes=0,
-    n_expert=0,
-    n_expert_used=0,
-    can_copy_prefix=True,
-    can_rollback=True,
-    free_seqs=(),
-    n_cells_free=32768,
-    can_mix_rows=True,
-    n_verify_rows=N_VERIFY_ROWS,
-)
+DEVICE = states.DEVICE._replace(is_unified=True, can_mix_rows=True, n_verify_rows=N_VERIFY_ROWS)
 
 
 def cost_of(prices: Mapping[int, float]) -> CostModel:
@@ -157,30 +135,19 @@ class Stream:
         """With what it would draft now."""
         answer, n = self._text.answer, self.n_done
         self._draft = self._source.propose(answer[:n], min(self._n_most, len(answer) - n - 1))
-        return SessionView(
+        return states.WAITING._replace(
             sid=self._sid,
             seq_id=self._sid,
-            client=1,
-            priority=Priority.INTERACTIVE,
             phase=Phase.DECODE,
             n_prompt=len(self._text.prompt),
             n_past=self.n_past,
-            n_cached=0,
             n_generated=n + 1,
             n_max=len(answer),
             n_cells=self.n_past + len(answer),
-            n_chunk=0,
-            chunk_fraction=0.0,
-            is_ready=True,
-            is_transferring=False,
             t_queued_ns=1,
             t_first_ns=1,
             t_last_ns=now_ns,
             t_progress_ns=now_ns,
-            slo_ttft_ns=0,
-            slo_tbt_ns=0,
-            cached_hint=0,
-            restore_ns=0,
             survival=self._draft.survival,
             ahead=self._ahead,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
+from perf import states
 from uma_core.policy.config import SchedulerConfig
 from uma_core.policy.cost import guess
 from uma_core.policy.memory import PolicyMemory
@@ -18,21 +19,10 @@ N_SEQ = 16
 
 
 def device(free_seqs: tuple[int, ...]) -> DeviceView:
-    return DeviceView(
+    return states.DEVICE._replace(
         n_batch=512,
-        n_ubatch=512,
         n_seq_max=N_SEQ,
         n_ctx=65_536,
-        n_ctx_seq=4096,
-        n_prefill_slots=2,
-        is_unified=False,
-        kv_bytes_per_cell=12_288,
-        weight_bytes=529_000_000,
-        expert_bytes=0,
-        n_expert=0,
-        n_expert_used=0,
-        can_copy_prefix=True,
-        can_rollback=True,
         free_seqs=free_seqs,
         n_cells_free=65_536 - 4096 * (N_SEQ - len(free_seqs)),
     )
@@ -44,7 +34,7 @@ def view(i: int) -> SessionView:
     n_past = 300 if phase is Phase.DECODE else 64 if phase is Phase.PREFILL else 0
     n_prompt = 200 if phase is Phase.DECODE else 1200
     now = 100 * SECOND
-    return SessionView(
+    return states.WAITING._replace(
         sid=i + 1,
         seq_id=i if i < 14 else -1,
         client=i % 7,
@@ -52,22 +42,13 @@ def view(i: int) -> SessionView:
         phase=phase,
         n_prompt=n_prompt,
         n_past=n_past,
-        n_cached=0,
         n_generated=100 if phase is Phase.DECODE else 0,
         n_max=512,
         n_cells=n_prompt + 512,
-        n_chunk=0,
-        chunk_fraction=0.0,
-        is_ready=True,
-        is_transferring=False,
         t_queued_ns=now - (20_000 - i) * 1000,
         t_first_ns=now - SECOND if phase is Phase.DECODE else 0,
         t_last_ns=now - 20_000_000 if phase is Phase.DECODE else 0,
         t_progress_ns=now - 20_000_000,
-        slo_ttft_ns=0,
-        slo_tbt_ns=0,
-        cached_hint=0,
-        restore_ns=0,
     )
 
 

@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from perf.simulator import calibrate
+from perf.states import DEVICE, WAITING
 from uma_core.engine.fake.cost import CPU_SHAPE, GPU_SHAPE, FakeCost
 from uma_core.policy.config import SchedulerConfig
 from uma_core.policy.cost import CostModel, Curve
@@ -17,13 +18,6 @@ from uma_core.types import Phase, Priority
 MS = 1_000_000
 S = 1_000_000_000
 NOW = 100 * S
-
-DEVICE = DeviceView(
-    n_batch=2048, n_ubatch=512, n_seq_max=8, n_ctx=32768, n_ctx_seq=4096, n_prefill_slots=2, is_unified=False,
-    kv_bytes_per_cell=12288,
-    weight_bytes=529_000_000, expert_bytes=0, n_expert=0, n_expert_used=0, can_copy_prefix=True, can_rollback=True,
-    free_seqs=(), n_cells_free=32768,
-)  # fmt: skip
 
 
 @lru_cache
@@ -38,17 +32,11 @@ MIXING = CPU._replace(
     mixed=Curve((1, 8, 16), (16.2 * MS, 18.0 * MS, 30.0 * MS), (500.0, 4000.0, 8000.0))
 )  # its step, and hardly more for eight rows
 
-_WAITING = SessionView(
-    sid=0, seq_id=-1, client=1, priority=Priority.INTERACTIVE, phase=Phase.QUEUED,
-    n_prompt=100, n_past=0, n_cached=0, n_generated=0, n_max=100, n_cells=0, n_chunk=0, chunk_fraction=0.0,
-    is_ready=True, is_transferring=False, t_queued_ns=NOW, t_first_ns=0, t_last_ns=0, t_progress_ns=NOW,
-    slo_ttft_ns=0, slo_tbt_ns=0, cached_hint=0, restore_ns=0,
-)  # fmt: skip
-
 
 def waiting(sid: int, priority: Priority = Priority.INTERACTIVE, **more: Any) -> SessionView:
     """A queued session."""
-    view = _WAITING._replace(sid=sid, priority=priority)._replace(**more)
+    now = {"t_queued_ns": NOW, "t_progress_ns": NOW}
+    view = WAITING._replace(**{"sid": sid, "priority": priority, **now, **more})
     return view if "t_progress_ns" in more else view._replace(t_progress_ns=view.t_queued_ns)
 
 

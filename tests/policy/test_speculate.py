@@ -9,7 +9,7 @@ import pytest
 
 from tests.policy.build import CPU, MIXING, MS, guarded, reading, state_of, talking
 from uma_core.policy.config import DEFAULT_STAGES, SchedulerConfig
-from uma_core.policy.cost import Curve
+from uma_core.policy.cost import CostModel, Curve
 from uma_core.policy.cost.calibrate import build
 from uma_core.policy.pipeline import compose
 from uma_core.policy.plan import Plan, PrefillMode, TbtDecision, check_plan
@@ -19,22 +19,19 @@ from uma_core.types import Phase, Priority
 
 BACK = Priority.BACKGROUND
 POLICY = compose(DEFAULT_STAGES)
+
+
+def priced(**ms: float) -> CostModel:
+    """`n4=16.6`: a call of four rows takes so many ms."""
+    rows = Curve(tuple(int(name[1:]) for name in ms), tuple(each * MS for each in ms.values()), (100.0,) * len(ms))
+    transfer = CPU.transfer_fixed_ns, CPU.transfer_ns_per_byte
+    return build(rows, CPU.prefill, CPU.piece, transfer, True)
+
+
 # four rows cost hardly more than one, and each one after them 0.18 of a step
-FLAT = build(
-    Curve((1, 2, 3, 4, 8), (16.0 * MS, 16.2 * MS, 16.4 * MS, 16.6 * MS, 28.0 * MS), (100.0,) * 5),
-    CPU.prefill,
-    CPU.piece,
-    (CPU.transfer_fixed_ns, CPU.transfer_ns_per_byte),
-    True,
-)
-# a fifth row costs as much as the next three together
-TILED = build(
-    Curve((1, 4, 5, 8, 16), (16.0 * MS, 17.0 * MS, 24.0 * MS, 25.0 * MS, 40.0 * MS), (100.0,) * 5),
-    CPU.prefill,
-    CPU.piece,
-    (CPU.transfer_fixed_ns, CPU.transfer_ns_per_byte),
-    True,
-)
+FLAT = priced(n1=16.0, n2=16.2, n3=16.4, n4=16.6, n8=28.0)
+# a fifth row costs seven times as much as the next three together
+TILED = priced(n1=16.0, n4=17.0, n5=24.0, n8=25.0, n16=40.0)
 LIKELY = (0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65)
 WIDE = SchedulerConfig(guard_cap=1.6)  # room for a few pieces
 
@@ -162,13 +159,7 @@ def test_beside_background_streams_alone_the_draft_model_takes_no_longer_than_a_
 
 def test_a_step_may_take_as_many_limits_as_it_brings_tokens_and_no_pause() -> None:
     """Rows that cost a fifth of a step each exceed one token's limit, not that of all that they bring."""
-    dear = build(
-        Curve((1, 2, 4, 8), (16.0 * MS, 19.5 * MS, 23.0 * MS, 26.0 * MS), (100.0,) * 4),
-        CPU.prefill,
-        CPU.piece,
-        (CPU.transfer_fixed_ns, CPU.transfer_ns_per_byte),
-        True,
-    )
+    dear = priced(n1=16.0, n2=19.5, n4=23.0, n8=26.0)
     sure = (0.98, 0.96, 0.94, 0.92, 0.9, 0.88, 0.86)
     calm = {"cost": dear, "memory": guarded(error=0.0, tick=999)}
     assert rows(planned(state(talking(0, survival=sure), **calm))) == {0: 7}

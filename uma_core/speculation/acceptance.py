@@ -19,7 +19,7 @@ PRIOR = {  # parts of the tokens that held, by the bit length of the match
     Agreement.SAME: (0.0, 0.55, 0.88, 0.92, 0.93, 0.95, 0.97, 0.98),
     Agreement.DIFFERENT: (0.0, 0.1, 0.1, 0.15, 0.15, 0.2, 0.2, 0.2),
 }
-N_BUCKETS = 8
+N_BUCKETS = 8  # longer matches share the last one
 # of a draft model's tokens: 0.42 to 0.52 of four hold with the small pair of the tests
 MODEL_PRIOR = (0.5,) * N_BUCKETS
 STEP = 0.04  # weight of a session's latest token; 0.02 to 0.08 differ by 0.2 %, 0.16 costs 1 %

@@ -1,7 +1,7 @@
 """Speculate: draft tokens become further rows of a decode call, where they are expected to win more than they cost.
 
 Rules: rows go to the likeliest drafts of all streams, as many as bring most tokens in the call's time. Several rows may
-be worth it where one is not: a fifth row may cost as much as the next three together. Beside interactive streams the
+be worth it where one is not: a fifth row may cost more than the next three together. Beside interactive streams the
 step stays within their everyday limit, drafts and the draft model's own time included; a gap that is long already gets
 none. Where an everyday gap reads a prompt in pieces, drafts may take what one piece leaves; where a prompt has rows in
 the streams' own call, drafts may take half of them; from a prompt whose first token somebody awaits they take nothing.
@@ -137,8 +137,8 @@ def _allot(state: SchedulerState, streams: list[SessionView], room: DraftRoom) -
     """Drafts of one call that get rows, and the time that they take: the likeliest, or a first one of every stream and
     then the likeliest, where the limit of a stream without rows leaves the others less.
     """
-    tried = [_rows_of(state, streams, order, room) for order in (_likeliest(streams), _each_first(streams))]
-    return max(tried)[1:]
+    orders = (_likeliest, _each_first) if len(streams) > 1 else (_likeliest,)
+    return max(_rows_of(state, streams, order(streams), room) for order in orders)[1:]
 
 
 def _rows_of(
