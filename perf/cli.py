@@ -28,6 +28,7 @@ from perf.criteria import (
     labels_for,
     of_many_streams,
     of_weights,
+    with_isa,
 )
 from perf.gguf_file import ensure
 from perf.harness import Harness, Job, Plan
@@ -141,11 +142,24 @@ def run(
     help="Of our daemon; graph: beside --engine llama too.",
 )
 @click.option("--http", "has_http", is_flag=True, help="With the rows that hold through the HTTP gateway.")
+@click.option(
+    "--also-isa", "isas", multiple=True, help="Our daemon with these kernels too, beside the same peers. Repeatable."
+)
 @_shared
-def accept(quick: bool, long_repeats: int, only: tuple[str, ...], engine: str, has_http: bool, **options: Any) -> None:
+def accept(
+    quick: bool,
+    long_repeats: int,
+    only: tuple[str, ...],
+    engine: str,
+    has_http: bool,
+    isas: tuple[str, ...],
+    **options: Any,
+) -> None:
     """Run the acceptance table and print a verdict per row; exit status 1 when a row is missed."""
     repeats = 1 if quick else options["repeats"]
-    criteria = (*for_engine(engine), *(ON_HTTP if has_http else ()))
+    rows = for_engine(engine)
+    smaller = (row for isa in isas for row in with_isa(isa, rows))
+    criteria = (*rows, *(ON_HTTP if has_http else ()), *smaller)
     judged = tuple(dict.fromkeys(c.scenario for c in criteria))
     _check_names(only, judged)
     names = [name for name in judged if not only or name in only]

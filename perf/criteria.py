@@ -205,7 +205,7 @@ def for_engine(engine: str, criteria: Sequence[Criterion] = ON_CPU) -> tuple[Cri
     """
     if engine == "auto":
         return tuple(criteria)
-    held = _held(engine, criteria)
+    held = _held(f"engine={engine}", criteria)
     if engine == "llama":  # beside itself it would be neither faster nor slower
         return tuple(held)
     faster = [
@@ -216,13 +216,18 @@ def for_engine(engine: str, criteria: Sequence[Criterion] = ON_CPU) -> tuple[Cri
     return (*held, *faster[-1:])
 
 
-def _held(engine: str, criteria: Sequence[Criterion]) -> list[Criterion]:
-    return [replace(c, ours=f"{c.ours}{',' if ':' in c.ours else ':'}engine={engine}") for c in criteria]
+def with_isa(isa: str, criteria: Sequence[Criterion]) -> tuple[Criterion, ...]:
+    """The same promises, of our daemon with the kernels of an instruction set."""
+    return tuple(replace(c, what=f"{c.what}, --isa {isa}") for c in _held(f"isa={isa}", criteria))
+
+
+def _held(option: str, criteria: Sequence[Criterion]) -> list[Criterion]:
+    return [replace(c, ours=f"{c.ours}{',' if ':' in c.ours else ':'}{option}") for c in criteria]
 
 
 def on_gpu(engine: str) -> tuple[Criterion, ...]:
     """The rows of a GPU; with an engine by name, those of our daemon with it too."""
-    named = [] if engine == "auto" else _held(engine, ON_GPU)
+    named = [] if engine == "auto" else _held(f"engine={engine}", ON_GPU)
     return (*ON_GPU, *[replace(c, what=f"{c.what}, --engine {engine}") for c in named])
 
 

@@ -197,7 +197,7 @@ def machine_facts() -> dict[str, Any]:
     models = [line.partition(":")[2].strip() for line in cpuinfo.splitlines() if line.startswith("model name")]
     facts["cpu"] = (models[0] if models else platform.processor() or "unknown") + vector_unit(cpuinfo)
     isa = os.environ.get("UMA_ISA", "auto")  # a machine of another class, as far as our kernels go
-    facts["cpu"] += f", our kernels as with {isa}" if isa != "auto" else ""
+    facts["cpu"] += kernels_of(isa) if isa != "auto" else ""
     facts["cores"] = len(models) or None
     memory = [line.split()[1] for line in _read("/proc/meminfo").splitlines() if line.startswith("MemTotal")]
     facts["memory_gb"] = round(int(memory[0]) / 2**20, 1) if memory else None
@@ -205,6 +205,11 @@ def machine_facts() -> dict[str, Any]:
     if gpu:
         facts["gpu"] = gpu.splitlines()
     return facts
+
+
+def kernels_of(isa: str) -> str:
+    """What a processor's name has behind it where our kernels are those of a smaller one."""
+    return f", our kernels as with {isa}"
 
 
 def vector_unit(cpuinfo: str) -> str:

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from perf import cli, findings, plots, report, scorecard
-from perf.criteria import Against, Criterion, best_peer, clean_rows, judge
+from perf.criteria import ON_CPU, Against, Criterion, best_peer, clean_rows, judge, labels_for, with_isa
 from perf.results import (
     CSV_FIELDS,
     Cell,
@@ -286,6 +286,39 @@ def test_kernels_of_another_instruction_set_are_another_machine(monkeypatch: pyt
     plain = machine_facts()["cpu"]
     monkeypatch.setenv("UMA_ISA", "avx2")
     assert machine_facts()["cpu"] == f"{plain}, our kernels as with avx2"
+
+
+def test_a_run_with_several_instruction_sets_is_a_table_for_each(tmp_path: Path) -> None:
+    run = make(
+        {
+            "solo": {
+                "uma": rows("ttft_ms", 5),
+                "uma:isa=avx2": rows("ttft_ms", 20),
+                "llama-server": rows("ttft_ms", 10),
+            },
+            "throughput": {"uma:guard-off": rows("tok_s", 9), "uma:guard-off,isa=avx2": rows("tok_s", 7)},
+            "idle": {"uma": rows("idle_cpu_percent", 0)},
+        }
+    )
+    run.allocator_warnings = {"uma": 1, "uma:isa=avx2": 2, "llama-server": 3}
+    own, avx2 = scorecard.by_kernels(run)
+    assert (own.machine["cpu"], avx2.machine["cpu"]) == ("test", "test, our kernels as with avx2")
+    assert own.ratios("solo", "ttft_ms", "uma", "llama-server") == [0.5]
+    assert avx2.ratios("solo", "ttft_ms", "uma", "llama-server") == [2.0]
+    assert own.labels() == ["uma", "llama-server", "uma:guard-off"] == avx2.labels()
+    assert list(own.titles) == ["solo", "throughput", "idle"] and list(avx2.titles) == ["solo", "throughput"]
+    assert own.allocator_warnings == {"uma": 1, "llama-server": 3}
+    assert avx2.allocator_warnings == {"uma": 2, "llama-server": 3}
+    assert scorecard.by_kernels(own) == [own]
+    card = scorecard.write([run], tmp_path)[2].read_text()
+    assert "## tiny on test\n" in card and "## tiny on test, our kernels as with avx2\n" in card
+
+
+def test_the_rows_of_an_instruction_set_need_their_own_servers() -> None:
+    criteria = (*ON_CPU, *with_isa("avx2", ON_CPU))
+    assert set(labels_for("throughput", criteria)) == {
+        "uma", "uma:guard-off", "uma:isa=avx2", "uma:guard-off,isa=avx2", "llama-server"
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
