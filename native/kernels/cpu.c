@@ -2,6 +2,7 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <stdatomic.h>
 
 static int bit(unsigned word, int n) { return (int)(word >> n & 1); }
 
@@ -26,6 +27,19 @@ uint32_t uma_cpu_features(void) {
     if (has_zmm && bit(c7, 11)) features |= UMA_CPU_AVX512_VNNI;
     if (has_ymm && bit(a71, 4)) features |= UMA_CPU_AVX_VNNI;
     return features;
+}
+
+int uma_cpu_is_amd(void) {
+    enum { UNKNOWN, NO, YES };
+    static atomic_int known;
+    int is = atomic_load_explicit(&known, memory_order_relaxed);
+    if (is == UNKNOWN) {
+        unsigned a, b = 0, c, d;
+        __get_cpuid(0, &a, &b, &c, &d);
+        is = b == signature_AMD_ebx ? YES : NO;
+        atomic_store_explicit(&known, is, memory_order_relaxed);
+    }
+    return is == YES;
 }
 
 #elif defined(__aarch64__) && defined(__APPLE__)
@@ -55,4 +69,8 @@ uint32_t uma_cpu_features(void) {
 
 uint32_t uma_cpu_features(void) { return 0; }
 
+#endif
+
+#if !defined(__x86_64__)
+int uma_cpu_is_amd(void) { return 0; }
 #endif

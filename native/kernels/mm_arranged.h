@@ -14,6 +14,7 @@
 #ifndef UMA_MM_ARRANGED_H
 #define UMA_MM_ARRANGED_H
 
+#include "cpu.h"
 #include "mm_formats.h"
 #include "mm_panel.h"
 
@@ -206,6 +207,7 @@ static void open_arranged(const struct uma_mm * mm, int64_t out, int64_t col, in
     if (is_in_place) {
         p->q = q;
         p->is_fetching = 1;
+        p->is_sparse = uma_cpu_is_amd();
         p->fetch = per_32 * info.sub / 32;
         return;
     }
