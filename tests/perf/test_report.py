@@ -310,6 +310,8 @@ def test_a_run_with_several_instruction_sets_is_a_table_for_each(tmp_path: Path)
     assert own.allocator_warnings == {"uma": 1, "llama-server": 3}
     assert avx2.allocator_warnings == {"uma": 2, "llama-server": 3}
     assert scorecard.by_kernels(own) == [own]
+    neon = scorecard.by_kernels(make({"solo": {"uma:isa=neon-i8mm": rows("ttft_ms", 5)}}))[1]
+    assert (neon.machine["cpu"], neon.labels()) == ("test, our kernels as with neon-i8mm", ["uma"])
     card = scorecard.write([run], tmp_path)[2].read_text()
     assert "## tiny on test\n" in card and "## tiny on test, our kernels as with avx2\n" in card
 
