@@ -53,21 +53,21 @@ def by_kernels(run: Results) -> list[Results]:
     """A run's machine, and one more for each instruction set that our daemon was told to take its kernels of beside
     its own choice. The peers, which were measured once for all, stand in each.
     """
-    labels = [*run.labels(), *run.allocator_warnings]
-    isas = dict.fromkeys(found[1] for label in labels if (found := _ISA.search(label)))
+    isas = dict.fromkeys(isa for label in (*run.labels(), *run.allocator_warnings) if (isa := _isa_of(label)))
     return [_with_kernels(run, isa) for isa in ("", *isas)] if isas else [run]
+
+
+def _isa_of(label: str) -> str:
+    """The instruction set that a server's label names; "": none."""
+    found = _ISA.search(label)
+    return found[1] if found else ""
 
 
 def _with_kernels(run: Results, isa: str) -> Results:
     """What a run has of our daemon with one instruction set's kernels ("": its own choice), and of the peers."""
 
     def names(labels: Iterable[str]) -> dict[str, str]:
-        found = {label: _ISA.search(label) for label in labels}
-        return {
-            label: _ISA.sub("", label)
-            for label, match in found.items()
-            if not is_ours(label) or (match[1] if match else "") == isa
-        }
+        return {label: _ISA.sub("", label) for label in labels if not is_ours(label) or _isa_of(label) == isa}
 
     cells = {name: {to: row[label] for label, to in names(row).items()} for name, row in run.cells.items()}
     cells = {name: row for name, row in cells.items() if any(map(is_ours, row))}

@@ -15,7 +15,7 @@ enum {
 
 uint32_t uma_cpu_features(void);
 
-// Whether AMD made it. The processor is asked once: in a virtual machine its answer takes microseconds.
+// Whether this is an AMD processor. It is asked once: in a virtual machine CPUID takes microseconds.
 int uma_cpu_is_amd(void);
 
 #endif

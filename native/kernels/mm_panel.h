@@ -16,7 +16,7 @@ struct panel {
     size_t lead;     // how far that is beyond where reading will be soon; 0: not known
     int is_fetching; // the product fetches ahead: unpacking did not read the weights; ...
     int fetch;       // ... so many bytes per sub-block
-    int is_sparse;   // of one or two rows of bytes: one line of four, the hardware fetches the others
+    int is_sparse;   // one or two rows of bytes fetch one line in four; the hardware's prefetcher brings the others
 };
 
 // Fetch what is next. Reading 16 rows side by side defeats the hardware's prefetchers; the panel after this
@@ -41,11 +41,12 @@ static inline void fetch_ahead(struct panel * p, int bytes) {
     fetch_rest(p);
 }
 
-// One line of four, for one or two rows of bytes, with AVX-512 VNNI on processors by AMD. Where next to nothing is
-// computed, the second-level cache's own prefetcher runs far enough ahead once it is led, and each line that we ask for
-// takes one of the first level's few open requests. (Zen 4, 2 cores, weights in memory, in turn: one row by Q8_0 of 896,
-// 2,048, 4,096, 4,864 and 14,336 columns takes 0.89, 0.98, 0.96, 0.98 and 0.88 of the time while others use the memory
-// too, of 896 and 4,864 columns 0.76 and 0.87 while they do not. Three rows, fewer bits and AVX2 would be slower.)
+// One line in four, for one or two rows of bytes, with AVX-512 VNNI on AMD processors. Where next to nothing is
+// computed, the second-level cache's own prefetcher runs far enough ahead once it has been started, and each prefetch
+// of ours takes one of the few misses that the first-level cache can have open. (Zen 4, 2 cores, weights in memory, in
+// turn: one row by Q8_0 of 896, 2,048, 4,096, 4,864 and 14,336 columns takes 0.89, 0.98, 0.96, 0.98 and 0.88 of the
+// time while others use the memory too, of 896 and 4,864 columns 0.76 and 0.87 while they do not. Three rows, fewer
+// bits and AVX2 would be slower.)
 static inline void fetch_sparsely(struct panel * p, int bytes) {
     const uintptr_t end = p->ahead + (uintptr_t)bytes;
     for (uintptr_t at = (p->ahead + 255) & ~(uintptr_t)255; at < end; at += 256)
