@@ -207,7 +207,7 @@ static void open_arranged(const struct uma_mm * mm, int64_t out, int64_t col, in
     if (is_in_place) {
         p->q = q;
         p->is_fetching = 1;
-        p->is_sparse = uma_cpu_is_amd();
+        p->is_sparse = V_FETCHES_SPARSELY && uma_cpu_is_amd();
         p->fetch = per_32 * info.sub / 32;
         return;
     }

@@ -208,7 +208,7 @@ V_INLINE void quant_sums(vf sum[V_PANELS][V_TILE_ROWS], struct panel * p, const 
         if (fetches) {
             V_UNROLL for (int i = 0; i < NP; i++) {
                 if (is_spread(kind, R)) p[i].until = p[i].ahead + (uintptr_t)p[i].fetch;
-                else if (V_DOTS_AT && p[i].is_sparse) fetch_sparsely(p + i, p[i].fetch);
+                else if (V_FETCHES_SPARSELY && p[i].is_sparse) fetch_sparsely(p + i, p[i].fetch);
                 else fetch_ahead(p + i, p[i].fetch);
             }
         }

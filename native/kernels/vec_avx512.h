@@ -147,6 +147,7 @@ static inline vi vi_dot_u6(vi acc, vi w, vi x) { return _mm512_dpbusd_epi32(acc,
 // The four bytes at x for every lane, read by the product itself. GCC makes two instructions of it, so that the
 // processor looks half as far ahead (steps of 4 and 8 rows by Q4_K_M take 0.97 of the time with one).
 #define V_HAS_DOT_AT
+#define V_HAS_SPARSE_FETCH // see fetch_sparsely
 typedef int32_t __attribute__((may_alias)) four_bytes;
 V_INLINE vi vi_dot_at(vi acc, vi w, const int8_t * x) {
     __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*(const four_bytes *)(const void *)x));
