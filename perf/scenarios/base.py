@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from perf.load import Ask, Needs, Phase, Sizing
-from perf.stats import PhaseLog
+from perf.stats import Alone, PhaseLog
 
 Logs = Mapping[str, PhaseLog]  # phase name -> what happened
 Figures = dict[str, float]
@@ -34,6 +34,16 @@ class Chat:
 
     def ask(self, name: str, at_ms: float = 0.0) -> Ask:
         return Ask(name, self.n_prompt, self.n_tokens, at_ms)
+
+
+def between_solos(solo: tuple[Ask, ...], *phases: Phase) -> list[Phase]:
+    """The phases, with a stream alone before the first and after the last of them."""
+    return [Phase("solo", solo), *phases, Phase("solo-again", solo)]
+
+
+def alone(logs: Logs, name: str) -> Alone:
+    """That stream alone, before and after."""
+    return Alone(logs["solo"][name], logs["solo-again"][name])
 
 
 def storm(n: int, n_prompt: int, first_ms: float, every_ms: float) -> tuple[Ask, ...]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perf.load import BURDENS, Ask, Needs, Phase, Sizing, scaled
-from perf.scenarios.base import Chat, Figures, Logs
+from perf.scenarios.base import Chat, Figures, Logs, alone, between_solos
 from perf.stats import against_solo, percentile, phase_figures, ratio, worst_of
 
 _CHAT = Chat(32, 320)  # prompt and answer, tokens
@@ -30,10 +30,10 @@ class Burdens:
     def phases(self, sizing: Sizing) -> list[Phase]:
         chat = scaled((self.chat.ask("chat"),), sizing.scale)
         beside = {name: Ask(name, 1, 1, self.at_ms, is_interactive=False, burden=name) for name in BURDENS}
-        return [Phase("solo", chat), *(Phase(name, (*chat, ask)) for name, ask in beside.items())]
+        return between_solos(chat, *(Phase(name, (*chat, ask)) for name, ask in beside.items()))
 
     def measure(self, logs: Logs) -> Figures:
-        solo = logs["solo"]["chat"]
+        solo = alone(logs, "chat")
         step = percentile(solo.gaps_ms, 50)
         chats = {name: logs[name]["chat"] for name in BURDENS}
         figures = worst_of([against_solo(chat, solo) for chat in chats.values()])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perf.load import Ask, Needs, Phase, Sizing
-from perf.scenarios.base import Figures, Logs
+from perf.scenarios.base import Figures, Logs, alone, between_solos
 from perf.stats import against_solo, percentile, phase_figures, worst_of
 
 
@@ -25,7 +25,7 @@ class DenseSweep:
 
     def phases(self, sizing: Sizing) -> list[Phase]:
         counts = (1, max(self.counts)) if sizing.is_quick else self.counts
-        return [Phase(f"x{n}", self._asks(n)) for n in counts]
+        return between_solos(self._asks(1), *(Phase(f"x{n}", self._asks(n)) for n in counts if n > 1))
 
     def _asks(self, n: int) -> tuple[Ask, ...]:
         names = tuple(f"background{i}" for i in range(n - 1))
@@ -36,16 +36,17 @@ class DenseSweep:
         return (*background, Ask("chat", self.n_prompt, self.n_tokens, after=names, gate="first"))
 
     def measure(self, logs: Logs) -> Figures:
-        solo = logs["x1"]["chat"]
+        solo = alone(logs, "chat")
         figures: Figures = {"solo_itl_p50_ms": percentile(solo.gaps_ms, 50)}
         rows = []
-        for name, log in logs.items():
+        sweep = {name: log for name, log in logs.items() if name.startswith("x")}
+        for name, log in sweep.items():
             rows.append(against_solo(log["chat"], solo))
             figures[f"{name}_p95_x"] = rows[-1]["p95_x"]
             figures[f"{name}_pause_x"] = rows[-1]["pause_x"]
             figures[f"{name}_tok_s"] = log.tokens_per_s
-        last = list(logs)[-1]
-        return {**figures, **worst_of(rows), **phase_figures(logs[last])}
+        last = list(sweep)[-1]
+        return {**figures, **worst_of(rows), **phase_figures(sweep[last])}
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from perf.load import Ask, Needs, Phase, Sizing
-from perf.scenarios.base import Chat, Figures, Logs
+from perf.scenarios.base import Chat, Figures, Logs, alone, between_solos
 from perf.stats import against_solo, percentile, phase_figures, ratio, stream_figures, worst_of
 
 _CHAT = Chat(2_000, 48)  # prompt and answer, tokens
@@ -33,10 +33,10 @@ class LongContext:
         writing = Ask(
             "chat1", self.chat.n_prompt, self.chat.n_tokens, 0.0, ("document",), "first", priority="interactive"
         )
-        return [Phase("solo", (solo,)), Phase("loaded", (document, reading, writing), timeout_s=3600.0)]
+        return between_solos((solo,), Phase("loaded", (document, reading, writing), timeout_s=3600.0))
 
     def measure(self, logs: Logs) -> Figures:
-        loaded, solo = logs["loaded"], logs["solo"]["chat0"]
+        loaded, solo = logs["loaded"], alone(logs, "chat0")
         chats = loaded.named("chat")
         gaps = [gap for chat in chats for gap in chat.gaps_ms]
         n_tokens = sum(s.n_prompt + len(s.t_tokens) for s in loaded.streams if s.t_tokens)

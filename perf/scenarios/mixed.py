@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perf.load import Ask, Needs, Phase, Sizing, scaled
-from perf.scenarios.base import Chat, Figures, Logs
+from perf.scenarios.base import Chat, Figures, Logs, alone, between_solos
 from perf.stats import against_solo, phase_figures, stream_figures, worst_of
 
 _CHAT = Chat(32, 160)  # prompt and answer, tokens
@@ -28,14 +28,14 @@ class Mixed:
     def phases(self, sizing: Sizing) -> list[Phase]:
         chats = tuple(self.chat.ask(f"chat{i}", 100.0 * i) for i in range(self.n_chats))
         document = Ask("document", self.n_document, self.n_summary, self.document_at_ms, is_interactive=False)
-        return [
-            Phase("solo", scaled(chats[:1], sizing.scale)),
+        return between_solos(
+            scaled(chats[:1], sizing.scale),
             Phase("together", scaled(chats, sizing.scale)),
             Phase("loaded", scaled((*chats, document), sizing.scale)),
-        ]
+        )
 
     def measure(self, logs: Logs) -> Figures:
-        loaded, together, solo = logs["loaded"], logs["together"], logs["solo"]["chat0"]
+        loaded, together, solo = logs["loaded"], logs["together"], alone(logs, "chat0")
         chats = loaded.named("chat")
         return {
             **worst_of([stream_figures(chat) for chat in chats]),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perf.load import Ask, Needs, Phase, Sizing, scaled
-from perf.scenarios.base import Chat, Figures, Logs
+from perf.scenarios.base import Chat, Figures, Logs, alone, between_solos
 from perf.stats import against_solo, phase_figures, stream_figures
 
 _CHAT = Chat(24, 64)  # prompt and answer, tokens
@@ -27,13 +27,11 @@ class Paste:
     def phases(self, sizing: Sizing) -> list[Phase]:
         paste = Ask("paste", self.n_paste, self.n_answer, is_interactive=False)
         chat = self.chat.ask("chat", self.chat_at_ms)
-        return [
-            Phase("solo", scaled((self.chat.ask("chat"),), sizing.scale)),
-            Phase("loaded", scaled((paste, chat), sizing.scale)),
-        ]
+        solo = scaled((self.chat.ask("chat"),), sizing.scale)
+        return between_solos(solo, Phase("loaded", scaled((paste, chat), sizing.scale)))
 
     def measure(self, logs: Logs) -> Figures:
-        loaded, solo = logs["loaded"], logs["solo"]["chat"]
+        loaded, solo = logs["loaded"], alone(logs, "chat")
         return {
             **stream_figures(loaded["chat"]),
             **against_solo(loaded["chat"], solo),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from perf.load import Ask, Needs, Phase, Sizing, composed, scaled
-from perf.scenarios.base import Figures, Logs
+from perf.scenarios.base import Figures, Logs, alone, between_solos
 from perf.stats import PhaseLog, against_solo, median, percentile, phase_figures, ratio, stream_figures
 
 _ROUND = 256  # sequences hold multiples of it
@@ -239,10 +239,8 @@ class Snapshots:
                 asks.append(document(which, swap, (asks[-1].name,), gate))
                 gate = "done"
         solo = (Ask("chat", *self.chat),)
-        return [
-            Phase("solo", scaled(solo, sizing.scale)),
-            Phase("swapping", scaled(tuple(asks), sizing.scale), timeout_s=1800.0),
-        ]
+        swapping = Phase("swapping", scaled(tuple(asks), sizing.scale), timeout_s=1800.0)
+        return between_solos(scaled(solo, sizing.scale), swapping)
 
     def measure(self, logs: Logs) -> Figures:
         log, chat = logs["swapping"], logs["swapping"]["chat"]
@@ -250,7 +248,7 @@ class Snapshots:
         beside = [s for s in swaps if chat.t_tokens and s.t_done and s.t_done <= chat.t_tokens[-1]]
         return {
             **stream_figures(chat),
-            **against_solo(chat, logs["solo"]["chat"]),
+            **against_solo(chat, alone(logs, "chat")),
             "swaps_beside_n": float(len(beside)),
             "document_ttft_p50_ms": median([s.ttft_ms for s in swaps]),
             **phase_figures(log),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perf.load import Ask, Needs, Phase, Sizing, scaled
-from perf.scenarios.base import Chat, Figures, Logs, storm
+from perf.scenarios.base import Chat, Figures, Logs, alone, between_solos, storm
 from perf.stats import against_solo, median, percentile, phase_figures, ratio, stream_figures, worst_of
 
 _CHAT = Chat(32, 160)  # prompt and answer, tokens
@@ -31,13 +31,13 @@ class Storm:
 
     def phases(self, sizing: Sizing) -> list[Phase]:
         prompts = storm(self.n_prompts, self.n_prompt, self.first_ms, self.every_ms)
-        out = [Phase("solo", scaled((self.chat.ask("chat0"),), sizing.scale))]
-        if self.n_chats > 1:
-            out.append(Phase("together", scaled(self._chats(), sizing.scale)))
-        return [*out, Phase("loaded", scaled((*self._chats(), *prompts), sizing.scale))]
+        together = Phase("together", scaled(self._chats(), sizing.scale))
+        loaded = Phase("loaded", scaled((*self._chats(), *prompts), sizing.scale))
+        solo = scaled((self.chat.ask("chat0"),), sizing.scale)
+        return between_solos(solo, *([together] if self.n_chats > 1 else []), loaded)
 
     def measure(self, logs: Logs) -> Figures:
-        loaded, solo = logs["loaded"], logs["solo"]["chat0"]
+        loaded, solo = logs["loaded"], alone(logs, "chat0")
         chats = loaded.named("chat")
         figures = {
             **worst_of([stream_figures(chat) for chat in chats]),
@@ -52,7 +52,7 @@ class Storm:
         figures["prompt_ttft_p50_ms"] = median([s.ttft_ms for s in prompts])
         if "together" in logs:
             pairs = [(chat, logs["together"][chat.name]) for chat in chats]
-            figures |= worst_of([against_solo(chat, alone, "together_") for chat, alone in pairs])
+            figures |= worst_of([against_solo(chat, together, "together_") for chat, together in pairs])
         return figures
 
 

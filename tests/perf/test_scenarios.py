@@ -64,6 +64,20 @@ def test_same_seed_same_arrivals(scenario: Scenario) -> None:
     assert scenario.phases(Sizing(seed=7)) == scenario.phases(Sizing(seed=7))
 
 
+def test_who_is_compared_with_a_chat_alone_is_compared_with_it_before_and_after() -> None:
+    """A machine that became slower in between would else look like a daemon that did."""
+    compared = [s for s in EVERY if "solo" in {phase.name for phase in s.phases(Sizing())} and s.name != "solo"]
+    assert {"storm", "two-chats", "mixed", "paste", "context-8k", "moe-sweep"} <= {s.name for s in compared}
+    for scenario in compared:
+        phases = scenario.phases(Sizing())
+        logs = {phase.name: played(phase) for phase in phases}
+        assert phases[0].name == "solo" and phases[0].asks == phases[-1].asks
+        usual = scenario.measure(logs)
+        logs["solo-again"] = played(phases[-1], 20.0)
+        late = scenario.measure(logs)
+        assert late["p95_x"] < usual["p95_x"] and late["pause_x"] <= usual["pause_x"]
+
+
 def test_storm_as_documented() -> None:
     phases = {p.name: p.asks for p in SCENARIOS["storm"].phases(Sizing())}
     chat, *prompts = phases["loaded"]
