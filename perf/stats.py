@@ -105,39 +105,6 @@ class StreamLog:
 
 
 @dataclass(frozen=True, slots=True)
-class Alone:
-    """One stream alone, before and after what it is compared with. The memory of a shared machine may change its speed
-    within seconds, by 1.3: whoever is compared with one run alone is compared with its luck.
-    """
-
-    before: StreamLog
-    after: StreamLog
-
-    @property
-    def gaps_ms(self) -> list[float]:
-        """Of both; none where one has none."""
-        before, after = self.before.gaps_ms, self.after.gaps_ms
-        return before + after if before and after else []
-
-    @property
-    def ttft_ms(self) -> float:
-        return (self.before.ttft_ms + self.after.ttft_ms) / 2
-
-    @property
-    def ttf5_ms(self) -> float:
-        return (self.before.ttf5_ms + self.after.ttf5_ms) / 2
-
-    @property
-    def stream_ms(self) -> float:
-        return (self.before.stream_ms + self.after.stream_ms) / 2
-
-    def worst_ms(self, within_ms: float = math.inf) -> float:
-        """The longest gap of both; NaN where one has none."""
-        worst = self.before.worst_ms(within_ms), self.after.worst_ms(within_ms)
-        return math.nan if any(map(math.isnan, worst)) else max(worst)
-
-
-@dataclass(frozen=True, slots=True)
 class PhaseLog:
     """What one phase of a scenario did on one server."""
 
@@ -185,7 +152,7 @@ class PhaseLog:
         return ratio(n * 1e9, end - begin) if end > begin else math.nan
 
 
-def stream_figures(stream: StreamLog | Alone, prefix: str = "") -> dict[str, float]:
+def stream_figures(stream: StreamLog, prefix: str = "") -> dict[str, float]:
     """The figures that are told of every interactive stream, under names that say their unit."""
     gaps = stream.gaps_ms
     figures = {
@@ -201,17 +168,25 @@ def stream_figures(stream: StreamLog | Alone, prefix: str = "") -> dict[str, flo
     return {prefix + name: value for name, value in figures.items()}
 
 
-def against_solo(loaded: StreamLog, solo: StreamLog | Alone, prefix: str = "") -> dict[str, float]:
-    """How much worse a stream fared than the same stream alone. Pauses are told in solo steps (the median gap)."""
-    step = percentile(solo.gaps_ms, 50)
+def against_solo(loaded: StreamLog, *solos: StreamLog, prefix: str = "") -> dict[str, float]:
+    """How much worse a stream fared than the same stream alone: than the mean of the runs alone, where there are
+    several. Pauses are told in solo steps (the median gap).
+    """
+    own, solo = stream_figures(loaded), mean_of([stream_figures(run) for run in solos])
+    step = solo["itl_p50_ms"]
     figures = {
-        "ttft_x": ratio(loaded.ttft_ms, solo.ttft_ms),
-        "p95_x": ratio(percentile(loaded.gaps_ms, 95), percentile(solo.gaps_ms, 95)),
-        "pause_3s_x": ratio(loaded.worst_ms(EARLY_MS), step),
-        "pause_x": ratio(loaded.worst_ms(), step),
-        "stream_x": ratio(loaded.stream_ms, solo.stream_ms),
+        "ttft_x": ratio(own["ttft_ms"], solo["ttft_ms"]),
+        "p95_x": ratio(own["itl_p95_ms"], solo["itl_p95_ms"]),
+        "pause_3s_x": ratio(own["pause_3s_ms"], step),
+        "pause_x": ratio(own["pause_ms"], step),
+        "stream_x": ratio(own["stream_ms"], solo["stream_ms"]),
     }
     return {prefix + name: value for name, value in figures.items()}
+
+
+def mean_of(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The mean of each figure; NaN where any is."""
+    return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
 
 
 def worst_of(rows: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from perf.load import Ask, Needs, Phase, Sizing
-from perf.stats import Alone, PhaseLog
+from perf.stats import PhaseLog, StreamLog
 
 Logs = Mapping[str, PhaseLog]  # phase name -> what happened
 Figures = dict[str, float]
@@ -37,13 +37,15 @@ class Chat:
 
 
 def between_solos(solo: tuple[Ask, ...], *phases: Phase) -> list[Phase]:
-    """The phases, with a stream alone before the first and after the last of them."""
+    """The phases, with a stream alone before the first and after the last of them: the memory of a shared machine may
+    become 1.3 times as fast, or as slow, within seconds.
+    """
     return [Phase("solo", solo), *phases, Phase("solo-again", solo)]
 
 
-def alone(logs: Logs, name: str) -> Alone:
+def solos(logs: Logs, name: str) -> tuple[StreamLog, StreamLog]:
     """That stream alone, before and after."""
-    return Alone(logs["solo"][name], logs["solo-again"][name])
+    return logs["solo"][name], logs["solo-again"][name]
 
 
 def storm(n: int, n_prompt: int, first_ms: float, every_ms: float) -> tuple[Ask, ...]:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perf.load import BURDENS, Ask, Needs, Phase, Sizing, scaled
-from perf.scenarios.base import Chat, Figures, Logs, alone, between_solos
-from perf.stats import against_solo, percentile, phase_figures, ratio, worst_of
+from perf.scenarios.base import Chat, Figures, Logs, between_solos, solos
+from perf.stats import against_solo, mean_of, percentile, phase_figures, ratio, stream_figures, worst_of
 
 _CHAT = Chat(32, 320)  # prompt and answer, tokens
 
@@ -33,12 +33,12 @@ class Burdens:
         return between_solos(chat, *(Phase(name, (*chat, ask)) for name, ask in beside.items()))
 
     def measure(self, logs: Logs) -> Figures:
-        solo = alone(logs, "chat")
-        step = percentile(solo.gaps_ms, 50)
+        solo = solos(logs, "chat")
+        usual = mean_of([stream_figures(run) for run in solo])
         chats = {name: logs[name]["chat"] for name in BURDENS}
-        figures = worst_of([against_solo(chat, solo) for chat in chats.values()])
-        figures["solo_pause_x"] = ratio(solo.worst_ms(), step)
+        figures = worst_of([against_solo(chat, *solo) for chat in chats.values()])
+        figures["solo_pause_x"] = ratio(usual["pause_ms"], usual["itl_p50_ms"])
         for name, chat in chats.items():
             figures[f"{name}_pause_ms"] = chat.worst_ms()
-            figures[f"{name}_p95_x"] = ratio(percentile(chat.gaps_ms, 95), percentile(solo.gaps_ms, 95))
+            figures[f"{name}_p95_x"] = ratio(percentile(chat.gaps_ms, 95), usual["itl_p95_ms"])
         return {**figures, **phase_figures(logs[next(iter(BURDENS))])}

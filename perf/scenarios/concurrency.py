@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perf.load import Ask, Needs, Phase, Sizing
-from perf.scenarios.base import Figures, Logs, alone, between_solos
-from perf.stats import against_solo, percentile, phase_figures, worst_of
+from perf.scenarios.base import Figures, Logs, between_solos, solos
+from perf.stats import against_solo, mean_of, phase_figures, stream_figures, worst_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,12 @@ class DenseSweep:
         return (*background, Ask("chat", self.n_prompt, self.n_tokens, after=names, gate="first"))
 
     def measure(self, logs: Logs) -> Figures:
-        solo = alone(logs, "chat")
-        figures: Figures = {"solo_itl_p50_ms": percentile(solo.gaps_ms, 50)}
+        solo = solos(logs, "chat")
+        figures: Figures = {"solo_itl_p50_ms": mean_of([stream_figures(run) for run in solo])["itl_p50_ms"]}
         rows = []
         sweep = {name: log for name, log in logs.items() if name.startswith("x")}
         for name, log in sweep.items():
-            rows.append(against_solo(log["chat"], solo))
+            rows.append(against_solo(log["chat"], *solo))
             figures[f"{name}_p95_x"] = rows[-1]["p95_x"]
             figures[f"{name}_pause_x"] = rows[-1]["pause_x"]
             figures[f"{name}_tok_s"] = log.tokens_per_s

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perf.load import Ask, Needs, Phase, Sizing, scaled
-from perf.scenarios.base import Chat, Figures, Logs, alone, between_solos
-from perf.stats import against_solo, phase_figures, stream_figures, worst_of
+from perf.scenarios.base import Chat, Figures, Logs, between_solos, solos
+from perf.stats import against_solo, mean_of, phase_figures, stream_figures, worst_of
 
 _CHAT = Chat(32, 160)  # prompt and answer, tokens
 
@@ -35,13 +35,13 @@ class Mixed:
         )
 
     def measure(self, logs: Logs) -> Figures:
-        loaded, together, solo = logs["loaded"], logs["together"], alone(logs, "chat0")
+        loaded, together, solo = logs["loaded"], logs["together"], solos(logs, "chat0")
         chats = loaded.named("chat")
         return {
             **worst_of([stream_figures(chat) for chat in chats]),
-            **worst_of([against_solo(chat, solo) for chat in chats]),
-            **worst_of([against_solo(chat, together[chat.name], "together_") for chat in chats]),
-            **stream_figures(solo, "solo_"),
+            **worst_of([against_solo(chat, *solo) for chat in chats]),
+            **worst_of([against_solo(chat, together[chat.name], prefix="together_") for chat in chats]),
+            **mean_of([stream_figures(run, "solo_") for run in solo]),
             "document_ttft_ms": loaded["document"].ttft_ms,
             **phase_figures(loaded),
         }

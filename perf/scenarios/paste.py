@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perf.load import Ask, Needs, Phase, Sizing, scaled
-from perf.scenarios.base import Chat, Figures, Logs, alone, between_solos
-from perf.stats import against_solo, phase_figures, stream_figures
+from perf.scenarios.base import Chat, Figures, Logs, between_solos, solos
+from perf.stats import against_solo, mean_of, phase_figures, stream_figures
 
 _CHAT = Chat(24, 64)  # prompt and answer, tokens
 
@@ -31,11 +31,11 @@ class Paste:
         return between_solos(solo, Phase("loaded", scaled((paste, chat), sizing.scale)))
 
     def measure(self, logs: Logs) -> Figures:
-        loaded, solo = logs["loaded"], alone(logs, "chat")
+        loaded, solo = logs["loaded"], solos(logs, "chat")
         return {
             **stream_figures(loaded["chat"]),
-            **against_solo(loaded["chat"], solo),
-            **stream_figures(solo, "solo_"),
+            **against_solo(loaded["chat"], *solo),
+            **mean_of([stream_figures(run, "solo_") for run in solo]),
             "paste_ttft_ms": loaded["paste"].ttft_ms,
             **phase_figures(loaded),
         }

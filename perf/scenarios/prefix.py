@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from perf.load import Ask, Needs, Phase, Sizing, composed, scaled
-from perf.scenarios.base import Figures, Logs, alone, between_solos
+from perf.scenarios.base import Figures, Logs, between_solos, solos
 from perf.stats import PhaseLog, against_solo, median, percentile, phase_figures, ratio, stream_figures
 
 _ROUND = 256  # sequences hold multiples of it
@@ -248,7 +248,7 @@ class Snapshots:
         beside = [s for s in swaps if chat.t_tokens and s.t_done and s.t_done <= chat.t_tokens[-1]]
         return {
             **stream_figures(chat),
-            **against_solo(chat, alone(logs, "chat")),
+            **against_solo(chat, *solos(logs, "chat")),
             "swaps_beside_n": float(len(beside)),
             "document_ttft_p50_ms": median([s.ttft_ms for s in swaps]),
             **phase_figures(log),

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perf.load import Ask, Needs, Phase, Sizing, scaled
-from perf.scenarios.base import Chat, Figures, Logs, alone, between_solos, storm
-from perf.stats import against_solo, median, percentile, phase_figures, ratio, stream_figures, worst_of
+from perf.scenarios.base import Chat, Figures, Logs, between_solos, solos, storm
+from perf.stats import against_solo, mean_of, median, percentile, phase_figures, ratio, stream_figures, worst_of
 
 _CHAT = Chat(32, 160)  # prompt and answer, tokens
 
@@ -37,12 +37,12 @@ class Storm:
         return between_solos(solo, *([together] if self.n_chats > 1 else []), loaded)
 
     def measure(self, logs: Logs) -> Figures:
-        loaded, solo = logs["loaded"], alone(logs, "chat0")
+        loaded, solo = logs["loaded"], solos(logs, "chat0")
         chats = loaded.named("chat")
         figures = {
             **worst_of([stream_figures(chat) for chat in chats]),
-            **worst_of([against_solo(chat, solo) for chat in chats]),
-            **stream_figures(solo, "solo_"),
+            **worst_of([against_solo(chat, *solo) for chat in chats]),
+            **mean_of([stream_figures(run, "solo_") for run in solo]),
             **phase_figures(loaded),
         }
         prompts = loaded.named("storm")
@@ -52,7 +52,7 @@ class Storm:
         figures["prompt_ttft_p50_ms"] = median([s.ttft_ms for s in prompts])
         if "together" in logs:
             pairs = [(chat, logs["together"][chat.name]) for chat in chats]
-            figures |= worst_of([against_solo(chat, together, "together_") for chat, together in pairs])
+            figures |= worst_of([against_solo(chat, together, prefix="together_") for chat, together in pairs])
         return figures
 
 
