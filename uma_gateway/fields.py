@@ -76,7 +76,6 @@ PARAMS = (
 
 REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {  # of other servers: why not, and the values that are like none
     "grammar_lazy": ("a grammar holds from the first token on", (False,)),
-    "allowed_token_ids": ("`logit_bias` and grammars choose among tokens", ([],)),
     "truncate_prompt_tokens": ("nothing is cut off a prompt", (-1, 0)),
     "chat_template": ("prompts are written with the model's own", ("",)),
 }
@@ -297,6 +296,25 @@ def constraint_field(
         raise invalid(f"`grammar` conflicts with `{param}`", "grammar")
     need(model, "constraint", "grammar" if grammar else param)
     return {"constraint": other or {"gbnf": grammar}}
+
+
+def allowed_tokens(fields: dict[str, Any], body: Mapping[str, Any], model: Model) -> dict[str, Any]:
+    """The fields of a request whose answer may have no tokens but vLLM's `allowed_token_ids`. Such an answer ends only
+    with a token that is among them. Raises: GatewayError.
+    """
+    name = "allowed_token_ids"
+    tokens = array(body, name)
+    if not tokens:
+        return fields
+    if not all(type(token) is int and 0 <= token < model.n_vocab for token in tokens):
+        raise invalid(f"`{name}` must hold token ids, from 0 to {model.n_vocab - 1}", name)
+    if "constraint" in fields:
+        raise invalid(f"`{name}` conflicts with what else gives the answer its form", name)
+    need(model, "constraint", name)
+    # a grammar of single tokens may end after each
+    held = {**fields, "constraint": {"lark": f"start: <[{','.join(map(str, tokens))}]>*"}}
+    ends = {model.special_id("eos"), model.special_id("eot")}
+    return held if ends.intersection(tokens) else {**held, "ignore_eos": True}
 
 
 def integer(body: Mapping[str, Any], name: str, least: int = _LEAST, most: int = _MOST) -> int | None:

@@ -209,7 +209,11 @@ def test_content_in_parts_is_text(gateway):
         ({"continue_final_message": True, "add_generation_prompt": True}, 400, "add_generation_prompt"),
         ({"n_probs": 99}, 400, "n_probs"),
         ({"min_keep": "five"}, 400, "min_keep"),
-        ({"allowed_token_ids": [5]}, 501, "allowed_token_ids"),
+        ({"allowed_token_ids": 5}, 400, "allowed_token_ids"),
+        ({"allowed_token_ids": [-1]}, 400, "allowed_token_ids"),
+        ({"allowed_token_ids": [10**9]}, 400, "allowed_token_ids"),
+        ({"allowed_token_ids": ["a"]}, 400, "allowed_token_ids"),
+        ({"allowed_token_ids": [97], "response_format": {"type": "json_object"}}, 400, "allowed_token_ids"),
         ({"functions": [{"name": "f"}], "tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "functions"),
         ({"functions": [{}]}, 400, "functions[0]"),
         ({"functions": [{"name": "f"}], "function_call": "f"}, 400, "function_call"),
@@ -222,6 +226,25 @@ def test_a_wrong_field_is_named(gateway, body, status, param):
     answer = gateway.chat(**body)
     assert (answer.status, answer.error["param"]) == (status, param), answer.body
     assert answer.error["type"] == ("invalid_request_error" if status == 400 else "not_supported_error")
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/completion"])
+def test_an_answer_has_the_allowed_tokens_only(gateway, path):
+    """As with vLLM, where programs let a model choose among labels."""
+    ask = {"messages": USER, "prompt": "hello", "max_tokens": 20, "temperature": 1, "seed": 1}
+    whole = gateway.post(path, **ask, allowed_token_ids=[ord("a"), ord("b")]).json
+    choice = whole["choices"][0] if "choices" in whole else {"text": whole["content"]}
+    text = choice["text"] if "text" in choice else choice["message"]["content"]
+    assert set(text) == {"a", "b"} and len(text) == 20, "it ends with no token that is not among them"
+    answer = gateway.post(path, **ask, allowed_token_ids=[ord("a")], grammar='root ::= "a"')
+    assert answer.status == 400 and "`allowed_token_ids` conflicts" in answer.error["message"]
+
+
+def test_an_answer_may_end_where_the_allowed_tokens_hold_an_end(gateway, fake):
+    eos = fake.ask(type="props")["special"]["eos"]["id"]
+    ask = {"max_tokens": 40, "temperature": 1, "seed": 1}
+    choice = gateway.chat(**ask, allowed_token_ids=[ord("a"), eos]).json["choices"][0]
+    assert choice["finish_reason"] == "stop" and set(choice["message"]["content"]) <= {"a"}
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from uma_gateway.fields import (
     MOST_PROMPTS,
     PARAMS,
     Prompt,
+    allowed_tokens,
     array,
     boolean,
     constraint_field,
@@ -165,7 +166,8 @@ def _plan(
         need(model, "n", "n_cmpl")
         fields["n"] = n
     form = (table(body, "json_schema") or True) if body.get("json_schema") is not None else None
-    return Plan(model, {**fields, **constraint_field(model, form, text(body, "grammar") or "", "json_schema")}, limits)
+    fields |= constraint_field(model, form, text(body, "grammar") or "", "json_schema")
+    return Plan(model, allowed_tokens(fields, body, model), limits)
 
 
 def _answers_wanted(body: dict[str, Any]) -> int:

@@ -22,6 +22,7 @@ from uma_gateway.exchange import Exchange
 from uma_gateway.fields import (
     MOST_LOGPROBS,
     Prompt,
+    allowed_tokens,
     boolean,
     constraint_field,
     integer,
@@ -151,7 +152,7 @@ def _plan(exchange: Exchange, body: dict[str, Any], ask: Ask, model: Model, prom
         if not model.has_infill:
             raise unsupported("`suffix` is not supported: the model has no tokens for filling in", "suffix")
         fields["suffix"] = ask.suffix
-    return Plan(model, fields)
+    return Plan(model, allowed_tokens(fields, body, model))
 
 
 class Echo(NamedTuple):
