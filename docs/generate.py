@@ -202,7 +202,7 @@ _PRESETS_INTRO = """
 
 A preset is a list of options for a kind of machine: `--preset NAME`, `UMA_PRESET=NAME`, or `preset: NAME` in the file.
 Whatever a flag, a variable or the file says goes before it. It depends on no model: how much context a model's KV
-leaves room for is in [MEMORY.md](MEMORY.md), and [TUNING.md](TUNING.md) tells which options matter for which class of
+leaves room for is in [MEMORY.md](MEMORY.md), and [TUNING.md](TUNING.md) says which options matter for which class of
 model.
 """
 

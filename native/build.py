@@ -136,7 +136,7 @@ def _from_external(folder: Path, pin: Pin, progress: Progress) -> Native:
     mirror(None, LIB_DIR, keep=(BUILD_RECORD, LIBRARY))
     version = (found.facts.llama_version, found.facts.ggml_version, found.facts.ggml_commit)
     tools, is_native_cpu = find_toolchain("cpu", needs_cmake=False), not cmake_build.is_portable()
-    # of our own part: the installed libraries do not tell what they need
+    # of our own part: the installed libraries do not say what they need
     needs = needed(tools, cpu_flags(is_native_cpu))
     return Native("external", *version, str(found.lib_dir), True, is_native_cpu, needs, compiler=tools.identity)
 

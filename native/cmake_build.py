@@ -74,7 +74,7 @@ def is_native(flags: dict[str, str], arguments: list[str]) -> bool:
 
 
 def is_portable() -> bool:
-    """Whether the build shall run on any processor of the architecture (UMA_BUILD).
+    """Whether the build is to run on any processor of the architecture (UMA_BUILD).
 
     Raises: BuildError on an unknown word.
     """

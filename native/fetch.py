@@ -110,7 +110,7 @@ def client_environment(env: dict[str, str]) -> dict[str, str]:
 def extract(sdist: Path, pin: Pin, folder: Path) -> Path:
     """Unpack the needed part of llama.cpp into `folder`; return its root. Its content is the pinned one, file by file.
 
-    Raises: BuildError on a member that would leave `folder`, when a file differs, or when this is no archive.
+    Raises: BuildError on a member that would leave `folder`, when a file differs, or when this is not an archive.
     """
     try:
         _unpack(sdist, pin, folder)

@@ -76,7 +76,7 @@ def needed(tools: Toolchain, flags: list[str]) -> list[str]:
     """What code needs that is compiled with these flags. Raises: BuildError."""
     done = subprocess.run([*tools.cc, *flags, "-dM", "-E", "-x", "c", "/dev/null"], capture_output=True, text=True)
     if done.returncode:
-        raise BuildError(f"the compiler does not tell its macros:\n{done.stderr[-2000:]}")
+        raise BuildError(f"the compiler does not list its macros:\n{done.stderr[-2000:]}")
     defined = {
         line.split()[1] for line in done.stdout.splitlines() if line.startswith("#define ") and len(line.split()) > 1
     }

@@ -19,7 +19,7 @@ from pathlib import Path
 from native.pin import BuildError
 
 BACKENDS = ("cpu", "cuda", "vulkan", "metal")
-# What ggml's Vulkan backend includes. Headers of 2022 (Debian 12) lack the first, which the compiler would tell after
+# What ggml's Vulkan backend includes. Headers of 2022 (Debian 12) lack the first, which the compiler would report after
 # ten minutes of compiling shaders.
 VULKAN_HEADERS = {
     "#include <vulkan/vulkan.hpp>\nvk::LayerSettingEXT setting;": "Vulkan's headers, 1.3.275 or later (Debian 13 or "

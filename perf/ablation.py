@@ -123,7 +123,7 @@ def switch_off(name: str) -> None:
         *classes, attribute = path.split(".")
         for each in classes:
             owner = getattr(owner, each)
-        getattr(owner, attribute)  # a mechanism that is gone shall not seem to move nothing
+        getattr(owner, attribute)  # a mechanism that is gone must not seem to move nothing
         setattr(owner, attribute, value(getattr(owner, attribute)) if value is _without_slots else value)
     pipeline = importlib.import_module(_P + "pipeline")
     if name == "bmt":

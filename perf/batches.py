@@ -2,7 +2,7 @@
 tokens, in turn.
 
 One engine in one process. Calls of all sizes take turns, and the fastest of each counts: other work makes a call
-slower, never faster. Only ratios are told.
+slower, never faster. Only ratios are printed.
 """
 
 from __future__ import annotations

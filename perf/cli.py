@@ -80,7 +80,7 @@ def _shared(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--peer-repeats",
             default=float("inf"),
-            help="Others take part in the first so many repeats; where one of theirs takes minutes.",
+            help="Others take part in this many repeats only; where one of theirs takes minutes.",
         ),
         click.option("--scale", default=1, show_default=True, help="Multiply all lengths (4 for a large GPU)."),
         click.option("--seed", default=1, show_default=True, help="Of prompts and arrivals."),
@@ -208,7 +208,7 @@ def stages(stages: tuple[str, ...], names: tuple[str, ...], **options: Any) -> N
 )
 @_shared
 def ablate(mechanisms: tuple[str, ...], is_daemon: bool, seeds: int, names: tuple[str, ...], **options: Any) -> None:
-    """Switch off one of the scheduler's MECHANISMS (default: all) at a time, and tell which figures that moves."""
+    """Switch off one of the scheduler's MECHANISMS (default: all) at a time, and report which figures that moves."""
     from perf.ablation import MECHANISMS, moved, row, simulate
 
     unknown = [name for name in mechanisms if name not in MECHANISMS]
@@ -414,7 +414,7 @@ def answers(
     "--prices",
     default="2:1.05,4:1.17,8:1.37,16:2",
     show_default=True,
-    help="Of calls of so many rows, in steps of one row.",
+    help="Of calls of this many rows, in steps of one row.",
 )
 def drafts(prices: str) -> None:
     """Replay recorded texts through the lookups and the policy: how much holds, by match, what four streams and one
@@ -425,7 +425,7 @@ def drafts(prices: str) -> None:
     try:
         told = {int(n): float(price) for n, price in (each.split(":") for each in prices.split(","))}
     except ValueError:
-        raise click.BadParameter(f"{prices!r} is no list of ROWS:PRICE", param_hint="--prices") from None
+        raise click.BadParameter(f"{prices!r} is not a list of ROWS:PRICE", param_hint="--prices") from None
     for line in study(told):
         click.echo(line)
 
@@ -510,7 +510,7 @@ def threads_(model: str, counts: str, rounds: int) -> None:
 @main.command()
 @click.option("--sessions", default=200, show_default=True, help="Agents of the first trace.")
 @click.option(
-    "--nodes", default=0, show_default=True, help="Then so many daemons at once; 0: leave that out. 1000 take minutes."
+    "--nodes", default=0, show_default=True, help="Then this many daemons at once; 0: none. 1000 take minutes."
 )
 @click.option("--requests", default=1_000_000, show_default=True, help="Requests for them.")
 def router(sessions: int, nodes: int, requests: int) -> None:

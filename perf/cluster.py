@@ -84,5 +84,5 @@ async def _rate(n_daemons: int, n_requests: int, n_tokens: int) -> float:
 
 
 def rate(n_daemons: int, n_requests: int = 96, n_tokens: int = 50) -> float:
-    """Tokens a second of so many daemons, all requests at once."""
+    """Tokens a second of this many daemons, all requests at once."""
     return asyncio.run(_rate(n_daemons, n_requests, n_tokens))

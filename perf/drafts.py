@@ -33,7 +33,7 @@ from uma_core.types import Phase, TokenId
 MS = 1_000_000
 STEP_NS = 16 * MS
 CELL_NS = 500.0  # a thousand positions add 3 % to a step
-# calls of so many rows, in steps of one: 0.5B Q8_0 on two cores of a Xeon
+# calls of this many rows, in steps of one: 0.5B Q8_0 on two cores of a Xeon
 PRICES = {2: 1.05, 4: 1.17, 8: 1.37, 16: 2.0}
 N_VERIFY_ROWS = 16
 N_TOKENS = 256  # of each answer
@@ -52,7 +52,7 @@ class Text(NamedTuple):
 
 
 class Constant(NamedTuple):
-    """One that this study chooses, by how fast so many streams are answered."""
+    """One that this study chooses, by how fast this many streams are answered."""
 
     module: ModuleType
     name: str
@@ -70,7 +70,7 @@ DEVICE = states.DEVICE._replace(is_unified=True, can_mix_rows=True, n_verify_row
 
 
 def cost_of(prices: Mapping[int, float]) -> CostModel:
-    """`prices`: what calls of so many rows take, in steps of one row."""
+    """`prices`: what calls of this many rows take, in steps of one row."""
     rows = {1: 1.0, **prices}
     decode = Curve(tuple(rows), tuple(STEP_NS * price for price in rows.values()), (CELL_NS,) * len(rows))
     prefill = Curve((1, 512), (STEP_NS, 25 * STEP_NS), (CELL_NS, CELL_NS))
@@ -153,7 +153,7 @@ class Stream:
         )
 
     def go_on(self, n_drafted: int, stretch: float, tally: Tally) -> None:
-        """A step gave rows to so many of its draft tokens."""
+        """A step gave rows to this many of its draft tokens."""
         answer, draft = self._text.answer, self._draft
         tally.judge(draft, answer[self.n_done])
         n_held = 0

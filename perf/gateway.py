@@ -95,7 +95,7 @@ def measure(repeats: int, step_ms: float, folder: Path) -> Iterator[dict[str, fl
 
 
 def _spent_ns(server: PacedServer, endpoint: Endpoint, n_streams: int, n_tokens: int, seed: str) -> int:
-    """CPU time of the gateway for so many streams."""
+    """CPU time of the gateway for this many streams."""
     before = server.gateway_cpu_ns()
     _ask(endpoint, n_streams, n_tokens, seed)
     return server.gateway_cpu_ns() - before

@@ -44,7 +44,7 @@ def vocabulary(n_vocab: int) -> tuple[list[str], list[int]]:
 
 
 def dead_tokens() -> np.ndarray:
-    """Tokens that random logits shall never choose: the end token, and bytes that are not printable ASCII.
+    """Tokens that random logits must never choose: the end token, and bytes that are not printable ASCII.
 
     Their head rows are zero, so that every generated token is one whole event of text and no stream ends early.
     """

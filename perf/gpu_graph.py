@@ -1,7 +1,7 @@
 """The graph engine beside llama_decode on a GPU: is it right, and how fast. `sh perf/gpu.sh graph` runs every part in a
 process of its own.
 
-An assertion inside ggml ends a process; the other parts then still tell what they found. A part prints, and writes
+An assertion inside ggml ends a process; the other parts then still report what they found. A part prints, and writes
 UMA_GPU_OUT/graph-PART.json.
 """
 
@@ -158,7 +158,7 @@ def drafts(arguments: argparse.Namespace) -> Rows:
         steps = np.stack([_step(engine, 0, int(token)) for token in tokens[384:400]])
         engine.kv_truncate(0, 384)
         _verify(engine, [int(tokens[384]), *(int(token) ^ 1 for token in tokens[385:392])])
-        engine.kv_truncate(0, 385)  # only the first row was no draft
+        engine.kv_truncate(0, 385)  # only the first row was not a draft
         found = _verify(engine, [int(token) for token in tokens[385:400]])
         off = _off(found, steps[1:])
         n_same = int((found.argmax(axis=1) == steps[1:].argmax(axis=1)).sum())
@@ -196,7 +196,7 @@ def _worst(name: str, model: str, threads: int, alone: np.ndarray) -> float:
 
 
 def _rounds(name: str, model: str, threads: int) -> Iterator[np.ndarray]:
-    """(steps, n_vocab) logits behind a prompt of made-up tokens, again and again: processes begin at other times."""
+    """(steps, n_vocab) logits after a prompt of made-up tokens, again and again: processes begin at other times."""
     options = replace(BOTH[name], model=model, threads=threads, n_ctx=1024)
     with closing(open_engine(options)) as engine:
         for _ in range(N_ROUNDS):
@@ -265,7 +265,7 @@ def _step(engine: Engine, seq_id: int, token: int) -> np.ndarray:
 
 
 def _verify(engine: Engine, tokens: list[int]) -> np.ndarray:
-    """(rows, n_vocab) logits of sequence 0's next token and the drafts behind it, in one call."""
+    """(rows, n_vocab) logits of sequence 0's next token and the drafts after it, in one call."""
     batch = Batch(len(tokens))
     n = engine.kv_len(0)
     batch.add(tokens[0], n, 0, True)

@@ -33,12 +33,12 @@ _SETTLE_S = 0.3  # between phases: sequences are freed, thread pools go to sleep
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One scenario on these servers, so many times."""
+    """One scenario on these servers, this many times."""
 
     scenario: str
     labels: tuple[str, ...]
     repeats: int
-    peer_repeats: float = math.inf  # servers that are not ours take part in the first so many
+    peer_repeats: float = math.inf  # servers that are not ours take part in this many only
 
     def in_turn(self, repeat: int) -> tuple[str, ...]:
         """The servers of this repeat; every other one in reverse."""

@@ -54,7 +54,7 @@ class Phase:
     name: str
     asks: tuple[Ask, ...]
     timeout_s: float = 600.0
-    lasts_s: float = 0.0  # at least so long, whatever is asked
+    lasts_s: float = 0.0  # at least this long, whatever is asked
     is_restarted: bool = False  # the server ends and starts anew before it
 
     def __post_init__(self) -> None:

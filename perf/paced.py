@@ -1,4 +1,4 @@
-"""`python -m perf.paced daemon --engine fake ...`: our daemon on the simulated engine, with so much time between two
+"""`python -m perf.paced daemon --engine fake ...`: our daemon on the simulated engine, with this much time between two
 tokens as UMA_PERF_STEP_MS says.
 
 What is measured before such a daemon is everything but a model: its tokens come one by one, as a model's do, and cost

@@ -10,7 +10,7 @@ from uma_core.config.options import EngineOptions
 from uma_core.engine.api import Batch, DecodeStatus, Engine
 from uma_core.engine.select.open import open_engine
 
-N_ROWS = 16  # per decode call: llama.cpp's context has memory for so many rows with logits
+N_ROWS = 16  # per decode call: llama.cpp's context has memory for this many rows with logits
 WINDOW = 512  # tokens that see each other
 
 ENGINES = {

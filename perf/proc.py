@@ -1,4 +1,4 @@
-"""CPU time and memory of processes, as the system tells them."""
+"""CPU time and memory of processes, as the system reports them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def usage(pid: int) -> Usage:
 
 
 def cpu_ns(pid: int) -> int:
-    """CPU time of all its threads so far, exact where the scheduler tells it (Linux), else in the ticks of `usage`."""
+    """CPU time of all its threads so far, exact where the scheduler has it (Linux), else in the ticks of `usage`."""
     try:
         return sum(int((task / "schedstat").read_text().split()[0]) for task in Path(f"/proc/{pid}/task").iterdir())
     except FileNotFoundError:

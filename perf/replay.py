@@ -24,7 +24,7 @@ OFF = "off"
 N_TOKENS = 256  # of an answer: its first 96 repeat too little (JSON was 1.38x as fast with drafts, with 256 1.74x)
 N_TURNS_EACH = 4  # of the agent's, by each stream
 N_STORM, N_STORM_PROMPT, STORM_EVERY_S = 6, 1200, 0.4
-SAME_STEP_NS = 200_000  # tokens of one step arrive together: within so much of each other
+SAME_STEP_NS = 200_000  # tokens of one step arrive together: within this much of each other
 TIMEOUT_S = 180.0
 
 

@@ -157,7 +157,7 @@ OWN_FIGURES = ("device_idle_share", "copy_free_ratio", "memory_gb_s")
 
 
 def own_lines(results: Results) -> list[str]:
-    """What our daemon measured of itself, scenario by scenario: told, not judged."""
+    """What our daemon measured of itself, scenario by scenario: reported, not judged."""
     lines = []
     for figure in OWN_FIGURES:
         cells = {scenario: row[OURS].spread(figure) for scenario, row in results.cells.items() if OURS in row}

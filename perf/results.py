@@ -208,7 +208,7 @@ def machine_facts() -> dict[str, Any]:
 
 
 def kernels_of(isa: str) -> str:
-    """What a processor's name has behind it where our kernels are those of a smaller one."""
+    """What a processor's name has after it where our kernels are those of a smaller one."""
     return f", our kernels as with {isa}"
 
 

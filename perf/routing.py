@@ -1,7 +1,7 @@
 """The router of a cluster, simulated: hundreds of daemons, a million requests, no daemon and no network.
 
 A simulated daemon has sequences, reads one prompt at a time, keeps the pages of what it read (least recently used ones
-go), and tells its digest every so often, as a real one does. Policies see the same figures at the same times.
+go), and reports its digest every so often, as a real one does. Policies see the same figures at the same times.
 """
 
 from __future__ import annotations

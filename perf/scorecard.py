@@ -174,8 +174,8 @@ the whole acceptance table; on a machine of many cores `--beside 5` takes five r
 own, for contexts whose repeats take half an hour. Models have random weights in the shapes of real ones
 (`python -m perf model SHAPE`), because step times depend on the shape; a prompt of n characters is n tokens. Every
 prompt is unique, prompt caches are off, sampling is greedy. All figures are the client's: one process with one
-selector, a monotonic time stamp per received token. Exceptions are what our daemon tells of itself (time between decode
-calls, device idle, copies of KV, memory traffic) and CPU and memory, which the system tells. Every run leaves
+selector, a monotonic time stamp per received token. Exceptions are what our daemon reports itself (time between decode
+calls, device idle, copies of KV, memory traffic) and CPU and memory, which the system reports. Every run leaves
 `results.json`, `tokens/SCENARIO.SERVER.rN.csv` (`session_id,token_idx,ts_ms,is_interactive`: every token of every
 stream), `figures.csv`, and of the scenarios that have them `long_ctx.SERVER.csv` (`ctx,tps`) and `ipc_overhead.csv`
 (`path,ttft_ms,cpu_pct`).

@@ -1,6 +1,6 @@
 """What people do with a shared model, in the simulator: cases, device profiles, and the figures that users feel.
 
-Every figure is better when it is smaller. Times between tokens (TBT) are told in steps of the same chat alone on the
+Every figure is better when it is smaller. Times between tokens (TBT) are given in steps of the same chat alone on the
 same machine.
 """
 

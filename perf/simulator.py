@@ -51,7 +51,7 @@ class Machine(NamedTuple):
     sigma: float = 0.0  # every call and every piece takes longer by |normal(0, sigma)|
     drift: float = 0.0  # others take up to this part of the machine, in regimes of some seconds
     stall: float = 0.0  # chance, per decode step's time, of a stall of 0.2 to 1 decode steps
-    misjudged: float = 1.0  # a piece takes so many times what calibration saw
+    misjudged: float = 1.0  # a piece takes this many times what calibration saw
     is_guessed: bool = False  # nothing was calibrated
 
 

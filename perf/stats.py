@@ -153,7 +153,7 @@ class PhaseLog:
 
 
 def stream_figures(stream: StreamLog, prefix: str = "") -> dict[str, float]:
-    """The figures that are told of every interactive stream, under names that say their unit."""
+    """The figures that are reported of every interactive stream, under names that say their unit."""
     gaps = stream.gaps_ms
     figures = {
         "ttft_ms": stream.ttft_ms,
@@ -170,7 +170,7 @@ def stream_figures(stream: StreamLog, prefix: str = "") -> dict[str, float]:
 
 def against_solo(loaded: StreamLog, *solos: StreamLog, prefix: str = "") -> dict[str, float]:
     """How much worse a stream fared than the same stream alone: than the mean of the runs alone, where there are
-    several. Pauses are told in solo steps (the median gap).
+    several. Pauses are given in solo steps (the median gap).
     """
     own, solo = stream_figures(loaded), mean_of([stream_figures(run) for run in solos])
     step = solo["itl_p50_ms"]
@@ -195,7 +195,7 @@ def worst_of(rows: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def phase_figures(phase: PhaseLog) -> dict[str, float]:
-    """The figures that are told of every loaded phase."""
+    """The figures that are reported of every loaded phase."""
     n_tokens = sum(len(s.t_tokens) for s in phase.streams)
     return {
         "makespan_ms": phase.makespan_ms,

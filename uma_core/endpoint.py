@@ -38,7 +38,7 @@ def _is_own_folder(folder: str) -> bool:
 
 
 def trusted_uids(environ: Mapping[str, str]) -> frozenset[int]:
-    """Whose daemon may get what this user sends. Raises: ValueError for a variable that is no list of numbers."""
+    """Whose daemon may get what this user sends. Raises: ValueError for a variable that is not a list of numbers."""
     named = [int(word) for word in environ.get(TRUSTED, "").replace(",", " ").split()]
     return frozenset({os.geteuid(), ROOT, *named})
 
@@ -46,7 +46,7 @@ def trusted_uids(environ: Mapping[str, str]) -> frozenset[int]:
 def stranger(connection: socket.socket, path: str, environ: Mapping[str, str]) -> int | None:
     """The user who listens, where that is nobody to be trusted. Raises: ValueError, OSError.
 
-    The kernel tells who made the listening socket. Where it does not, the owner of the file is as good as anybody.
+    The kernel says who made the listening socket. Where it does not, the owner of the file is as good as anybody.
     """
     uid = peer_of(connection).uid
     if uid == UNKNOWN:

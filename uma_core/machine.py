@@ -1,4 +1,4 @@
-"""What the system says of its processors and its memory. Figures that it does not tell are None."""
+"""What the system says of its processors and its memory. Figures that it does not report are None."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# Processors that this process may use; empty if the system does not tell. Read once: compute threads are bound to one.
+# Processors that this process may use; empty if the system does not say. Read once: compute threads are bound to one.
 PROCESSORS = frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset[int]()
 N_PROCESSORS = len(PROCESSORS) or os.cpu_count() or 1
 ENDLESS_STACK = 2 << 20  # of a thread where stacks have no limit, on x86-64

@@ -64,5 +64,5 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def _check(path: Path, values: dict[str, Any]) -> str:
-    """The name is part of it: a file that was copied over another one is none of ours."""
+    """The name is part of the hash, so a file that was copied over another one is not accepted."""
     return hashlib.sha256(f"{path.name} {json.dumps(values)}".encode()).hexdigest()

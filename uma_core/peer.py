@@ -38,7 +38,7 @@ def peer_of(sock: socket.socket) -> Peer:
 
 
 def _groups(sock: socket.socket) -> tuple[int, ...]:
-    """Supplementary groups that the peer had when it connected; () where this is no Linux since 4.13.
+    """Supplementary groups that the peer had when it connected; () where this is not Linux 4.13 or later.
 
     Source: SO_PEERGROUPS in socket.h.
     """
@@ -78,5 +78,5 @@ def bsd_peer(sock: Any, libc: Any) -> Peer:
 def has_hung_up(sock: socket.socket) -> bool:
     """Tell whether the peer closed both directions, not only the one in which it writes."""
     poll = select.poll()
-    poll.register(sock, select.POLLOUT)  # asked for in vain, but macOS tells of a hang-up only through it
+    poll.register(sock, select.POLLOUT)  # asked for in vain, but macOS reports a hang-up only through it
     return any(events & (select.POLLHUP | select.POLLERR) for _, events in poll.poll(0))

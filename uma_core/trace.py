@@ -160,7 +160,7 @@ def _report(row: list[Any]) -> CallReport:
 
 
 class Sink(Protocol):
-    """What an executor tells of its ticks, on the compute thread: whoever takes them keeps references, and encodes
+    """What an executor reports about its ticks, on the compute thread: whoever takes them keeps references, and encodes
     them elsewhere.
     """
 
@@ -274,7 +274,7 @@ def differences(lines: Iterable[str]) -> Iterator[str]:
 
 
 def shown(lines: Iterable[str], tick: int | None, settings: Mapping[str, Any]) -> Iterator[str]:
-    """Each tick, or one: its sessions and its plan as `explain` tells it, planned with other settings.
+    """Each tick, or one: its sessions and its plan as `explain` puts it, planned with other settings.
 
     Raises ValueError for a setting that the policy does not have.
     """

@@ -96,9 +96,9 @@ class SamplingParams:
     adaptive_target: float = -1.0
     adaptive_decay: float = 0.9
     logit_bias: tuple[tuple[TokenId | str, float], ...] = ()  # -inf bans; texts become tokens at the intake
-    min_tokens: int = 0  # so many come before an end-of-generation token may
+    min_tokens: int = 0  # this many come before an end-of-generation token may
     stop_token_ids: tuple[TokenId, ...] = ()  # they end the text as end-of-generation tokens do
-    logprobs: int | None = None  # tell log probabilities: of the drawn token and of so many others
+    logprobs: int | None = None  # log probabilities: of the drawn token and of this many others
     post_sampling_probs: bool = False  # ... of what the samplers left, instead of the model's own
 
     @property
@@ -229,9 +229,9 @@ class Request:
     banned_strings: tuple[str, ...] = ()  # the answer never has them
     suffix: str = ""  # what follows the text that is asked for, after `prompt` or `tokens`
     n: int = 1  # answers
-    best_of: int = 0  # so many are made, and the n likeliest told; 0: n
+    best_of: int = 0  # this many are made, and the n likeliest returned; 0: n
     echo: bool = False  # an answer begins with its prompt's text
-    prompt_logprobs: int | None = None  # tell log probabilities of the prompt's tokens: of each and of so many others
+    prompt_logprobs: int | None = None  # log probabilities of the prompt's tokens: of each and of this many others
     stream: bool = True
     priority: Priority | None = None  # None: inferred
     slo: Slo = field(default_factory=Slo)
@@ -243,8 +243,8 @@ class Request:
     preserved_tokens: tuple[str | TokenId, ...] = ()
     model: str = ""  # fingerprint of the model that the prompt is written for; "": whichever is served
     account: str = ""  # whom a gateway asks for; "": the peer itself
-    queue_updates: bool = False  # tell where it stands in the queue
-    prompt_progress: bool = False  # tell how far its prompt is read
+    queue_updates: bool = False  # report where it stands in the queue
+    prompt_progress: bool = False  # report how far its prompt is read
     constraint: Constraint | None = None
     reasoning: Reasoning | None = None
     lora: AdapterSet | None = None  # None: as configured
@@ -260,10 +260,10 @@ class Peer:
     uid: int = -1
     gid: int = -1
     pid: int = -1
-    groups: tuple[int, ...] = field(default=(), compare=False)  # supplementary ones, where the system tells
+    groups: tuple[int, ...] = field(default=(), compare=False)  # supplementary ones, where the system reports them
 
 
-# for so many places there is one more for those who hold none: whoever fills the places does not lock the others out
+# for this many places there is one more for those who hold none: whoever fills the places does not lock the others out
 EXTRA_SHARE = 8
 
 

@@ -208,7 +208,7 @@ def _reason(error: OSError | ValueError) -> str:
     if isinstance(error, FileNotFoundError):
         return "no such socket"
     if isinstance(error, ConnectionRefusedError):
-        return "nobody listens there (it was left by a daemon that is gone, or is no socket)"
+        return "nobody listens there (it was left by a daemon that is gone, or is not a socket)"
     if isinstance(error, PermissionError):
         return "permission denied (the socket belongs to another user)"
     return getattr(error, "strerror", None) or str(error)

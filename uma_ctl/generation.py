@@ -40,7 +40,7 @@ class Answer:
     usage: dict[str, Any] = field(default_factory=dict)
     timing: dict[str, Any] = field(default_factory=dict)
     is_interrupted: bool = False
-    tokens: list[Event] = field(default_factory=list)  # with `--logprobs`: what is told of each
+    tokens: list[Event] = field(default_factory=list)  # with `--logprobs`: what is reported of each
     others: list[Answer] = field(default_factory=list)  # with `--n`: all of them, this one being the first
 
     @property

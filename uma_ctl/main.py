@@ -95,7 +95,7 @@ def _status(command: click.Command, name: str, listed: list[str]) -> int:
     except output.ReaderGone:
         output.forget_stdout()
         return EXIT_PIPE
-    except OSError as error:  # what has a name or a peer was told before: it is a standard stream, or click's help
+    except OSError as error:  # what has a name or a peer was reported before: it is a standard stream, or click's help
         raise StreamFailed(f"standard input or output failed: {error.strerror}") from None
 
 

@@ -95,7 +95,7 @@ _GENERATION = (
         help="Not supported: the daemon reads text alone.",
     ),
     click.option("--priority", type=click.Choice(["interactive", "background"]), help="Inferred where absent."),
-    click.option("--timeout", type=seconds(0, is_open=True), metavar="SECONDS", help="End the answer after so long."),
+    click.option("--timeout", type=seconds(0, is_open=True), metavar="SECONDS", help="End the answer after this long."),
 )
 
 _PROMPT = (

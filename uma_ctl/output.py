@@ -76,7 +76,7 @@ def fill_standard_streams() -> None:
 
 
 def tolerate_any_text() -> None:
-    """Let bytes that are no text pass from standard input, and characters that the terminal lacks not fail the
+    """Let bytes that are not text pass from standard input, and characters that the terminal lacks not fail the
     output.
     """
     for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace"), (sys.stderr, "replace")):

@@ -379,7 +379,7 @@ def token_table(tokens: Sequence[Fields]) -> str:
 
 
 def pieces(tokens: Sequence[Any], shown: Sequence[Any]) -> str:
-    """A line for each token: its id, and its text as a JSON string, or the bytes of what is no text alone."""
+    """A line for each token: its id, and its text as a JSON string, or the bytes of what is not text alone."""
     width = max((len(str(token)) for token in tokens), default=0)
     return "\n".join(f"{token!s:>{width}}  {_piece(piece)}" for token, piece in zip(tokens, shown, strict=False))
 

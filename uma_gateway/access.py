@@ -1,7 +1,7 @@
 """Which web pages may ask, and under which names the gateway may be asked: guards against DNS rebinding and cross-site
 requests. Pure.
 
-A page that a browser loaded from elsewhere can send requests to this machine. Its `Origin` tells where it came from;
+A page that a browser loaded from elsewhere can send requests to this machine. Its `Origin` says where it came from;
 and where it came under a name that its owner now points here, its `Host` is that name. Neither header can be set by the
 page.
 """

@@ -23,7 +23,7 @@ class Ask:
     n_logprobs: int | None = None  # alternatives beside each token; None: no log probabilities
     n_prompt_logprobs: int | None = None  # the same of the prompt's tokens
     prediction: str = ""  # what the answer probably is
-    has_functions: bool = False  # calls are told as OpenAI's older `function_call`
+    has_functions: bool = False  # calls have OpenAI's older form, `function_call`
     stops_told: frozenset[str] = frozenset()  # stop texts that an answer ends with
     echo: str = ""  # what each answer begins with: the part of it that the request had already
 

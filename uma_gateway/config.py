@@ -58,9 +58,9 @@ class LimitOptions:
     header_timeout_s: float = option(10.0, "time to send the head of a request", unit="s", min=0.1, max=_HOUR_S)
     body_timeout_s: float = option(60.0, "time to send the body", unit="s", min=0.1, max=_HOUR_S)
     write_timeout_s: float = option(
-        60.0, "a reader that takes nothing for so long is dropped", unit="s", min=0.1, max=_HOUR_S
+        60.0, "a reader that takes nothing for this long is dropped", unit="s", min=0.1, max=_HOUR_S
     )
-    keep_alive_s: float = option(75.0, "an idle connection is closed after so long", unit="s", min=1, max=_HOUR_S)
+    keep_alive_s: float = option(75.0, "an idle connection is closed after this long", unit="s", min=1, max=_HOUR_S)
     max_connections: int = option(1024, "open HTTP connections; more are closed at once", min=1, max=100_000)
     max_in_flight: int = option(
         512, "requests that are answered at once, of all clients; more get 503", min=1, max=100_000

@@ -187,7 +187,7 @@ def parse(payload: bytes) -> Event:
     except ValueError:
         raise no_daemon("the daemon sent a frame that is not JSON") from None
     if not isinstance(event, dict):
-        raise no_daemon("the daemon sent a frame that is no object")
+        raise no_daemon("the daemon sent a frame that is not an object")
     return event
 
 
@@ -245,7 +245,7 @@ class Generation:
         return events
 
     async def first(self) -> Event:
-        """Wait for the first event and leave it where it is: it tells whether the request was taken.
+        """Wait for the first event and leave it where it is: it says whether the request was taken.
 
         Raises: GatewayError.
         """
@@ -270,7 +270,7 @@ class Generation:
                 return False
             try:
                 data = encode(0, event)
-            except Exception as error:  # told by whoever waits for the events
+            except Exception as error:  # raised where somebody waits for the events
                 self._failure = error
                 return False
             if data:
@@ -282,7 +282,7 @@ class Generation:
             self._link.sink = take
 
     def ping_every(self, seconds: float) -> None:
-        """Make `events` return an empty list whenever the client was sent nothing for so long."""
+        """Make `events` return an empty list whenever the client was sent nothing for this long."""
         loop = asyncio.get_running_loop()
 
         def tick() -> None:
@@ -367,12 +367,12 @@ class Daemon:
         if self._control is not None and self._control.is_open:
             try:
                 return await self._call(operation, timeout_s, fields)
-            except LinkLost:  # closed for having been idle, or the daemon was restarted: another connection tells
+            except LinkLost:  # closed for having been idle, or the daemon was restarted: another connection shows which
                 pass
         return await self._call(operation, timeout_s, fields)
 
     async def cancel(self, request_id: str, conn: int | None = None) -> Event:
-        """End a request of any connection; `found` tells whether it was there. Raises: GatewayError."""
+        """End a request of any connection; `found` says whether it was there. Raises: GatewayError."""
         async with self._cancelling:  # its reply has the id of the request, not of the call
             return await self._asked(request_id, "cancel", CALL_S, {"conn": conn})
 

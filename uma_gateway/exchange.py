@@ -104,7 +104,7 @@ class Exchange:
 
     @property
     def query(self) -> dict[str, str]:
-        """The parameters behind the path's `?`, the last of each name; those without a value are left out."""
+        """The parameters after the path's `?`, the last of each name; those without a value are left out."""
         given = parse_qs(self.scope["query_string"].decode("latin-1"))
         return {name: values[-1] for name, values in given.items()}
 

@@ -18,7 +18,7 @@ from uma_gateway.errors import invalid, unsupported
 from uma_gateway.model import Model
 
 UNLIMITED = -1
-MOST_LOGPROBS = 20  # alternatives that the daemon tells beside a token
+MOST_LOGPROBS = 20  # alternatives that the daemon returns beside a token
 MOST_PROMPTS = 128  # of one request
 _LEAST, _MOST = -(1 << 63), (1 << 64) - 1  # of integers that JSON's other readers and writers take
 

@@ -104,7 +104,7 @@ async def relay(
 
     `encode` gives what the client is sent for an event of the generation with that number, often nothing; it gets no
     events about the queue, and no `error`. Meanwhile a silent event stream gets blank lines, and comments about where
-    the request stands. `end` gives the last bytes; `failed` those that tell an error, by default as OpenAI's clients
+    the request stands. `end` gives the last bytes; `failed` those that report an error, by default as OpenAI's clients
     read it in a stream.
     """
     try:
@@ -170,7 +170,7 @@ async def _merged(
                 for generation in generations:
                     generation.is_silent = False
                 await arrived.put((number, events, None))
-        except Exception as error:  # told by whoever reads
+        except Exception as error:  # raised where somebody reads
             await arrived.put((number, [], error))
 
     pumps = [asyncio.ensure_future(pump(number)) for number in range(len(generations))]

@@ -98,7 +98,7 @@ class Caller:
         self.n_in_flight -= 1
 
     def rate_headers(self) -> list[tuple[bytes, bytes]]:
-        """As OpenAI's API tells them."""
+        """As OpenAI's API reports them."""
         if not self.key.rate:
             return []
         reset_s = (self.key.burst - self._tokens) * MINUTE_S / self.key.rate

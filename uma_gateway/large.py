@@ -22,7 +22,7 @@ _threads = ThreadPoolExecutor(N_THREADS, "large")
 
 
 async def read(n_bytes: int, reader: Callable[..., Result], *arguments: Any) -> Result:
-    """What `reader` makes of a body of so many bytes, or of its parts: in a thread where that is large."""
+    """What `reader` makes of a body of this many bytes, or of its parts: in a thread where that is large."""
     if n_bytes < LARGE_BYTES:
         return reader(*arguments)
     return await in_thread(n_bytes, reader, *arguments)

@@ -65,7 +65,7 @@ class Model:
         }
 
     def prepare(self) -> None:
-        """Begin to load the templates: trying them takes a third of a second, which no chat shall wait for."""
+        """Begin to load the templates: trying them takes a third of a second, which no chat should wait for."""
         if self._templates is None:
             self._templates = begin(self._load_templates)
             self._templates.add_done_callback(self._tried)

@@ -45,10 +45,10 @@ log = logging.getLogger(__name__)
 BACKLOG = 1024
 SPARE_FILES = 64
 MAX_PEM_BYTES = 1 << 20
-# the event loop waits so long for the interpreter when a thread reads a large request (Python's default: 5 ms, at each
-# socket that has something)
+# the event loop waits this long for the interpreter when a thread reads a large request (Python's default: 5 ms, for
+# each socket that has something)
 SWITCH_INTERVAL_S = 0.0005
-MOST_PIPELINED = 16  # requests behind the one that is answered; then no more are read
+MOST_PIPELINED = 16  # requests after the one that is answered; then no more are read
 # libuv uses its threads only to look up the address to listen on, and aborts the process when it cannot start one. So
 # the gateway first starts a thread of its own, whose failure it can report, and asks libuv for one thread instead of
 # four.
@@ -100,7 +100,7 @@ def protocol_class(config: Config) -> type[asyncio.Protocol]:
             self._n_head = 0  # bytes of the head that is being read
             self._is_in_head = True  # or before it
             self._data = b""  # what is being parsed
-            self._again = b""  # what is to be parsed behind it
+            self._again = b""  # what is to be parsed after it
             self._running: Any = None  # uvicorn's cycle that is answered; `cycle` is the last one that came
             self._head_timer: asyncio.TimerHandle | None = None
             self._write_timer: asyncio.TimerHandle | None = None
@@ -177,7 +177,7 @@ def protocol_class(config: Config) -> type[asyncio.Protocol]:
                     lines.append(b"%b: %b" % (name, value))
                 elif b"close" in value.lower():
                     lines.append(b"connection: close")
-            # the old parser reads nothing behind a connection's last request
+            # the old parser reads nothing after a connection's last request
             self.parser = httptools.HttpRequestParser(self)
             self._n_head = 0
             self._again = b"\r\n".join(lines) + b"\r\n\r\n" + self._data[error.args[0] :]
@@ -211,7 +211,7 @@ def protocol_class(config: Config) -> type[asyncio.Protocol]:
         def on_response_complete(self) -> None:
             super().on_response_complete()
             if not self._is_in_head and self._head_timer is None and not self.transport.is_closing():
-                # answered before its body was there: the next head is behind it, and nobody waits for ever
+                # answered before its body was there: the next head is after it, and nobody waits for ever
                 self._head_timer = self.loop.call_later(limits.body_timeout_s, self._on_slow_head)
 
         def pause_writing(self) -> None:
@@ -352,7 +352,7 @@ def serve(config: Config, keys: Keys) -> int:
             raise
         files = f"{config.serve.tls_cert} and {config.serve.tls_key}"
         raise UmaError(
-            ErrorCode.CONFIG_INVALID, f"serve.tls_cert: {files} are no certificate with its key: {error}"
+            ErrorCode.CONFIG_INVALID, f"serve.tls_cert: {files} are not a certificate with its key: {error}"
         ) from None
     server = Server(options, app)
     run(server, config.limits.header_timeout_s)

@@ -277,7 +277,7 @@ static json applied_json(const common_chat_params & params) {
 
 // --- answers of the model
 
-static const char * const END_MARK = "\xEE\x80\x80"; // a private character, which is no part of any delimiter
+static const char * const END_MARK = "\xEE\x80\x80"; // a private character, which is not part of any delimiter
 
 static bool take_mark(std::string & text) {
     const size_t size = strlen(END_MARK);
@@ -309,7 +309,7 @@ static parsed parse(const uma_chat_parser & handle, const std::string & text) {
 }
 
 // llama.cpp keeps back what may be the beginning of a delimiter, and an answer that ends with "<" would lose it; with
-// something behind it, it is text. A call that was cut must not become text by it.
+// something after it, it is text. A call that was cut must not become text by it.
 static parsed parse_whole(uma_chat_parser & handle) {
     parsed plain = parse(handle, handle.text);
     handle.n_parsed += handle.text.size();
@@ -362,7 +362,7 @@ static std::string escaped(const std::string & text) {
 
 static bool is_space(const std::string & text) { return text.find_first_not_of(" \t\r\n\v\f") == std::string::npos; }
 
-// Is `longer` what `shorter` becomes with `text` behind it? White space that `shorter` leaves out goes to *untold.
+// Is `longer` what `shorter` becomes with `text` after it? White space that `shorter` leaves out goes to *untold.
 static bool is_continued(const std::string & shorter, const std::string & longer, const std::string & text,
     std::string * untold) {
     if (longer.size() < shorter.size() + text.size() || longer.compare(0, shorter.size(), shorter)) return false;
@@ -417,14 +417,14 @@ static open_end open_after(uma_chat_parser & handle) {
     return end;
 }
 
-// Scans text behind an open end -> the difference. What the scan does not take is left for a parse.
+// Scans text after an open end -> the difference. What the scan does not take is left for a parse.
 static json pass(uma_chat_parser & handle, const char * text, size_t size) {
     handle.untold += handle.is_open_escaped ? escaped(handle.open.take({ text, size }))
         : handle.open.take({ text, size });
     json list = json::array();
     if (!handle.open_text && !handle.is_open_argument) handle.untold.clear();
     if (handle.untold.empty()) return list;
-    // the parser leaves out reasoning that is only white space, and white space behind a call's JSON
+    // the parser leaves out reasoning that is only white space, and white space after a call's JSON
     auto & whole = handle.open_text ? handle.message.*handle.open_text : handle.message.tool_calls.back().arguments;
     size_t n_told = handle.untold.size();
     if (handle.open_text == &common_chat_msg::reasoning_content && whole.empty() && is_space(handle.untold)) n_told = 0;
@@ -528,7 +528,7 @@ API int uma_chat_parser_pass(uma_chat_parser * handle, const char * text, size_t
         free_text open = handle->open;
         if (open.take(added) != added || !open.is_open()) return PASS_NONE;
         if (handle->is_open_argument) {
-            // what needs an escape is longer in the arguments; white space behind a call's JSON is not told before more
+            // what needs an escape is longer in the arguments; white space after a call's JSON is not told before more
             // follows
             if (handle->is_open_escaped ? escaped(std::string(added)) != added : size == 0
                 || is_space(std::string(added.substr(size - 1)))) return PASS_NONE;

@@ -13,7 +13,7 @@
 struct open_end {
     common_peg_parse_result_type type = COMMON_PEG_PARSE_RESULT_FAIL;
     size_t end = 0;
-    // parsers that asked for text behind the end; 2: two or more
+    // parsers that asked for text after the end; 2: two or more
     int n_looks = 0;
     common_peg_parser_id last = COMMON_PEG_INVALID_PARSER_ID; // the one that did
     size_t last_start = 0;                                   // where it began

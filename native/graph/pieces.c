@@ -5,7 +5,7 @@
 
 static const double ALMOST = 0.99; // most that a chunk under way can have done: its total is an estimate
 enum { FIRST_PIECES = 16 }; // of a kind: until then its cost is a guess
-enum { GEMV_ROWS = 4 }; // up to so many rows a matmul costs its weights' bytes, not its arithmetic
+enum { GEMV_ROWS = 4 }; // up to this many rows a matmul costs its weights' bytes, not its arithmetic
 
 static enum uma_kind kind_of(const struct ggml_tensor * t) {
     switch (t->op) {

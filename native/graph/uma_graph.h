@@ -17,7 +17,7 @@
 typedef struct uma_paged uma_paged; // the plan of one batch; a graph that computes or is paused has one of its own
 typedef struct uma_paged_shape {
     int32_t n_head, n_head_kv, n_threads;
-    // so many of n_head_kv read the same stored head: more query heads than the kernel takes at once
+    // this many of n_head_kv read the same stored head: more query heads than the kernel takes at once
     int32_t n_share;
     int32_t dim_k, dim_v;    // of a head
     int64_t k_bytes, v_bytes; // of one head and position
@@ -116,7 +116,7 @@ typedef struct uma_forward {
     int32_t * out_id;        // (outputs) rows that want logits; NULL: all
     float   * logits;        // (outputs, n_vocab)
     int32_t   n_vocab;
-    // not 0: outputs are hidden states of so many floats, in place of logits; nothing is sampled
+    // not 0: outputs are hidden states of this many floats, in place of logits; nothing is sampled
     int32_t   n_hidden;
     // A device with memory of its own: the pointers above are to host memory, which is copied. Else the graph's own
     // memory is theirs.

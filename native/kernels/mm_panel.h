@@ -15,7 +15,7 @@ struct panel {
     uintptr_t until; // up to where it is to be fetched now
     size_t lead;     // how far that is beyond where reading will be soon; 0: not known
     int is_fetching; // the product fetches ahead: unpacking did not read the weights; ...
-    int fetch;       // ... so many bytes per sub-block
+    int fetch;       // ... this many bytes per sub-block
     int is_sparse;   // one or two rows of bytes fetch one line in four; the hardware's prefetcher brings the others
 };
 

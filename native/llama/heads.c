@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// The state behind the last row: llama.cpp's MTP graphs all give it the first name, EAGLE 3's the second.
+// The state after the last row: llama.cpp's MTP graphs all give it the first name, EAGLE 3's the second.
 static bool is_state(const char * name) {
     return strcmp(name, "h_nextn") == 0 || strcmp(name, "eagle3_prenorm-0") == 0;
 }

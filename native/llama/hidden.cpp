@@ -15,7 +15,7 @@ LLAMA_API float * llama_get_embeddings_layer_inp(struct llama_context * ctx, uin
 
 namespace {
 
-// The one behind the last layer: what the head of the vocabulary is given.
+// The one after the last layer: what the head of the vocabulary is given.
 bool is_last(const struct llama_context * ctx, int32_t layer) {
     return layer == llama_model_n_layer(llama_get_model(ctx));
 }

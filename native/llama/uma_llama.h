@@ -14,7 +14,7 @@
 
 // -- tick.c: one decode call and one token per wanted row, in one release of the GIL
 // Nothing is begun ahead here: a llama_context with an eval callback returns when all is computed.
-// What a row wants. A draft's row, behind the row of the token before it, gets a token only if that row's was drawn as
+// What a row wants. A draft's row, after the row of the token before it, gets a token only if that row's was drawn as
 // the draft says: samplers see what they would see without drafts.
 enum {
     UMA_WANT_TOKEN   = 1,
@@ -51,10 +51,10 @@ struct uma_ahead {
     uma_rows     rows;       // n 0: nothing is begun
 };
 
-uma_ahead * uma_ahead_new(int32_t n_most, const volatile int32_t * bell); // of up to so many rows; NULL: no memory
+uma_ahead * uma_ahead_new(int32_t n_most, const volatile int32_t * bell); // of up to this many rows; NULL: no memory
 void        uma_ahead_free(uma_ahead * a);
 bool        uma_ahead_is(const uma_ahead * a, const void * of, const uma_rows * rows); // whether these rows were begun
-// take the rows that follow; false: none shall be begun
+// take the rows that follow; false: none is to be begun
 bool        uma_ahead_next(uma_ahead * a, const uma_rows * rows);
 
 // -- gate.c: the eval callback of a decode context: finds the KV tensors, marks cells without computing
@@ -86,7 +86,7 @@ const float * uma_hidden_rows(struct llama_context * ctx, int32_t layer);
 typedef struct uma_heads {
     int32_t     n_embd;
     bool        has_state;   // the last call has given what it should
-    llama_token token;       // the likeliest behind the last call's last row; -1: none
+    llama_token token;       // the likeliest after the last call's last row; -1: none
     float     * state;       // (n_embd) the state that the heads give for that row; the caller's memory
     float     * fused;       // (n_fused, n_embd) where uma_heads_fuse writes to, while it runs
     int32_t     n_fused;

@@ -122,7 +122,7 @@ template <typename T, typename F> T guarded(bool is_loading, T failed, F call) {
     } catch (const std::exception & error) {
         note(error.what());
     } catch (...) {
-        note("an exception that is no std::exception");
+        note("an exception that is not a std::exception");
     }
     return failed;
 }

@@ -33,7 +33,7 @@ bool         uma_guard_is_short(void);
 const char * uma_guard_message(void);                              // what was thrown past llama.cpp in it; "": nothing
 
 // -- threads.c: tried out, with stacks of the usual size
-bool         uma_threads_fit(int32_t n);                           // whether so many more threads can run at once
+bool         uma_threads_fit(int32_t n);                           // whether this many more threads can run at once
 
 // -- abort.c: an abort callback that reads one int (Python callbacks inside compute wait for the GIL at every node)
 bool uma_abort_cb(void * flag);                                    // flag: int32_t *, nonzero aborts

@@ -214,7 +214,7 @@ static llama_token draw(float * row, int32_t n_vocab, uma_sampler * s, llama_tok
         return -1;
     }
     const llama_token token = left->data[left->selected].id;
-    // llama.cpp's infill sampler may put in an end of text that is no candidate
+    // llama.cpp's infill sampler may put in an end of text that is not a candidate
     return row[token] > -INFINITY ? token : best_of(row, n_vocab, n_blocks);
 }
 

@@ -26,7 +26,7 @@ typedef struct uma_logprobs {
 typedef struct uma_sampler {
     struct llama_sampler * chain; // NULL: the largest logit decides
     int32_t  takes_best;     // nonzero: so it does after the chain
-    int32_t  n_keep;         // the chain uses only so many of the best candidates (0: any number) ...
+    int32_t  n_keep;         // the chain uses only this many of the best candidates (0: any number) ...
     float    keep_within;    // ... and none whose logit is further below the best (INFINITY: any)
     // Added to the row before all else: -INFINITY bans. Ids differ.
     int32_t  n_edits;

@@ -19,7 +19,7 @@ from perf.stats import median
 from uma_ctl.errors import CtlError
 
 N_CLIENTS = 8
-PAUSE_S = 0.25  # between two visits of a client, at most: the soak shall be light on the machine
+PAUSE_S = 0.25  # between two visits of a client, at most: the soak is to be light on the machine
 QUIET_EVERY_S = 60.0
 SETTLE_S = 5.0  # an idle daemon gives memory back after some seconds
 
@@ -44,7 +44,7 @@ class Soak:
         self._threads.append(threading.Thread(target=self._operator, args=(seed,), daemon=True))
 
     def run(self, minutes: float, turns: Turns) -> None:
-        """Be active for so long: in segments, each of which ends with everybody at rest and everything checked."""
+        """Be active for this long: in segments, each of which ends with everybody at rest and everything checked."""
         total_s = minutes * 60
         between_s = min(QUIET_EVERY_S, max(1.0, total_s / 8))
         for thread in self._threads:
@@ -125,7 +125,7 @@ class Soak:
         n_accepted, n_ended = sum(metrics["requests_accepted_total"].values()), sum(metrics["requests_total"].values())
         if n_accepted != n_ended:
             self.tally.violate(f"{n_accepted} requests were accepted, {n_ended} ended")
-        daemon.ask("reload", model=str(TINY))  # always the same model: sizes shall compare
+        daemon.ask("reload", model=str(TINY))  # always the same model, so that sizes compare
         daemon.ask("cache", action="clear")
         time.sleep(SETTLE_S)
         own_mb, file_mb = (round(mb, 1) for mb in daemon.resident())

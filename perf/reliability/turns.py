@@ -30,7 +30,7 @@ class Turns:
             [*shlex.split(self.gate), "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
         ) as holder:
             assert holder.stdin is not None and holder.stdout is not None
-            with contextlib.suppress(BrokenPipeError):  # it has ended already: the next line tells
+            with contextlib.suppress(BrokenPipeError):  # it has ended already: the next line shows how
                 holder.stdin.write(b"\n")
             if holder.stdout.readline() != b"\n":
                 raise click.ClickException(f"--gate {self.gate}: it did not run the command after it")

@@ -58,7 +58,7 @@ class ManyRates:
 
 
 def _streams(counts: dict[str, int], n_prompt: int, n_tokens: int) -> dict[str, tuple[Ask, ...]]:
-    """By phase: so many streams at once, of which a smaller phase has the first ones."""
+    """By phase: this many streams at once, of which a smaller phase has the first ones."""
     asks = tuple(Ask(f"stream{i}", n_prompt, n_tokens) for i in range(max(counts.values())))
     return {name: asks[:n] for name, n in counts.items()}
 

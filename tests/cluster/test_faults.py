@@ -29,7 +29,7 @@ LANE = ("--parallel", "8", "--n-ctx", "16384")
 
 
 def is_same(text: str, expected: str) -> bool:
-    """The simulated model writes bytes that are no text: after one, an answer that was continued may go on
+    """The simulated model writes bytes that are not text: after one, an answer that was continued may go on
     otherwise.
     """
     n = expected.find("\ufffd")

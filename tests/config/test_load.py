@@ -163,9 +163,9 @@ def test_an_empty_file_or_section_changes_nothing(write, text):
         ("? {a: 1}\n: 2", "is not YAML"),
         ("!!python/object/apply:os.getpid []", "is not YAML"),
         (b"a: \xff\xfe", "is not YAML"),
-        ("engine: {load_mode: !!bool maybe}", "'maybe' is no bool"),
-        ("engine: {n_ctx: !!int ''}", "'' is no int"),
-        ("engine: {n_ctx: !!timestamp soon}", "'soon' is no timestamp"),
+        ("engine: {load_mode: !!bool maybe}", "'maybe' is not a bool"),
+        ("engine: {n_ctx: !!int ''}", "'' is not an int"),
+        ("engine: {n_ctx: !!timestamp soon}", "'soon' is not a timestamp"),
     ],
 )
 def test_a_wrong_file_is_refused_by_name(write, text, said):

@@ -98,7 +98,7 @@ def _multiple_of(validator: Any, factor: Any, instance: Any, schema: Any) -> Any
     with localcontext() as context:  # answers may have hundreds of digits
         context.prec = 2000
         if is_number and Decimal(str(instance)) % Decimal(str(factor)):
-            yield jsonschema.ValidationError(f"{instance} is no multiple of {factor}")
+            yield jsonschema.ValidationError(f"{instance} is not a multiple of {factor}")
 
 
 def parse(text: str) -> Any:

@@ -24,7 +24,7 @@ def test_the_demonstration_runs_and_its_streams_interleave(environment):
     speakers = re.findall(r"^(ann|bob|cat) \|", done.stdout, re.MULTILINE)
     assert set(speakers) == {"ann", "bob", "cat"}
     assert int(re.findall(r"the speaker changed (\d+) times", done.stdout)[0]) > 10, (
-        "one after the other is no interleaving"
+        "one after the other is not interleaving"
     )
     assert re.search(r"^200 \| \w", done.stdout, re.MULTILINE), "a chat over HTTP was answered"
     assert re.search(r"^state +ready$", done.stdout, re.MULTILINE)

@@ -17,7 +17,7 @@ from tests.daemon.support import DRAFT, MOE
 N_FILES = 1200 if os.environ.get("UMA_FUZZ") == "full" else 60
 LIMIT_BYTES = 4 << 30  # of private memory: a count that is absurd may ask for more than the machine has
 REFUSALS = {"E_MODEL_002", "E_MODEL_004", "E_CONFIG_001"}
-ENDS = {*ANSWERED, "E_LIMIT_001", "E_RUNTIME_003"}  # weights that are noise give logits that are no numbers
+ENDS = {*ANSWERED, "E_LIMIT_001", "E_RUNTIME_003"}  # weights that are noise give logits that are not numbers
 SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # by gguf_type
 STRING, ARRAY = 8, 9
 ABSURD = (

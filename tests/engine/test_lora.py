@@ -256,7 +256,7 @@ BAD: dict[str, dict[str, Any]] = {
     "output too long": {"change": wrong("lora_b", 0)},
     "ranks that differ": {"change": wrong("lora_a", 0)},
     "no matrices": {"wants": lambda name: False},
-    "alpha is no number": {"alpha": float("nan")},
+    "alpha is not a number": {"alpha": float("nan")},
     "integers": {"kind": np.int32},
 }
 

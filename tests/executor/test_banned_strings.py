@@ -146,7 +146,7 @@ def test_penalties_count_what_stays() -> None:
     sampler = session.sampler
     rig.run()
     assert bytes(sampler.accepted).decode() != "hello"[-8:], "told anew"
-    content = "\x00hello" + rig.text("a")  # the first one stands for BOS, which is no byte
+    content = "\x00hello" + rig.text("a")  # the first one stands for BOS, which is not a byte
     assert bytes(t & 0xFF for t in sampler.accepted).decode() in content
 
 

@@ -19,7 +19,7 @@ def aliased(module_folder, tiny) -> Iterator[GatewayProcess]:
 def test_every_difference_to_llama_server_is_explained(aliased):
     unexplained, stale = compare(ask_all(aliased.port), recorded())
     assert not unexplained, "\n".join(map(str, unexplained))
-    assert not stale  # explanations of what is no difference any more
+    assert not stale  # explanations of what is not a difference any more
 
 
 def test_the_comparison_sees_what_is_missing_added_and_changed():

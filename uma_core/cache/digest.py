@@ -1,4 +1,4 @@
-"""What the cache holds, told without its text: a chain of keyed hashes, one for every 64 tokens of each beginning.
+"""What the cache holds, described without its text: a chain of keyed hashes, one for every 64 tokens of each beginning.
 
     hash(i) = BLAKE2b-64(key, hash(i - 1) + tokens 64·i … 64·i + 63 as little-endian int32);  hash(-1) = 8 zero bytes
 
@@ -46,7 +46,7 @@ def _links(data: bytes, link: bytes, key: bytes) -> list[bytes]:
 
 
 class Part(NamedTuple):
-    """A node of the tree whose tokens can be had without computing them. `rank` orders: lower ones are told first."""
+    """A node of the tree whose tokens can be had without computing them. `rank` orders: lower ones come first."""
 
     node_id: int
     parent: int  # index of the part before it; -1: it begins prompts

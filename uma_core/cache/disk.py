@@ -2,7 +2,7 @@
 
 Rules: the compute thread asks and polls, and never waits for the disk. A file that is damaged, cut short or of another
 version is ignored and removed; files of other models stay until room is needed. What another user could have written,
-and what is no regular file, is left alone and not read. No file goes without a line in the log and a count. Whatever
+and what is not a regular file, is left alone and not read. No file goes without a line in the log and a count. Whatever
 the disk does, service goes on: a failure is warned of once per cause (CACHE_IO), and after a failed write none is tried
 for a while.
 """
@@ -44,10 +44,10 @@ from uma_core.unfinished import hold, is_left_over
 log = logging.getLogger(__name__)
 
 READ, INDEX, REMOVE, WRITE, STOP = range(5)  # what waits for less goes first
-BACK_OFF_NS = 60_000_000_000  # no writes for so long after one failed
+BACK_OFF_NS = 60_000_000_000  # no writes for this long after one failed
 PENDING_MOST = 64 << 20  # bytes that may wait to be written; what is beyond is written at exit, if it still is there
 PIECE = 1 << 20
-PAUSE_S = 0.004  # after each piece while streams are running: the disk's work shall not be felt
+PAUSE_S = 0.004  # after each piece while streams are running, so that the disk's work is not felt
 NICE = 19
 TEMPORARY = SUFFIX + ".tmp"
 
@@ -229,7 +229,7 @@ class DiskTier:
         return None
 
     def _leave_alone(self, name: str) -> None:
-        self._warn("strange", f"{name} is no regular file of this user alone: left as it is, not used")
+        self._warn("strange", f"{name} is not a regular file of this user alone: left as it is, not used")
 
     def _head(self, file: BinaryIO, name: str) -> Head:
         """Read up to the payload. Raises: Damaged, OSError."""

@@ -87,8 +87,8 @@ class Finder:
         return not self.has_states or self._engine.resumable(holding.seq_id, n) == n
 
     def copyable(self, source: Holding, n: int) -> int:
-        """How many of the first n tokens can be copied from a sequence now: one with states may have gone on since it
-        was found, and its state at n is gone then.
+        """How many of the first n tokens can be copied from a sequence now: one with states may have
+        continued since it was found, and its state at n is gone then.
         """
         return self._engine.resumable(source.seq_id, n) if self.has_states else n
 

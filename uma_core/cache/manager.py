@@ -206,7 +206,7 @@ class PrefixCache:
         copied = next(((p.start, p.end) for p in pieces if isinstance(p.source, Holding)), (0, 0))
         reader = CopyReader(self._chains, holding.seq_id, copied)
         sources = [p.source for p in pieces if isinstance(p.source, Holding)]
-        for source in sources:  # from now on: what was found shall still be there when its turn comes
+        for source in sources:  # from now on: what was found must still be there when its turn comes
             source.readers.add(reader)
         if goal is not None:
             goal.keep()

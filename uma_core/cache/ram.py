@@ -28,7 +28,7 @@ class RamTier:
         self._heaps: dict[int, list[tuple[float, int, Segment]]] = {}
 
     def make_room(self, n_bytes: int) -> bool:
-        """Drop segments until so many more bytes fit. False: they cannot."""
+        """Drop segments until this many more bytes fit. False: they cannot."""
         if n_bytes > self.budget:
             return False
         while self.n_bytes + n_bytes > self.budget:
@@ -40,7 +40,7 @@ class RamTier:
         return True
 
     def shrink(self, n_bytes: int) -> int:
-        """Drop segments of so many bytes, the least useful first, as far as there are any.
+        """Drop segments of this many bytes, the least useful first, as far as there are any.
 
         Returns how many bytes went.
         """

@@ -12,4 +12,4 @@ class CacheSettings:
     disk_dir: str = ""  # "": no disk tier
     disk_bytes: int = 4096 << 20
     is_shared: bool = False  # one user's prompts may begin with another user's KV
-    park_idle_ns: int = 60_000_000_000  # a resident that nobody used for so long leaves its sequence
+    park_idle_ns: int = 60_000_000_000  # a resident that nobody used for this long leaves its sequence

@@ -191,7 +191,7 @@ class Store:
         yield self._meters.copied(self._engine.import_state(seq_id, blob, piece.end, piece.start, seg.start))
 
     def _learn_rate(self, ns: int, n_bytes: int) -> None:
-        """How fast the disk is; small reads tell about its latency only."""
+        """How fast the disk is; small reads measure only its latency."""
         if n_bytes >= TELLING_BYTES:
             rate = min(DISK_NS_MOST, ns / n_bytes)
             self._finder.disk_ns_per_byte += EWMA * (rate - self._finder.disk_ns_per_byte)
@@ -239,7 +239,7 @@ class Store:
             seg.let_go()
 
     def _make_disk_room(self, n_bytes: int) -> bool:
-        """Remove least recently used files, but none that others build upon, until so many bytes fit."""
+        """Remove least recently used files, but none that others build upon, until this many bytes fit."""
         n_bytes += self.disk.n_pending if self.disk is not None else 0
         if n_bytes > self.disk_budget:
             return False

@@ -254,7 +254,7 @@ class _StrictLoader(yaml.SafeLoader):
             return super().construct_object(node, deep)
         except (AttributeError, LookupError) as error:  # what PyYAML's constructors raise for `!!bool maybe`
             kind = node.tag.rpartition(":")[2]
-            text = f"{shown(node.value)} is no {kind}"
+            text = f"{shown(node.value)} is not {'an' if kind.startswith(tuple('aeiou')) else 'a'} {kind}"
             raise yaml.constructor.ConstructorError(None, None, text, node.start_mark) from error
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:

@@ -72,7 +72,7 @@ class EngineOptions:
     )
     n_ctx: int = option(
         16384,
-        "KV cells in all, shared by the sequences: at most as many for each as the model was trained with; 0: so many",
+        "KV cells in all, shared by the sequences: at most what the model was trained with for each; 0: that many",
         unit="tokens",
         min=0,
         max=1 << 24,
@@ -137,7 +137,7 @@ class EngineOptions:
     deterministic: bool = option(
         False,
         "serve only where an answer never depends, to the last bit, on what else is computed: the graph engine on a "
-        "CPU with our kernels. Else the daemon does not start; `status` tells whether it is so without this",
+        "CPU with our kernels. Else the daemon does not start; `status` says whether it is so without this",
     )
     moe_top_k: int = option(
         0, "experts per token of a mixture-of-experts model; 0: the model's own", flag="--moe-top-k", min=0, max=256
@@ -222,7 +222,7 @@ class EngineOptions:
     )
     # No options: both follow from what drafts. Whether a memory that takes tokens back by copies of itself makes them.
     takes_back: bool = False
-    # Layers whose inputs are kept for what drafts; one behind the last: what the head of the vocabulary is given.
+    # Layers whose inputs are kept for what drafts; one after the last: what the head of the vocabulary is given.
     hidden_layers: tuple[int, ...] = ()
 
     def backend_environ(self) -> dict[str, str]:
@@ -297,11 +297,11 @@ class IpcOptions:
         4 << 20, "unsent bytes past which a slow reader is dropped", unit="bytes", min=4096, max=1 << 30
     )
     write_timeout_ms: float = option(
-        30_000.0, "a reader that takes no byte for so long is dropped; 0: never", unit="ms", min=0, max=_DAYS
+        30_000.0, "a reader that takes no byte for this long is dropped; 0: never", unit="ms", min=0, max=_DAYS
     )
     idle_timeout_ms: float = option(
         300_000.0,
-        "a connection without a request in flight is closed after so long; 0: never",
+        "a connection without a request in flight is closed after this long; 0: never",
         unit="ms",
         min=0,
         max=_DAYS,
@@ -464,7 +464,7 @@ class SchedulerOptions:
     )
     aging_ms: float = option(
         _SCHEDULER.aging_ns / _NS_PER_MS,
-        "a background session without progress for so long is ordered as an interactive one; this changes the order, "
+        "a background session without progress for this long is ordered as an interactive one; this changes the order, "
         "not what the latency guard lets in",
         unit="ms",
         min=0,
@@ -515,7 +515,7 @@ class CacheOptions:
         False, "let one user's prompts be answered from another user's cache", flag="--cache-share-across-uids"
     )
     park_idle_ms: float = option(
-        60_000.0, "an idle chat's KV may leave the device after so long", unit="ms", min=0, max=_DAYS
+        60_000.0, "an idle chat's KV may leave the device after this long", unit="ms", min=0, max=_DAYS
     )
     pressure: str = option(
         "auto",

@@ -219,7 +219,7 @@ class _Parser:
         self._at += n
         code = int(digits, 16)
         if code > LAST or 0xD800 <= code < 0xE000:
-            raise self._fail(f"{code:#x} is no character")
+            raise self._fail(f"{code:#x} is not a character")
         return chr(code)
 
     def _chars(self) -> Node:
@@ -246,7 +246,7 @@ class _Parser:
         inner = text[2:-2] if text.startswith("<[") and text.endswith("]>") else ""
         token = int(inner) if inner.isdecimal() and len(inner) < 10 else self._id_of(text)
         if token is None:
-            raise self._fail(f"{text[:64]!r} is no token of this model")
+            raise self._fail(f"{text[:64]!r} is not a token of this model")
         self._at = end + 1
         return Token(token, is_negated)
 

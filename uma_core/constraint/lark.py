@@ -65,7 +65,7 @@ def check(text: str) -> None:
     squares, n_uses, n_refs, n_definitions = 0, 0, 0, 0
     here, is_terminal = _Definition(), False
     for kind, token in _tokens(text):
-        if kind == "colon" and here.names:  # what came last was no reference, but the name of a definition
+        if kind == "colon" and here.names:  # what came last was not a reference, but the name of a definition
             name = here.names.pop()
             n_definitions += 1
             n_uses -= not is_terminal and _is_terminal(name)
@@ -104,7 +104,7 @@ def n_repeats(expression: str) -> int:
 
 def _tokens(text: str) -> Iterator[tuple[str, str]]:
     """Kinds and texts, without what stands in the brackets of attributes; of `%json`, its value. What llguidance cannot
-    read is left for it to tell.
+    read is left for it to report.
     """
     decoder = json.JSONDecoder()
     at = depth = 0

@@ -60,7 +60,7 @@ class Matcher:
         self.forced.extend(self._grammar.forced)
 
     def accept(self, token: TokenId) -> None:
-        """Go on by one token that is no end-of-generation token.
+        """Go on by one token that is not an end-of-generation token.
 
         Raises: CONSTRAINT_FAILED; then only `close` may follow.
         """

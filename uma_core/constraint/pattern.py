@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 N_CHARACTERS_MOST = 1_000  # of a pattern
-N_STEPS_MOST = 2_000  # of a compiled one: a byte of text costs at most twice so many
+N_STEPS_MOST = 2_000  # of a compiled one: a byte of text costs at most twice as many
 # Steps that the searches of one answer may follow for a token, about 1 us each: everybody waits for them between two
 # decode calls. What a token leaves over is saved, up to the second number: a thousand tools whose names begin alike
 # take 20,000 once. Ways beyond that are given up. Of 64 hostile patterns a token takes 12 ms; with the second number
@@ -311,7 +311,7 @@ class _Compiler:
             try:
                 return chr(int(digits, 16))
             except ValueError:
-                raise PatternError(f"{digits!r} is no number") from None
+                raise PatternError(f"{digits!r} is not a number") from None
         if character in _CONTROLS:
             return _CONTROLS[character]
         if character.isalnum():

@@ -24,7 +24,7 @@ N_NAMED_MOST = 1_000  # properties of one object: compiling takes their number's
 N_LEVELS_MOST = 600
 N_PATTERN_NAMES_MOST = 100  # of `patternProperties`: each is compared with each
 N_PATTERN_MOST = 4_096  # characters
-N_MULTIPLE_MOST = 20_000  # digits of `multipleOf` as a whole number: an automaton of so many states, 0.3 s
+N_MULTIPLE_MOST = 20_000  # digits of `multipleOf` as a whole number: an automaton of this many states, 0.3 s
 FIELD = "constraint.json_schema"
 
 _SCHEMA = {"additionalProperties", "items"}  # keywords whose value is a schema, ...

@@ -35,13 +35,13 @@ def rules_of(triggers: tuple[Trigger, ...], id_of: Callable[[str | int], TokenId
         else:
             token = id_of(trigger.value)
             if token is None:
-                raise ValueError(f"{trigger.value!r:.80} is no token of this model")
+                raise ValueError(f"{trigger.value!r:.80} is not a token of this model")
             tokens.append((token, trigger.is_after))
     return Rules(tuple(words), tuple(tokens), tuple(patterns))
 
 
 class Scanner:
-    """Told every token until a trigger appears. Then `push` gives the tokens that the grammar has to be told first."""
+    """Reads every token until a trigger appears. Then `push` returns the tokens that the grammar must read first."""
 
     def __init__(self, rules: Rules, spell: Spell, encode: Encode) -> None:
         self._rules, self._spell, self._encode = rules, spell, encode

@@ -11,7 +11,7 @@ from uma_core.constraint.lib import ffi, load
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import TokenId
 
-MARK = b"\xff"  # llguidance's sign of a token that is no text; UTF-8 has no such byte
+MARK = b"\xff"  # llguidance's sign of a token that is not text; UTF-8 has no such byte
 N_BYTES_MOST = 1000  # of a token; llguidance's trie holds up to 1024
 NO_EOS = 0xFFFFFFFF
 SENTINEL = "\x02"  # before a text whose tokeniser would otherwise put a space there
@@ -146,7 +146,7 @@ class Vocabulary:
 
 
 def _bytes_of(text: Text, token: TokenId) -> bytes:
-    """What llguidance shall know the token by; b"" where it shall never come."""
+    """The bytes by which llguidance knows the token; b"" where it must never come."""
     if text.is_control(token) or text.is_eog(token):
         name = text.piece(token, True)
         return MARK + name if 0 < len(name) < N_BYTES_MOST else b""

@@ -31,5 +31,5 @@ class Ahead:
 
 
 def pays(wanted: str, is_gpu: bool) -> bool:
-    """Whether calls shall be begun ahead. On a CPU beginning is computing: tokens would leave a step later."""
+    """Whether calls are begun ahead. On a CPU beginning is computing: tokens would leave a step later."""
     return wanted == "on" or (wanted == "auto" and is_gpu)

@@ -117,7 +117,7 @@ class Capabilities:
     # `hidden` and `prefill_hidden` have rows for prediction heads after every decode call, and after every chunk
     keeps_hidden: bool = False
     computes_ahead: bool = False  # `begin_next` begins a decode call, and the device computes while the host goes on
-    has_states: bool = False  # recurrent layers: sequences are cut, copied and gone on with only where `resumable` says
+    has_states: bool = False  # recurrent layers: sequences are cut, copied and continued only where `resumable` says
 
 
 class Adapter(NamedTuple):
@@ -340,7 +340,7 @@ class Batch:
         self.n_rows = int(self.want_logits[: self.n].sum())
 
     def verify(self, drafts: Sequence[TokenId], pos0: int, seq_id: SeqId, want: int) -> None:
-        """Append draft tokens behind their sequence's row; `want`: WANT_IF_HELD or WANT_LOGITS."""
+        """Append draft tokens after their sequence's row; `want`: WANT_IF_HELD or WANT_LOGITS."""
         i, k = self.n, len(drafts)
         self.tokens[i : i + k] = drafts
         self.pos[i : i + k] = np.arange(pos0, pos0 + k, dtype=np.int32)
@@ -374,7 +374,7 @@ class Heads(Protocol):
     def read(self, seq_id: SeqId, tokens: np.ndarray, pos0: int, states: np.ndarray) -> tuple[int, TokenId]:
         """(n,) int32 tokens at positions from pos0 on, (n, n_embd) float32 states of the positions before theirs.
 
-        0 and the likeliest token behind the last, or the backend's code of a failure and -1.
+        0 and the likeliest token after the last, or the backend's code of a failure and -1.
         """
 
     def truncate(self, seq_id: SeqId, n: int) -> None:
@@ -525,15 +525,15 @@ class Engine(Protocol):
 
     # where `has_states`; else every position will do
     def resumable(self, seq_id: SeqId, n: int) -> int:
-        """The last position, up to n, that the sequence can be cut back to, or copied to and gone on with; 0: none."""
+        """The last position up to n to which the sequence can be cut back or copied; 0: none."""
 
     def keep_states(self, seq_id: SeqId, positions: Sequence[int]) -> None:
-        """The sequence's states after so many positions are worth keeping, when they are computed; others no longer."""
+        """Keep the sequence's states after this many positions when they are computed; others no longer."""
 
     def state_bytes(self, seq_id: SeqId, n: int) -> int:
         """What `export_state` of positions up to n adds to theirs.
 
-        Only a blob with a `resumable` end can be gone on with.
+        A sequence can continue only from a blob with a `resumable` end.
         """
 
     def copy_prefix(self, src: SeqId, dst: SeqId, n: int, start: int = 0) -> Transfer:

@@ -55,7 +55,7 @@ OF_FLOATS = frozenset({
 })  # fmt: skip
 _OF_LAYER = re.compile(r"^(?:\w+\.)?blk\.\d+\.")
 
-# Files that are no models, by their `general.type`, or their architecture where they have no type. llama.cpp says of
+# Files that are not models, by their `general.type`, or their architecture where they have no type. llama.cpp says of
 # them that something is missing, or names an option of its own.
 _PROJECTOR = "a projector (mmproj) of pictures or sound for another model: only text is served here"
 NO_MODELS = {
@@ -152,7 +152,7 @@ class Header:
                 self._open(other)
             for file in range(len(self.paths)):
                 self.tensors |= self._read_tensors(file)
-            if any(not self.tensor(name) for name in self.tensors):  # bytes that are no text
+            if any(not self.tensor(name) for name in self.tensors):  # bytes that are not text
                 raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{path}: a tensor without a legible name", path=path)
         except BaseException:
             self.close()

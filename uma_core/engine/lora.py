@@ -93,7 +93,7 @@ class AdapterFile:
             elif place.name.endswith("_norm.weight"):
                 self.n_unused += 1
             else:
-                raise self._refusal(f"{header.path}: {place.name} is no part of a low-rank pair")
+                raise self._refusal(f"{header.path}: {place.name} is not part of a low-rank pair")
         for name, both in halves.items():
             if len(both) != 2:
                 raise self._refusal(f"{header.path}: {name} lacks one of its two matrices")
@@ -134,7 +134,7 @@ def _misfit(name: str, pair: Pair, base: TensorPlace) -> str:
         else ((n_in, rank, n_each, 1), (rank, n_out, n_each, 1))
     )
     if n_out == 1 or base.ne[3] != 1:
-        return "it is no matrix in the model"
+        return "it is not a matrix in the model"
     if (pair.a.ne, pair.b.ne) != wanted or rank < 1:
         shapes = " and ".join("x".join(map(str, place.ne)) for place in pair)
         return f"{shapes} do not fit {'x'.join(map(str, base.ne))}; is it for another model?"

@@ -39,7 +39,7 @@ def prepare(folder: Path = FOLDER) -> str:
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return ""  # a library that is missing tells so when it is loaded
+        return ""  # a missing library is reported when it is loaded
     has = features(folder)
     check(record, has)
     name = best(record, limited(has, os.environ.get(ISA, "")))

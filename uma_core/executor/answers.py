@@ -28,8 +28,8 @@ class Group:
     def __init__(self, sessions: list[Session]) -> None:
         self.sessions = sessions
         self.is_cancelled = False  # as a whole
-        self.has_scores = False  # all log probabilities of the prompt have been told, if they are wanted, ...
-        self.n_scored = 0  # ... or so many
+        self.has_scores = False  # all log probabilities of the prompt have been sent, if they are wanted, ...
+        self.n_scored = 0  # ... or this many
         self._ended: list[tuple[float, Ended]] = []
         self._error: UmaError | None = None
         for index, session in enumerate(sessions):

@@ -201,7 +201,7 @@ class Calls:
     def _tell_hidden(self, rows: list[Session], tell: Callable[[Session, int, np.ndarray], None]) -> None:
         """Of the call's rows with logits, those of drafts too: what is drafted wrongly is overwritten later.
 
-        A prompt's last row comes behind rows that have none, and counts from its own position.
+        A prompt's last row comes after rows that have none, and counts from its own position.
         """
         if not any(session.asks_model for session in rows):
             return
@@ -274,7 +274,7 @@ class Calls:
             drawn = self._engine.draw(first_row + i, session.sampler) if token == NOT_DRAWN else token
             has_held = i < len(drafts) and drawn == drafts[i]
             n_accepted += has_held
-            session.n_accepted += has_held  # before the token that may end it: its usage tells of all
+            session.n_accepted += has_held  # before the token that may end it: its usage counts them all
             self._output.deliver(session, drawn, now)
             if session.phase is not Phase.DECODE or not has_held:
                 break
@@ -305,7 +305,7 @@ class Calls:
     def prefill(self, item: PlanItem, session: Session, plan: Plan, cost: CostModel) -> None:
         """Open the chunk if it is new, then compute pieces of it, all in the planned time."""
         engine = self._engine
-        self.t_returned_ns = 0  # what follows is no overhead between two decode calls
+        self.t_returned_ns = 0  # what follows is not overhead between two decode calls
         self.announce()
         self._t_run_end_ns = self._clock.now_ns() + plan.run_ns
         if not session.n_chunk:
@@ -323,7 +323,7 @@ class Calls:
         outcome = engine.prefill_run(session.seq_id, self._t_run_end_ns, plan.quantum_ns, plan.min_pieces)
         now, n_chunk = self._clock.now_ns(), session.n_chunk
         share = outcome.fraction - session.chunk_fraction
-        # otherwise the run tells nothing about a chunk's time
+        # otherwise the run says nothing about a chunk's time
         is_sound = outcome.n_pieces > 0 and outcome.status is not PrefillStatus.FAILED
         whole = cost.prefill_ns(n_chunk, session.n_past) if is_sound else 0
         self.accounting.add(

@@ -17,7 +17,7 @@ from uma_core.types import Phase, TokenId
 
 log = logging.getLogger(__name__)
 
-SHARE = 20  # all grammars together may take 1 / so much of the time of the ticks
+SHARE = 20  # all grammars together may take 1 / this of the time of the ticks
 LEAST_NS = 200_000  # a step that nobody feels: ordinary ones take up to 150 us at 152k tokens (99 of 100)
 N_REST_MOST = 64  # ticks
 

@@ -335,7 +335,7 @@ class Executor:
 
     def _run_draft_model(self, plan: Plan, speculator: Speculator) -> None:
         """What it drafts is verified in the next tick."""
-        self.calls.t_returned_ns = 0  # what follows is no overhead between two decode calls
+        self.calls.t_returned_ns = 0  # what follows is not overhead between two decode calls
         self.calls.announce()
         until = self._clock.now_ns() + plan.drafting_ns
         for sid, n_tokens in plan.drafting:
@@ -434,7 +434,7 @@ class Executor:
     def close(self, timeout_s: float) -> None:
         """Every session has ended, and the engine is about to.
 
-        Keeps what shall survive; blocks for `timeout_s` at most.
+        Keeps what is to survive; blocks for `timeout_s` at most.
         """
         self.housekeeper.close(timeout_s)
         forget(self.cache)

@@ -88,7 +88,7 @@ class Meters:
     def on_overhead(self, ns: int, is_ahead: bool) -> None:
         """From a decode call's return to the next one, with nothing but our own work between them.
 
-        `is_ahead`: the engine began that one by itself, which tells nothing about our work.
+        `is_ahead`: the engine began that one by itself, which says nothing about our work.
         """
         self.overhead.observe(ns)
         if is_ahead:

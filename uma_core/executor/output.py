@@ -172,7 +172,7 @@ class Output:
         assert wanted is not None
         tokens = self._engine.tokenize(wanted.message + wanted.end, False, True)
         if session.matcher is not None and not session.matcher.takes(tokens):
-            return  # in the midst of a character, or of what is no thought: the next token may change that
+            return  # in the midst of a character, or of what is not a thought: the next token may change that
         session.was_forced = True  # once: a model that thinks on after the end text is not stopped again
         thinking.forced.extend(tokens)
 

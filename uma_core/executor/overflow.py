@@ -10,7 +10,7 @@ import numpy as np
 
 ERROR, TRUNCATE, SHIFT = "error", "truncate-middle", "shift"
 N_SINK = 4  # tokens kept in front where no message ends early enough
-ANSWER_SHARE = 4  # of the context: at least 1 / so much stays free for the answer of a prompt that is cut
+ANSWER_SHARE = 4  # of the context: at least 1 / this stays free for the answer of a prompt that is cut
 
 
 def room_for_answer(n_ctx: int, n_wanted: int) -> int:

@@ -1,7 +1,6 @@
-"""Tells requests that asked for it (`prompt_progress`) how far their prompts are read.
+"""Reports to requests that asked for it (`prompt_progress`) how far their prompts are read.
 
-Rules: on the compute thread; a prompt's end is always told, before the first token; in between at most one event per
-PERIOD_NS.
+Rules: on the compute thread; at most one event per PERIOD_NS, and always one at a prompt's end, before the first token.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ class PromptProgress:
     def __init__(self, events: deque[Event], clock: Clock) -> None:
         self._events = events
         self._clock = clock
-        self._told_ns: dict[int, int] = {}  # when each prompt that is being read was last told of, by session number
+        self._told_ns: dict[int, int] = {}  # when each prompt that is being read was last reported, by session number
 
     def on_progress(self, session: Session) -> None:
         """More of the session's prompt was computed."""

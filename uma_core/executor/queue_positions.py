@@ -21,7 +21,7 @@ from uma_core.session.session import Session
 from uma_core.session.table import SessionTable
 
 UPDATE_NS = 500_000_000  # a person reads positions no faster
-GROWN = 1.5  # the wait is told again when it exceeds what was told by this factor: shrinking is what waits do
+GROWN = 1.5  # the wait is reported again when it exceeds the last report by this factor: shrinking is what waits do
 LEAST_GROWTH_NS = 1_000_000_000
 PACED_FROM = 8  # tokens after which a stream's own pace is a better guess than the cost model
 LEAST_LEFT = 0.25  # of a mean answer, for streams that are longer than it already
@@ -52,7 +52,7 @@ class QueuePositions:
         for sid, (position, wait_ns, _) in standings(state, plan, table.mean_answer).items():
             if sid not in fresh and sid not in told:
                 continue
-            before, before_ns = told.pop(sid, (-1, 0))  # -1: nothing was told
+            before, before_ns = told.pop(sid, (-1, 0))  # -1: nothing was reported
             if position == before and wait_ns <= max(before_ns * GROWN, before_ns + LEAST_GROWTH_NS):
                 self._told[sid] = (before, before_ns)
             else:

@@ -87,7 +87,7 @@ class Slots:
                 self._shift(session)
 
     def rewind(self, session: Session, n: int) -> None:
-        """Take back the last n generated tokens of a running session, and the KV behind them.
+        """Take back the last n generated tokens of a running session, and their KV.
 
         The last one that stays is computed again.
         """

@@ -144,7 +144,7 @@ class ComputeThread:
             executor.calls.on_announced()
 
     def _fd_to_wake(self) -> int:
-        """What the engine shall write to as it is entered.
+        """What the engine writes to as it is entered.
 
         Nothing is lost if it does not: events that stay are announced again.
         """

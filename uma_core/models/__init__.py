@@ -1,6 +1,6 @@
 """The embedded default model: what the daemon serves when `--model` is not given.
 
-docs/recipe tells from what, how and how well it was trained.
+docs/recipe says what it was trained on, how, and how well.
 """
 
 from __future__ import annotations

@@ -120,5 +120,5 @@ def _through_gaps(cost: CostModel, view: SessionView, limit: int, room: Room) ->
 
 
 def _token_ns(cost: CostModel, n: int, n_past: int, span: int) -> float:
-    """Time per token where `span` tokens are read in chunks of `n`: later chunks have more context behind them."""
+    """Time per token where `span` tokens are read in chunks of `n`: later chunks have more context before them."""
     return cost.prefill_ns(n, n_past + (span - n) // 2) / n

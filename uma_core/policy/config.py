@@ -41,6 +41,6 @@ class SchedulerConfig:
     slo_tbt_ns: int = 0
     interactive_share: float = 0.9  # of the time, for an interactive prompt beside background streams
     max_background_decoders: int = 0  # served per tick; 0: all
-    aging_ns: int = 10_000_000_000  # without progress for so long, background sessions are ordered as interactive ones
+    aging_ns: int = 10_000_000_000  # without progress for this long, background sessions are ordered as interactive
     bmt_budget: float = 0.0  # GB/s; 0: off; -1: the bandwidth that calibration measured
     moe_max_decoders: int = 2  # served background decoders per tick for MoE models

@@ -59,7 +59,7 @@ class TbtDecision(NamedTuple):
 class Plan(NamedTuple):
     admit: tuple[Admission, ...] = ()
     items: tuple[PlanItem, ...] = ()
-    park: tuple[int, ...] = ()  # sids whose KV shall leave the device
+    park: tuple[int, ...] = ()  # sids whose KV is to leave the device
     run_ns: int = 0  # time for the SLICED item, counted from when its turn comes; or what a MIXED one adds to its call
     quantum_ns: int = 0  # wanted length of its pieces
     min_pieces: int = 0  # pieces it computes even if run_ns is too short (the starvation bound)
@@ -68,7 +68,7 @@ class Plan(NamedTuple):
     n_repeats: int = 0
     memory: PolicyMemory = PolicyMemory()
     notes: tuple[str, ...] = ()  # one per change a stage made, for trace and status
-    # sids whose prompt's beginning shall come from the cache; they have no item in this tick
+    # sids whose prompt's beginning is to come from the cache; they have no item in this tick
     restore: tuple[int, ...] = ()
     charged: Mapping[int, int] = {}  # measured ns charged to each client; empty while one client is alone
     guard: TbtDecision | None = None  # None: no interactive stream, or no such stage
@@ -81,7 +81,7 @@ class Plan(NamedTuple):
     stretch: float = 0.0  # by how many times one token's limit the drafts' calls exceed it
     draft_floor: float = 0.0  # a first draft token less likely than this would get no row of this plan
     drafting: tuple[tuple[int, int], ...] = ()  # (sid, tokens) that the draft model drafts after the decode calls ...
-    drafting_ns: int = 0  # ... in so much time, reading what it has not seen yet included
+    drafting_ns: int = 0  # ... in this much time, reading what it has not seen yet included
 
     @property
     def decodes(self) -> tuple[PlanItem, ...]:

@@ -88,7 +88,7 @@ class Flight(NamedTuple):
 
 
 class Rejected(NamedTuple):
-    """A message that is none. Give it to `send`."""
+    """Not a valid message. Give it to `send`, which answers with the error."""
 
     wire_id: WireId
     error: UmaError
@@ -111,7 +111,7 @@ class Connection:
         self._n_generate = 0
         self._n_named = 0
         self._is_waiting = False  # for what comes of a large request
-        self._is_raw = False  # the last line was no JSON: what concerns no request looks like text
+        self._is_raw = False  # the last line was not JSON: what concerns no request looks like text
 
     # bytes in
 
@@ -346,7 +346,7 @@ class Connection:
 
 
 def without_eos(event: Eos) -> UmaError:
-    """The error that tells of a bad end where there is no `eos` to do so."""
+    """The error that reports a bad end where no `eos` can."""
     if event.error is not None:
         return event.error
     codes = {

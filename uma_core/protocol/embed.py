@@ -59,7 +59,7 @@ EMBED_FIELDS = (
     Field(
         "dimensions",
         Kind.INTEGER,
-        "so many of the first numbers, which are then normalized; absent: all",
+        "this many of the first numbers, which are then normalized; absent: all",
         None,
         1,
         1 << 20,
@@ -70,7 +70,7 @@ EMBED_FIELDS = (
 RERANK_FIELDS = (
     Field("query", Kind.STRING, "what the documents are judged by", is_required=True, low=1),
     Field("documents", Kind.STRINGS, "", is_required=True, low=1, high=N_INPUTS_MOST),
-    Field("top_n", Kind.INTEGER, "tell so many of the best; absent: all", None, 1, 1 << 30),
+    Field("top_n", Kind.INTEGER, "return only this many of the best; absent: all", None, 1, 1 << 30),
     *_COMMON,
 )
 _USAGE = (

@@ -11,7 +11,7 @@ from uma_core.suggest import nearest, suggest
 
 OWN_PREFIX = "x_"  # of names that a client may use as it likes: they are ignored
 TAG_NAME, TAG_TEXT = 64, 512  # most characters of a tag's name, and of its value
-N_BIASES_MOST = 20_000  # of `logit_bias`: a sampler takes them in on the compute thread, 1.5 ms for so many
+N_BIASES_MOST = 20_000  # of `logit_bias`: a sampler takes them in on the compute thread, 1.5 ms for this many
 SHOWN_NAME = 64  # characters of an unknown name that a message repeats
 
 

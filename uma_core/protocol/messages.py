@@ -51,13 +51,13 @@ class Source(NamedTuple):
 
 
 class Large(NamedTuple):
-    """A request that takes long to decode. `Connection.resume` gets what came of it."""
+    """A request that takes long to decode. `Connection.resume` gets the result."""
 
     payload: bytes  # its JSON
 
 
 class Unfit(NamedTuple):
-    """What came of one that is none."""
+    """What decoding gives for bytes that are not a valid request."""
 
     wire_id: WireId
     error: UmaError
@@ -75,7 +75,7 @@ class Message(NamedTuple):
 
 
 def read(payload: bytes | str) -> Message | Unfit:
-    """Decode and check a request. What is wrong with it is told under its id wherever that can be read."""
+    """Decode and check a request. What is wrong with it is reported under its id wherever that can be read."""
     wire_id = None
     try:
         text = payload if isinstance(payload, str) else to_text(payload)

@@ -57,11 +57,11 @@ _INPUTS = (
     Field("suffix", Kind.STRING, "what follows the gap after `prompt` or `tokens`; needs a model for filling in"),
     Field("infill", Kind.OBJECT, "a gap in a file; needs a model for filling in", fields=_INFILL),
 )
-_WITH_PIECES = Field("with_pieces", Kind.BOOLEAN, "tell what each token stands for", False)
+_WITH_PIECES = Field("with_pieces", Kind.BOOLEAN, "return what each token stands for", False)
 _PIECES = Field(
     "pieces",
     Kind.LIST,
-    "with `with_pieces`, for each token: its text, or an array of its bytes where they are no text alone",
+    "with `with_pieces`, for each token: its text, or an array of its bytes where they are not text alone",
 )
 
 _REASONING = (
@@ -116,7 +116,7 @@ _GENERATE = (
     Field(
         "logprobs",
         Kind.INTEGER,
-        "tell log probabilities: of each token and of so many others; absent: none",
+        "return log probabilities: of each token and of this many alternatives; absent: none",
         None,
         0,
         20,
@@ -151,7 +151,7 @@ _GENERATE = (
     Field(
         "preserved_tokens",
         Kind.STRINGS,
-        "texts of control tokens that shall appear in the answer; others never do",
+        "texts of control tokens that may appear in the answer; others never do",
         high=256,
     ),
     Field(
@@ -262,7 +262,7 @@ _OPS = (
     ),
     Op(
         "prefix_hashes",
-        "Tell the hashes of what generate would read, one per whole page of 64 tokens, as `digest` tells them. The "
+        "Return the hashes of what generate would read, one per whole page of 64 tokens, as `digest` does. The "
         "same fields as there.",
         (*_INPUTS, _KEY),
         (
@@ -313,11 +313,11 @@ _OPS = (
             Field(
                 "since",
                 Kind.INTEGER,
-                "`generation` of the last reply: only differences are told, where they are known",
+                "`generation` of the last reply: only differences are returned, where they are known",
                 None,
                 0,
             ),
-            Field("n_pages", Kind.INTEGER, "most pages to tell of, the most recently used ones", 4096, 0, 65_536),
+            Field("n_pages", Kind.INTEGER, "most pages to return: the most recently used ones", 4096, 0, 65_536),
         ),
         (
             _STATE,

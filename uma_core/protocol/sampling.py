@@ -24,7 +24,7 @@ def _count(name: str, low: int, high: int, help: str) -> Field:
 
 SAMPLING_FIELDS = (
     _number("temperature", 0, 100, "0 takes the likeliest token, as biases and penalties leave them"),
-    _number("dynatemp_range", 0, 100, "the temperature moves by so much, up where many tokens are likely"),
+    _number("dynatemp_range", 0, 100, "the temperature moves by this much, up where many tokens are likely"),
     _number("dynatemp_exponent", 0, 100, "how entropy maps to temperature"),
     _count("top_k", 0, 1 << 30, "keep this many of the likeliest tokens; 0: all"),
     _number("top_p", 0, 1, "keep the likeliest tokens that sum to this probability", is_open_low=True),
@@ -32,7 +32,7 @@ SAMPLING_FIELDS = (
     _number("typical_p", 0, 1, "keep tokens of typical surprise that sum to this probability; 1: "
                                "off", is_open_low=True),
     _count("min_keep", 0, 1 << 30, "`top_p`, `min_p`, `typical_p` and XTC keep at least this many tokens"),
-    _number("top_n_sigma", -1, 1000, "keep logits within so many standard deviations of the best; 0 or less: off"),
+    _number("top_n_sigma", -1, 1000, "keep logits within this many standard deviations of the best; 0 or less: off"),
     _number("xtc_probability", 0, 1, "how often XTC drops the likeliest tokens but the last above its threshold"),
     _number("xtc_threshold", 0, 1, "a probability; above 0.5: off"),
     _number("repeat_penalty", 0.01, 100, "divide logits of recent tokens; 1: off"),
@@ -55,7 +55,7 @@ SAMPLING_FIELDS = (
     Field("seed", Kind.INTEGER, "of the sampler; absent: drawn per request", None, 0, 0xFFFFFFFF),
     Field("logit_bias", Kind.BIASES, "added to the logits of tokens, or of all tokens of texts; false: never drawn",
           None, -BIAS, BIAS),
-    _count("min_tokens", 0, 1 << 30, "so many tokens come before the text may end by itself"),
+    _count("min_tokens", 0, 1 << 30, "this many tokens come before the text may end by itself"),
 )  # fmt: skip
 
 

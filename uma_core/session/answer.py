@@ -35,7 +35,7 @@ class Taken(NamedTuple):
 
 
 class Answer:
-    """Assembles text like `TextStream`; `take` tells of the tokens that the released text came from.
+    """Assembles text like `TextStream`; `take` also returns the tokens that the released text came from.
 
     Text that a stop string may begin with is held back, and with `banned` so is text that a banned one may begin with:
     whole tokens of it. Where a banned string is complete, nothing is released and `must_rewind` is set.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from uma_core.types import TokenId
 
-WASTE_SHARE = 16  # an answer may take back so many times what it may have, and
-# so many in any case; past that its banned strings leave no way on. Ordinary lists take back less than one in ten
+# An answer may take back WASTE_SHARE times its length limit, and WASTE_LEAST tokens in any case; beyond that its banned
+# strings leave it no way to continue. Ordinary lists take back fewer than one token in ten.
+WASTE_SHARE = 16
 WASTE_LEAST = 1_024
 
 
@@ -19,7 +20,7 @@ class Bans:
         """`n_max`: most tokens of the answer."""
         self._at: dict[int, list[TokenId]] = {}
         self._n_left = WASTE_SHARE * n_max + WASTE_LEAST
-        self.is_set = False  # the sampler has been told of some
+        self.is_set = False  # the sampler knows some
 
     @property
     def is_spent(self) -> bool:

@@ -145,7 +145,7 @@ class Embedding:
     # inputs in chunks
 
     def chunk(self, n_past: int, n_most: int) -> tuple[np.ndarray, Rows]:
-        """The next tokens of the current input, at most so many, and which of their hidden states are wanted."""
+        """The next tokens of the current input, at most this many, and which of their hidden states are wanted."""
         left = self.current[n_past:]
         rows = self.pool.wants(n_past, max(0, len(left) - n_most))
         n = min(n_most, len(left), self.info.n_rows if rows is Rows.ALL else n_most)

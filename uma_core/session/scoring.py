@@ -18,13 +18,13 @@ class Scoring:
     """Owns the samplers of the rows of a call, each of which is told the token that follows its row."""
 
     def __init__(self, tokens: np.ndarray, new_sampler: Callable[[], Sampler], n_told: int = 0) -> None:
-        """`tokens`: (n,) int32, the prompt. `n_told`: tokens that somebody else has told of already."""
+        """`tokens`: (n,) int32, the prompt. `n_told`: tokens that somebody else has reported already."""
         self.tokens = tokens
         self.n_told = n_told
         self._new_sampler = new_sampler
         self._samplers: list[Sampler] = []
         self._n_taken = 0
-        self.found: list[TokenLogprob] = []  # not told yet
+        self.found: list[TokenLogprob] = []  # not reported yet
 
     def rows(self, n_past: int, n: int) -> Sequence[Sampler]:
         """Of n rows from position `n_past` on, the last one's next token included in the prompt."""

@@ -119,7 +119,7 @@ class Session:
         self.is_private = False  # nothing of it is cached for others: decided once, whatever a reload changes meanwhile
         self.parked: Any = None  # the cache's hold on a parked session's content
         self.is_shifting = False  # generation goes on past the context's end ...
-        self.n_head = 0  # ... keeping so many tokens in front
+        self.n_head = 0  # ... keeping this many tokens in front
         self.n_dropped = 0  # tokens of the request that were left out, for its prompt exceeded the context
         self.n_chunk = 0
         self.chunk_fraction = 0.0
@@ -162,7 +162,7 @@ class Session:
         # instead of `text`, where tokens matter one by one
         self.answer = Answer(request.stop, banned) if is_watched else None
         self.bans = Bans(grant.n_max) if banned else None
-        self.logprob_sum = 0.0  # of its tokens, where answers are ranked or told their log probabilities
+        self.logprob_sum = 0.0  # of its tokens, where answers are ranked or report their log probabilities
         self.logprobs: list[TokenLogprob] = []  # those kept for a request that does not stream
         self.preserved_tokens = frozenset(request.preserved_tokens)
         self.stop_tokens = frozenset(request.sampling.stop_token_ids)

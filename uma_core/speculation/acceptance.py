@@ -1,6 +1,6 @@
 """How likely a drafted token is the one that will be drawn, learned from what was drawn.
 
-Pure. A token behind a long match is likelier than one behind a short one, and one that followed the match twice is
+Pure. A token after a long match is likelier than one after a short one, and one that followed the match twice is
 likelier than one that followed it once; where something else followed it before, hardly any holds. So there is a rate
 for each source, each power of two of the match's length, and each agreement of its two latest places. What follows a
 match is known a token later whether it was drafted or not: the rates are learned without drafting.
@@ -36,7 +36,7 @@ class Acceptance:
         self._step = STEP if parent is not None else GLOBAL_STEP
 
     def rate(self, source: str, n_match: int, agreement: Agreement = Agreement.ONE) -> float:
-        """Probability that the token behind a match of n tokens holds."""
+        """Probability that the token after a match of n tokens holds."""
         return self._rates.get((source, agreement), _prior(source, agreement))[bucket_of(n_match)]
 
     def survival(self, source: str, n_match: int, agreement: Sequence[Agreement]) -> list[float]:
@@ -48,7 +48,7 @@ class Acceptance:
         return out
 
     def observe(self, draft: Draft, drawn: Sequence[int]) -> None:
-        """This was proposed, and these tokens were drawn: tells of each draft up to the first that did not hold."""
+        """This was proposed, and these tokens were drawn: learns from each draft up to the first that did not hold."""
         for i, (proposed, each, token) in enumerate(zip(draft.tokens, draft.agreement, drawn, strict=False)):
             self._learn(draft.source, draft.n_match + i, each, proposed == token)
             if proposed != token:

@@ -61,7 +61,7 @@ class HeadSource(ModelSource):
         super().__init__(model, seq_id, given, rates)
         self._heads = model.heads
         self._states: deque[np.ndarray] = deque(maxlen=N_STATES)  # (n_embd,) each, of consecutive positions
-        self._end = 0  # the position behind them
+        self._end = 0  # the position after them
 
     @property
     def _begin(self) -> int:

@@ -152,7 +152,7 @@ class Speculator:
             source.see(pos, states)
 
     def run_model(self, sid: int, n_tokens: int, ns: int) -> None:
-        """Let the draft model draft for a session's next step, in so much time."""
+        """Let the draft model draft for a session's next step, in this much time."""
         session = self._live.get(sid)
         if session is not None and session.phase is Phase.DECODE and session.model_drafts is not None:
             session.model_drafts.run(_known(session), n_tokens, ns)

@@ -45,8 +45,8 @@ class SuffixText:
         return self._n_match[0], position
 
     def read(self, position: int, n_match: int, n: int) -> tuple[list[TokenId], list[Agreement]]:
-        """Up to n tokens that follow a match of `n_match` tokens, to the next separator or the end, and whether the
-        match's place before that one goes on with the same.
+        """Up to n tokens that follow a match of `n_match` tokens, to the next separator or the end; and for each,
+        whether the same token followed the match's earlier place.
         """
         n_most = min(n, N_READ_MOST)
         n_read = lib.uma_suffix_read(self.handle, position, n_match, self._out, self._agreement, n_most)

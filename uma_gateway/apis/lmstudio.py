@@ -1,4 +1,4 @@
-"""LM Studio's endpoints: its two lists of models, which tell the context of a loaded model, and its names for OpenAI's
+"""LM Studio's endpoints: its two lists of models, which state the context of a loaded model, and its names for OpenAI's
 endpoints.
 
 Source: LM Studio's documentation of its REST API, v0 (/api/v0) and v1 (/api/v1). Its own chats (/api/v1/chat) are not

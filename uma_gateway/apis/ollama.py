@@ -43,7 +43,7 @@ VERSION = "0.14.0"
 KEPT = datetime.timedelta(days=290 * 365)  # of models that stay: Ollama's clients call what is so far ahead forever
 NO_TIME = re.compile(r"(?:0+(?:\.0*)?(?:ns|us|µs|ms|s|m|h)?)+")  # as a duration
 MS = 1_000_000
-LATEST = ":latest"  # what clients write behind a name without a tag
+LATEST = ":latest"  # what clients write after a name without a tag
 THINK_LEVELS = ("low", "medium", "high", "max")
 # options that say how to load a model: that is the daemon's configuration
 LOADING = frozenset(

@@ -22,7 +22,7 @@ from uma_gateway.errors import GatewayError, Kind, invalid
 from uma_gateway.exchange import Exchange, Headers
 from uma_gateway.fields import boolean, integer, text
 
-# between two events of the dashboard: what is shorter than this is drawn from the times that requests tell
+# between two events of the dashboard: what is shorter than this is drawn from the times that requests report
 EVERY_S = 0.5
 CACHE_EVERY = 10  # events between two looks at the cache's budgets: the daemon answers between two ticks, not at once
 FILES = {
@@ -72,7 +72,7 @@ async def on_file(exchange: Exchange) -> None:
     await send_file(exchange, name)
 
 
-METRICS = (  # beside what status tells
+METRICS = (  # beside what status reports
     "tokens_generated_total", "prefill_tokens_total", "requests_total", "worst_pause_ms", "interactive_gap_stretch",
     "device_idle_share",
     "cache_hits_total", "cache_misses_total", "cache_tokens_saved_total", "cache_evictions_total", "cache_bytes",
@@ -107,7 +107,7 @@ async def on_status(exchange: Exchange) -> None:
 
 
 async def on_events(exchange: Exchange) -> None:
-    """The overview as server-sent events. A daemon that is away is told, not an end."""
+    """The overview as server-sent events. A daemon that is away is an event, not an end."""
     await exchange.while_connected(_events(exchange))
 
 
@@ -152,7 +152,7 @@ async def on_cancel(exchange: Exchange) -> None:
     try:
         decode_id({"id": request_id})
     except UmaError:  # the daemon's refusal would have no id, and nobody would know whose it is
-        raise invalid("`request_id` is no id of a request", "request_id") from None
+        raise invalid("`request_id` is not an id of a request", "request_id") from None
     await exchange.send_json(content_of(await exchange.gateway.daemon.cancel(request_id, conn)))
 
 

@@ -1,4 +1,4 @@
-"""What a parser tells of an answer, piece by piece, and what the pieces add up to."""
+"""What a parser reports of an answer, piece by piece, and what the pieces add up to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tool calls for models whose template knows none: the tools are told in the system message, calls are JSON between two
+"""Tool calls for models whose template knows none: the system message lists the tools, calls are JSON between two
 tags.
 
 It is the form that most models have seen. The model's own template still makes the prompt; this one makes grammar and

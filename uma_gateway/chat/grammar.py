@@ -412,7 +412,7 @@ class Grammar:
         return self._loop(node, rest, settled_rest)
 
     def _inside(self, node: Node) -> Node:
-        """Settle a node whose last text is no open one: what follows it does not matter."""
+        """Settle a node whose last text is not an open one: what follows it does not matter."""
         if node not in self._settled:
             result = node
             if isinstance(node, Sequence):

@@ -79,7 +79,7 @@ class _Writer:
 
     def _with_common_beginning(self, joined: list[Parts], others: list[Parts]) -> list[Parts]:
         """Alternatives whose first lexemes begin with the same expressions have that beginning once, as a lexeme, and
-        the rest in a rule behind it. Each of an agent's tools would repeat it otherwise, and all of them would be
+        the rest in a rule after it. Each of an agent's tools would repeat it otherwise, and all of them would be
         followed at once.
         """
         make = self._grammar
@@ -119,7 +119,7 @@ class _Writer:
         return [node for node in found if node.regular or isinstance(node, (Json, Repeat))]
 
     def _uncut(self, node: Node, n_inside: int = 0) -> list[Parts]:
-        """The alternatives of a node, each with its beginning in one lexeme: to the first part that is no regular
+        """The alternatives of a node, each with its beginning in one lexeme: to the first part that is not a regular
         expression, or the first delimiter of an open text. `n_inside`: how often it was put into another part; loops
         have no end of that.
         """
@@ -282,7 +282,7 @@ class _Writer:
             return " | ".join(self._grouped(item) for item in node.items)
         if isinstance(node, Repeat):
             return self._grouped(node.item) + _times(node.least, node.most)
-        raise Unsettled(f"a {type(node).__name__} is no regular expression")
+        raise Unsettled(f"a {type(node).__name__} is not a regular expression")
 
     def _grouped(self, node: Node) -> str:
         expression = self._expression(node)
@@ -339,7 +339,7 @@ def _ends_for_certain(lexeme: Node, text: str, others: Parts) -> bool:
 
 
 def _is_over(lexeme: Node, text: str) -> bool:
-    """Whether a lexeme does not go on behind the first place where it has this text."""
+    """Whether a lexeme does not go on after the first place where it has this text."""
     if not letters(text) <= lexeme.alphabet:
         return True
     *head, last = _items(lexeme)
@@ -375,7 +375,7 @@ def _ends_with_delimiter(node: Node) -> bool:
 
 def _rivals(alternatives: list[tuple[Node, Parts]]) -> set[Node]:
     """Those of the alternatives of which the lexer could follow one to a place from which only another goes on. They
-    differ in their first part: alternatives with the same one are looked at behind it.
+    differ in their first part: alternatives with the same one are looked at after it.
     """
     groups: dict[Node, list[tuple[Node, Parts]]] = {}
     for node, parts in alternatives:

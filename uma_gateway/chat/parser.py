@@ -47,8 +47,8 @@ class Parser:
         self._pass = passer()
         self._is_whole = False  # the last parse went well, and to the end of the text
         self._has_left_form = False  # no more text can give the answer the template's form: the rest of it is content
-        self._space = ""  # behind calls, not told yet
-        self._has_rest = False  # text behind the form's end was told
+        self._space = ""  # after calls, not reported yet
+        self._has_rest = False  # text after the form's end was reported
         self._told: dict[str, list[str]] = {"content": [], "reasoning": []}
         self._calls: list[tuple[str, str, list[str]]] = []  # id, name, pieces of the arguments
         self.n_parsed = 0  # bytes that the library has parsed, those that it parsed again included
@@ -94,7 +94,7 @@ class Parser:
         return Diff(reasoning=text)
 
     def _rest(self, text: str) -> list[Diff]:
-        """Give text as it is; white space behind calls only once something follows it."""
+        """Give text as it is; white space after calls only once something follows it."""
         text = self._space + text
         self._space = "" if self._has_rest or text.strip() or not self._calls else text
         if self._space:
@@ -163,7 +163,7 @@ class Parser:
         return diff
 
     def _remaining(self) -> list[Diff]:
-        """What no difference has told of an answer that does not parse to its end: as text, as it is."""
+        """What no difference has reported of an answer that does not parse to its end: as text, as it is."""
         answer, text = self.answer, self._join()
         if self._is_whole and (answer.content or answer.reasoning or answer.tool_calls or not text.strip()):
             return []

@@ -155,7 +155,7 @@ class Templates:
         messages, tools: as OpenAI's API has them; content is text or parts of type text.
         tool_choice: auto, none, required, or an object that names a function or several (`allowed_tools`).
         parallel_tool_calls: None: as the template allows. False: the answer calls one tool at most.
-        json_schema: what an answer that is no call must be. grammar: a GBNF for the same; not with tools or a schema.
+        json_schema: what an answer that is not a call must be. grammar: GBNF for the same; not with tools or a schema.
         strict: refuse a `json_schema` of which a part would not be enforced. A tool's own `strict` does that for its
         arguments. continue_final_message: go on with the last message, which is the assistant's; "reasoning_content" or
         "content" says with what.
@@ -427,7 +427,7 @@ def _read_tool(tool: Any) -> Tool:
         raise ChatError(ChatCode.BAD_REQUEST, f"tools: a name is longer than {MAX_NAME_BYTES} bytes")
     parameters = function.get("parameters") or {}
     if not isinstance(parameters, Mapping):
-        raise ChatError(ChatCode.BAD_REQUEST, f"tools: the parameters of {name} are no schema")
+        raise ChatError(ChatCode.BAD_REQUEST, f"tools: the parameters of {name} are not a schema")
     check_schema(parameters)
     return {
         "type": "function",
@@ -439,7 +439,7 @@ def _read_schema(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if given is None:
         return None
     if not isinstance(given, Mapping):
-        raise ChatError(ChatCode.BAD_REQUEST, "the JSON schema is no object")
+        raise ChatError(ChatCode.BAD_REQUEST, "the JSON schema is not an object")
     check_schema(given)
     return dict(given) or {"type": "object"}  # OpenAI's json_object
 

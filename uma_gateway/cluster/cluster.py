@@ -37,7 +37,7 @@ class Cluster:
     """See the module head. `start` and `close` belong to the event loop."""
 
     def __init__(self, transport: Transport, key: bytes, knobs: Knobs | None = None, load_s: float = 600.0) -> None:
-        """`load_s`: a request waits so long for a model that has to be loaded first."""
+        """`load_s`: a request waits this long for a model that has to be loaded first."""
         self.transport = transport
         self.load_s = load_s
         self.router = Router(knobs)
@@ -85,13 +85,13 @@ class Cluster:
             try:
                 await self._find_units()
             except (UnitLost, GatewayError) as error:
-                log.warning("the cluster does not tell which daemons it has: %s", error)
+                log.warning("the cluster does not say which daemons it has: %s", error)
             except Exception:  # without this loop nothing would be routed any more
                 log.exception("looking for daemons failed")
             await asyncio.sleep(max(UNITS_S, len(self.units) / CALLS_PER_S))
 
     async def _watch(self) -> None:
-        """Apart from `_run`: the cluster may take its time to tell which daemons it has."""
+        """Apart from `_run`: the cluster may take its time to say which daemons it has."""
         while True:
             try:
                 for name in self.router.check(time.monotonic_ns()):

@@ -36,7 +36,7 @@ OF_ALL: dict[str, Callable[[list[tuple[Unit, Event]]], Event]] = {
 class ClusterDaemon(Daemon):
     """All daemons of a model.
 
-    What is about the cluster is asked of every daemon, and told as one answer; anything else of one.
+    What is about the cluster is asked of every daemon, and returned as one answer; anything else of one.
     """
 
     def __init__(self, cluster: Cluster, model: str) -> None:
@@ -63,7 +63,7 @@ class ClusterDaemon(Daemon):
         return await self._ask_one(operation, COMPUTE_S, {**fields, "id": request_id})
 
     async def cancel(self, request_id: str, conn: int | None = None) -> Event:
-        """`request_id`: as `sessions` tells it. Ids are of one request only in a cluster: `conn` is not needed."""
+        """`request_id`: as `sessions` shows it. Ids are of one request only in a cluster: `conn` is not needed."""
         replies = await self.ask_all("cancel", CALL_S, {"id": request_id})
         return {"found": any(reply["found"] for _, reply in replies)}
 

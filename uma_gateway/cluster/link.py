@@ -274,7 +274,7 @@ class RoutedLink:
                 )
                 reply = await call
             except (UnitLost, GatewayError):
-                continue  # what is wrong with the input is told by generate
+                continue  # what is wrong with the input is reported by generate
             return tuple(int(page, 16) for page in reply["hashes"]), reply["n_tokens"]
         return (), max(1, size // 3)
 
@@ -470,7 +470,7 @@ def resumed(fields: Mapping[str, Any], tail: list[str | int], text: str, n_token
         if is_inside:
             more["reasoning"] = {**thought, "start": ""}
             if thought.get("budget_tokens") is not None:
-                # of the tokens that were counted, those behind its start, as far as their text tells
+                # of the tokens that were counted, those after its start, as far as their text shows
                 start = thought.get("start", "")
                 n_thought = round(n_tokens * len(text[text.find(start) + len(start) :]) / max(1, len(text)))
                 more["reasoning"]["budget_tokens"] = max(0, thought["budget_tokens"] - n_thought)

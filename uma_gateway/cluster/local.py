@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 HEALTH_S = 1.0  # between two looks
 HANG_S = 30.0  # without any answer: the daemon answers `health` while it loads and while it computes
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0  # before it is started again; twice as long each time
-PROVEN_S = 60.0  # who ran so long starts afresh
+PROVEN_S = 60.0  # who ran this long starts afresh
 STOP_S = 15.0
 COMPUTED = frozenset({"embed", "rerank"})
 
@@ -146,7 +146,7 @@ class LocalDaemon:
             await process.wait()
 
     async def stop(self, drain_s: float = 0.0) -> None:
-        """Let running answers finish, for so long, then stop what was started here."""
+        """Let running answers finish, for this long, then stop what was started here."""
         self._is_stopping = True
         if not self.is_adopted and self._process is not None and drain_s > 0:
             with contextlib.suppress(GatewayError):

@@ -88,7 +88,7 @@ class Node:
     # loading and evicting
 
     async def load(self, model: str) -> Result:
-        """Start the model's daemon, or find it started. It may take requests later: its digest tells when."""
+        """Start the model's daemon, or find it started. It may take requests later: its digest says when."""
         if model not in self._models:
             return {"error": f"no model {model} is configured"}
         async with self._lock:

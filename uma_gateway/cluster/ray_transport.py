@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 ABOUT_S = 5.0
 FIRST_S = 30.0  # until Serve has told this process of its replicas
-REFUSED_S = 5.0  # a node that refused a model is not asked for it again for so long
+REFUSED_S = 5.0  # a node that refused a model is not asked for it again for this long
 TIMED_OUT = "it did not answer in time"
 
 
@@ -33,7 +33,7 @@ class RayTransport:
 
     def __init__(self, handle: Any, deployment: str, models: Mapping[str, int], load_s: float) -> None:
         """`handle`: of the deployment of nodes. `models`: on how many nodes each one always is. `load_s`: a node gets
-        so long to make room for a model and to start its daemon.
+        this long to make room for a model and to start its daemon.
         """
         self._handle = handle
         self._deployment = deployment

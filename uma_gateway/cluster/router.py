@@ -25,7 +25,7 @@ PRIORITIES = ("interactive", "background")
 NS_PER_MS = 1_000_000
 EWMA = 0.1
 OCCUPANCY = 0.05  # of a prompt: what a full daemon counts beside an empty one where neither makes a request wait
-GUESS_MS = 1000.0  # an answer takes so long, until some have ended
+GUESS_MS = 1000.0  # an answer takes this long, until some have ended
 FEW = 32  # daemons with the same pages of a prompt that are compared: of more, these are drawn
 PAGE = 64  # tokens
 CHECK_NS = 250_000_000  # between two looks for daemons that say nothing
@@ -40,15 +40,15 @@ class Knobs:
     """How it weighs."""
 
     beta: float = 1.0  # production-stack #1035 found 1 best for both kinds of load
-    # older figures are not trusted to tell the least loaded: the better of two drawn is taken
+    # older figures are not trusted to show the least loaded: the better of two drawn is taken
     stale_ns: int = 1_000_000_000
-    lost_ns: int = 10_000_000_000  # who said nothing for so long gets nothing while others speak
+    lost_ns: int = 10_000_000_000  # who said nothing for this long gets nothing while others speak
     # requests beyond its sequences that a daemon may have, as a multiple of these: its own scheduler has a choice
     slack: float = 1.0
     # the same for a request half of which is cached there: in a full cluster it would be read anew elsewhere
     warm_slack: float = 4.0
     max_queued: int = 1024  # requests of one priority that wait here; more are refused
-    # requests wait so long for a daemon to come back when none takes any; then they are refused
+    # requests wait this long for a daemon to come back when none takes any; then they are refused
     closed_ns: int = 60_000_000_000
 
 
@@ -96,9 +96,9 @@ class _Node:
     group: _Group
     is_open: bool = False
     is_lost: bool = False  # it says nothing
-    is_told: bool = False  # `check` told so
+    is_told: bool = False  # `check` has logged that
     heard_ns: int = 0  # when its last digest was asked for; 0: never
-    waits: tuple[float, float] = (0.0, 0.0)  # ms by priority, as it told
+    waits: tuple[float, float] = (0.0, 0.0)  # ms by priority, as it reported them
     loads: list[float] = field(default_factory=lambda: [0.0, 0.0])  # ms by priority, with what was sent since
     n_foreign: int = 0  # requests of others than this router
     n_ours: list[int] = field(default_factory=lambda: [0, 0])  # by priority
@@ -106,9 +106,9 @@ class _Node:
     n_most: float = INFINITE  # requests that it takes in all
     token_ms: float = 0.0
     sent: dict[str, _Sent] = field(default_factory=dict)  # what it has of ours
-    known: set[int] = field(default_factory=set)  # pages that it told of
+    known: set[int] = field(default_factory=set)  # pages that it reported
     hoped: dict[int, int] = field(default_factory=dict)  # pages of what was sent, by how many requests
-    # when requests ended, and their pages: hoped until it tells
+    # when requests ended, and their pages: assumed until it reports them
     ended: deque[tuple[int, tuple[int, ...]]] = field(default_factory=deque)
 
     @property
@@ -287,7 +287,7 @@ class Router:
                     group.unhold(page, node)
 
     def check(self, now_ns: int) -> list[str]:
-        """Find daemons that say nothing any more: they get no requests until they speak. Each is told once."""
+        """Find daemons that say nothing any more: they get no requests until they speak. Each is logged once."""
         self._find_lost(now_ns)
         found = [node for node in self._nodes.values() if node.is_lost and not node.is_told]
         for node in found:
@@ -482,7 +482,7 @@ class Router:
         node.group.refresh(node, self.knobs)
         node.group.queues[priority].served(sent.ask.account, ms - sent.charged_ms)
 
-    # what is told of it
+    # what others ask about it
 
     def is_open(self, node_id: str) -> bool:
         """Whether a daemon takes requests."""
@@ -599,7 +599,7 @@ class FairQueue:
         return ask
 
     def served(self, account: str, ms: float) -> None:
-        """An account used so much, or so much less than was thought (negative)."""
+        """An account used this much, or this much less than was thought (negative)."""
         start = self._start(account)
         if ms >= 0:
             self._time = start

@@ -27,7 +27,7 @@ class ModelSettings:
     daemon: tuple[str, ...] = ()  # flags of `uma-core daemon`, such as --model FILE
     socket: str = ""  # of a daemon that somebody else keeps running on every node: it is adopted, never started
     replicas: int = 1  # nodes that always have it; 0: it is loaded when somebody asks for it
-    idle_s: float = 600.0  # one that was loaded so may be evicted after so long without a request
+    idle_s: float = 600.0  # one that was loaded so may be evicted after this long without a request
     memory_mb: int = 0  # that it takes; 0: as the daemon estimates
 
 
@@ -43,7 +43,7 @@ class ClusterSettings:
     port: int = 8080
     memory_mb: int = 0  # of a node, for models; 0: what it has free
     key: str = ""  # secret of the digests' hashes, in hexadecimal; empty: a new one at each start
-    lost_s: float = 10.0  # a daemon that says nothing for so long is given up
+    lost_s: float = 10.0  # a daemon that says nothing for this long is given up
     load_s: float = 600.0  # that a model may take to load
     drain_s: float = 600.0  # that running answers get before a node leaves
     gateway: dict[str, Any] = field(default_factory=dict)  # options of the gateway, as in its own file

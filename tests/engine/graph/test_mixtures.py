@@ -1,6 +1,6 @@
 """Random mixtures of what an executor does, against the same tokens read at once by an engine of the same kind.
 
-llama.cpp's engine is no reference here: where two experts are nearly equal it may choose the other one, and which
+llama.cpp's engine is not a reference here: where two experts are nearly equal it may choose the other one, and which
 tokens meet such a router depends on time. test_families.py and test_against_llama.py compare with it.
 """
 

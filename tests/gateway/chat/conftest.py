@@ -113,7 +113,7 @@ ENDS = (
     "<｜hy_eos:opensource｜>", "<|end_of_msg|>",
     "<|end|>", "<|END_OF_TURN_TOKEN|>", "<SPECIAL_12>", "<|eom|>", "<|calls|>", "<|message_sep|>\n\n",
 )  # fmt: skip
-# the texts of these templates' own messages are no answers: they leave calls out, or change what was said before
+# the texts of these templates' own messages are not answers: they leave calls out, or change what was said before
 UNWRITTEN = ("CohereForAI-c4ai-command-r-plus-tool_use", "LFM2-8B-A1B", "LFM2.5-Instruct")
 
 

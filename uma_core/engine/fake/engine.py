@@ -60,15 +60,15 @@ N_VERIFY_ROWS = 16  # as the graph engine's
 
 @dataclass
 class Faults:
-    """What shall go wrong. Counters and queues are used up as they strike."""
+    """What is to go wrong. Counters and queues are used up as they strike."""
 
     statuses: deque[DecodeStatus] = field(default_factory=deque)  # of the next decode calls
-    n_full: int = 0  # so many decode calls find no cells
+    n_full: int = 0  # this many decode calls find no cells
     full_above: int = 0  # calls with more tokens than this find no cells; 0: off
     nan_rows: set[int] = field(default_factory=set)  # rows of the next decode call whose logits are not finite
     is_hanging: bool = False  # decode blocks until `release`
-    prefill_failures: int = 0  # so many prefill runs lose their chunk
-    restore_failures: int = 0  # so many imports refuse their blob
+    prefill_failures: int = 0  # this many prefill runs lose their chunk
+    restore_failures: int = 0  # this many imports refuse their blob
     refuse_memory: bool = False  # construction fails
     released: threading.Event = field(default_factory=threading.Event)
 
@@ -99,7 +99,7 @@ class FakeModel:
     can_rollback: bool = True
     ride_rows: tuple[int, ...] = ()
     computes_ahead: bool = False
-    eog_every: int = 0  # about one in so many tokens ends the text; 0: never
+    eog_every: int = 0  # about one in this many tokens ends the text; 0: never
     # LoRA adapters, each with texts of its own, and the scale that they have where a request does not say
     adapters: AdapterSet = ()
     can_mix_adapters: bool = True

@@ -11,8 +11,8 @@ from uma_core.engine.api import MemoryUse
 from uma_core.engine.fake.cost import INSTANT, MS, FakeCost
 from uma_core.engine.fake.engine import FakeEngine, FakeModel
 
-EOG_EVERY = 200  # answers end after about so many tokens
-# a model of this name takes so long for a decode call, and a tenth of it for a prompt token
+EOG_EVERY = 200  # answers end after about this many tokens
+# a model of this name takes this long for a decode call, and a tenth of it for a prompt token
 STEP = re.compile(r"step-(\d+(?:\.\d+)?)ms")
 
 
@@ -31,7 +31,7 @@ def model_of(options: EngineOptions) -> FakeModel:
 
 
 def open_fake(options: EngineOptions, path: str) -> FakeEngine:
-    """`path` is not read; its name may tell how slow the model is (STEP)."""
+    """`path` is not read; its name may say how slow the model is (STEP)."""
     return FakeEngine(model_of(options), cost_of(path or options.model), MonotonicClock())
 
 

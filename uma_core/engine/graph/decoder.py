@@ -156,7 +156,7 @@ class Decoder:
             self._views = (batch, views)
 
     def warm_up(self, shapes: Iterable[tuple[int, int]]) -> None:
-        """Build the graphs of calls of so many rows, so many of which want logits, with the last call's room.
+        """Build the graphs of calls of this many rows, this many of which want logits, with the last call's room.
 
         Raises: INSUFFICIENT_MEMORY.
         """
@@ -194,7 +194,7 @@ class Decoder:
 
 
 def drafts_of(runs: list[Run], batch: Batch) -> list[bool]:
-    """Which runs are drafts behind a sequence's own row: where the first of several rows wants a token.
+    """Which runs are drafts after a sequence's own row: where the first of several rows wants a token.
 
     Prompts of which every row is scored look alike; as long ones they have no state for each row.
     """

@@ -48,7 +48,7 @@ class Device:
         return backend
 
     def buffer_over(self, base: Any, size: int, longest: int) -> Any:
-        """A buffer that is host memory from `base` on, whose longest tensor has so many bytes; the caller's to free.
+        """A buffer that is host memory from `base` on, whose longest tensor has this many bytes; the caller's to free.
 
         Raises: INSUFFICIENT_MEMORY.
         """

@@ -24,7 +24,7 @@ from uma_core.errors import ErrorCode, UmaError
 # 80; experts add as many as are used.
 NODES_PER_LAYER = 96
 NODES_BESIDE = 64
-N_SMALL = 16  # batches of up to so many tokens keep their graph; of larger ones the last is kept
+N_SMALL = 16  # batches of up to this many tokens keep their graph; of larger ones the last is kept
 N_KEPT = 128  # small ones: fifty are made at load, and as many more for each set of LoRA adapters in use
 
 

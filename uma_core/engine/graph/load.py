@@ -67,7 +67,7 @@ class Loaded:
         return self.network.device
 
     def attention(self, n_rows: int) -> Attention:
-        """For graphs of batches of up to so many rows; 0: for graphs that are never computed. The caller's to close."""
+        """For graphs of batches of up to this many rows; 0: graphs are never computed. The caller closes it."""
         return attention_over(self.pages, self.network.shape, n_rows, self.n_threads)
 
     def promise_missing(self) -> str:

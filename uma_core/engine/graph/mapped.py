@@ -40,7 +40,7 @@ class Modes(NamedTuple):
 
 
 class Mapped(Weights):
-    """Owns the memory and a backend buffer over it. `source` tells where it came from, in few words for `status`."""
+    """Owns the memory and a backend buffer over it. `source` says where it came from, in few words for `status`."""
 
     def __init__(self, header: Header, device: Device, modes: Modes, progress: Progress | None) -> None:
         """Raises: MODEL_LOAD_FAILED, INSUFFICIENT_MEMORY."""

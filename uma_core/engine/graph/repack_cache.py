@@ -2,7 +2,7 @@
 (`engine.repack_cache`).
 
 Rules: a file that is damaged, cut short or of another layout is never used, and is made anew; whatever the disk does,
-the load goes on. What another user could have written, and what is no regular file, is left alone and not read.
+the load goes on. What another user could have written, and what is not a regular file, is left alone and not read.
 
 Layout of a file: magic (8), version (u32), bytes of the header (u32), sha256 of the header (32), header (JSON), zeros
 up to a multiple of 4 KiB, the memory of the repacked weights. Integers are little-endian. The header says of which
@@ -117,7 +117,7 @@ class RepackCache:
             return False
         try:
             if not _is_ours(os.fstat(fd)):
-                _warn(f"{self.path} is no regular file of this user alone: left as it is, not used")
+                _warn(f"{self.path} is not a regular file of this user alone: left as it is, not used")
                 return False
             _fill(fd, self.key, arranged, n_threads, done)
             with contextlib.suppress(OSError):

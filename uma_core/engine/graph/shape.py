@@ -157,7 +157,7 @@ class Meta:
         if value is None:
             raise Unsupported(f"a file without {key}")
         if not isinstance(value, int):
-            raise Unsupported(f"{key} that is no whole number")
+            raise Unsupported(f"{key} that is not a whole number")
         if not 0 <= value < 1 << 31:
             raise Unsupported(f"{key} of {value}")
         return value
@@ -185,7 +185,7 @@ class Meta:
     def real(self, key: str, default: float = 0.0) -> float:
         value = self._values.get(key, default)
         if isinstance(value, (str, list)):
-            raise Unsupported(f"{key} that is no number")
+            raise Unsupported(f"{key} that is not a number")
         if not math.isfinite(value):
             raise Unsupported(f"{key} of {value}")
         return float(value)

@@ -115,7 +115,7 @@ class States:
     ) -> tuple[list[Stretch], list[Next]]:
         """Of rows of (sequence, first position, how many) each, one run after another.
 
-        `source`: instead of the sequence's own state. `drafts`: which runs are a row and drafts behind it; their
+        `source`: instead of the sequence's own state. `drafts`: which runs are a row and drafts after it; their
         sequences can be cut back to each position on the way, until the next call.
         """
         self._forget_passed()

@@ -71,7 +71,7 @@ class HostExport(Steps):
     """Owns the bytes. They are not zeroed: the first touch of 100 MB would be a pause of its own."""
 
     def __init__(self, pages: Pages, seq: int, start: int, n: int, n_behind: int = 0) -> None:
-        """`n_behind`: bytes behind them for what somebody else adds."""
+        """`n_behind`: bytes after them for what somebody else adds."""
         layout = pages.store.layout
         n_bytes = (n - start) * layout.position_bytes
         self.blob: bytearray | memoryview = new_blob(n_bytes + n_behind)
@@ -92,7 +92,7 @@ def import_moves(
 ) -> Callable[[int, int], None]:
     """How positions p0..p1, within one page, get from a blob that begins at `origin` to the sequence."""
     data, layout = np.frombuffer(blob, np.uint8), pages.store.layout
-    views = layout.views(data, data.size // layout.position_bytes)  # what may be behind them is left alone
+    views = layout.views(data, data.size // layout.position_bytes)  # what may be after them is left alone
 
     def move(p0: int, p1: int) -> None:
         begin = p0 % PAGE
@@ -161,7 +161,7 @@ class StateExport(WithState):
 
 
 class StateImport(WithState):
-    """Positions of a blob, and the state behind them where `state` has it; without it the sequence cannot go on from
+    """Positions of a blob, and the state after them where `state` has it; without it the sequence cannot go on from
     there.
     """
 
@@ -205,7 +205,7 @@ class SharedState(WithState):
 
 
 def blob_bytes(states: States, has_state: bool) -> int:
-    """What is behind the positions of an exported blob."""
+    """What is after the positions of an exported blob."""
     return FLAG_BYTES + (4 * states.n_floats if has_state else 0)
 
 
@@ -215,5 +215,7 @@ def split_blob(states: States, blob: bytes | bytearray | memoryview) -> tuple[in
     has_state = len(data) >= FLAG_BYTES and bool(data[-1])
     n = len(data) - blob_bytes(states, has_state)
     if n < 0:
-        raise UmaError(ErrorCode.STATE_RESTORE_FAILED, f"{len(data)} bytes are no positions and state of this model")
+        raise UmaError(
+            ErrorCode.STATE_RESTORE_FAILED, f"{len(data)} bytes are not the positions and state of this model"
+        )
     return n, data[n:-FLAG_BYTES] if has_state else None

@@ -65,7 +65,7 @@ class LlamaEngine(TextOfModel):
         self.decoder: DecodeContext | None = None
         self.prefill_slots: list[PrefillSlot] = []
         self._sets: list[AdapterSet] = [()] * options.n_seq  # by sequence
-        # tokens that a recurrent memory can take back, by sequence: those behind its first row in the last call
+        # tokens that a recurrent memory can take back, by sequence: those after its first row in the last call
         self._n_undo: dict[SeqId, int] = {}
         try:
             self._adapters = LlamaAdapters(self.model, options)
@@ -403,7 +403,7 @@ class LlamaEngine(TextOfModel):
 
 
 def _n_drafts(batch: Batch) -> dict[SeqId, int]:
-    """By sequence of a batch: how many rows it has behind its first one."""
+    """By sequence of a batch: how many rows it has after its first one."""
     sequences, counts = np.unique(batch.seq_id[: batch.n], return_counts=True)
     return dict(zip(sequences.tolist(), (counts - 1).tolist(), strict=True))
 

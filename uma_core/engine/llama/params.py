@@ -216,7 +216,7 @@ def keep_experts_in_place(model: Any, params: Any) -> None:
 
     Such a copy takes the experts that the call chose. A call that is cut short (a chunk that is given up, cells that
     are marked) skips the rest of its part for one device and goes on with the next, where nobody has chosen any: ggml
-    ends the process on numbers that are no expert's (GGML_ASSERT in ggml_backend_sched_compute_splits).
+    ends the process on numbers that are not an expert's (GGML_ASSERT in ggml_backend_sched_compute_splits).
     """
     architecture = meta_of(model, "general.architecture")
     if meta_of(model, f"{architecture}.expert_count") not in (None, "0"):

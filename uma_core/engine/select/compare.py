@@ -1,4 +1,4 @@
-"""Times both engines on one model, for `--engine auto`, and says which one it shall be.
+"""Times both engines on one model, for `--engine auto`, and chooses one.
 
 Rules: an engine is loaded only where all of it fits into memory, both at once only where both do. Of each shape the
 fastest call counts, once some calls agree with it: other work makes calls slower, never faster. Where both engines are
@@ -29,7 +29,7 @@ from uma_core.errors import ErrorCode, UmaError
 N_AGREE = 3  # calls of a shape, the fastest among them, ...
 SPREAD = 1.15  # ... that differ by no more than this factor: its time is known
 N_MOST = 12  # calls of a shape that wait for it
-SHAPE_NS = 4_000_000_000  # no more than N_AGREE calls of a shape that takes so long
+SHAPE_NS = 4_000_000_000  # no more than N_AGREE calls of a shape that takes this long
 CONTEXTS = (256, 2048)
 N_ROWS = 4
 N_CHUNK = 128
@@ -130,7 +130,7 @@ def verdict(llama: Times, graph: Times, are_in_turn: bool = True) -> tuple[Choic
     ratios = {shape: _ratio(calls, graph[shape]) for shape, calls in llama.items()}
     mean = geometric_mean(ratios.values())
     worst = min(ratios, key=lambda shape: ratios[shape])
-    is_vetoed = is_calm and ratios[worst] < NO_WORSE  # beside other work one shape's times tell little, their mean more
+    is_vetoed = is_calm and ratios[worst] < NO_WORSE  # beside other work one shape's times say little, the mean more
     each = ", ".join(f"{ratio:.2f} with {shape}" for shape, ratio in ratios.items())
     reason = f"the graph engine has {mean:.2f} times llama.cpp's speed ({each})"
     if mean >= FASTER and is_vetoed:

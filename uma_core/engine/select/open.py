@@ -50,7 +50,7 @@ def open_engine(
 
 def as_trained(options: EngineOptions, path: str) -> tuple[EngineOptions, str]:
     """With no more cells than the sequences can use: past the positions that a model was trained for it writes
-    nonsense. And what is told of that; "": nothing was changed.
+    nonsense. And the note that says so; "": nothing was changed.
 
     Raises: MODEL_LOAD_FAILED.
     """
@@ -119,7 +119,7 @@ def _compared(
 
 
 def estimate_engine(options: EngineOptions, path: str = "") -> MemoryUse:
-    """What `open_engine` would take, found without taking it; also tells files that cannot be loaded. Blocks: reads the
+    """What `open_engine` would take, found without taking it; also finds files that cannot be loaded. Blocks: reads the
     header.
 
     Raises: MODEL_LOAD_FAILED, INSUFFICIENT_MEMORY, BINDINGS_MISMATCH, CONFIG_INVALID.

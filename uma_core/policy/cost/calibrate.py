@@ -20,8 +20,8 @@ N_STEPS = 2  # decode calls by which rows are timed: the first one of a shape bu
 BYTES_PER_NS = 20.0  # guess of a plain machine's memory bandwidth
 GUESS_COMPUTE = 7.5  # guess: prefill of one token costs a weight pass divided by this
 HEAVIEST_NODE = 0.3  # of a layer's time at no context: one of the three feed-forward products
-NO_DEARER = 1.1  # a larger chunk may cost so much more per token than a smaller one: two timings differ by that
-WRONG = 1.4  # a size that is so much cheaper per token than the next one was timed wrong
+NO_DEARER = 1.1  # a larger chunk may cost this much more per token than a smaller one: two timings differ by that
+WRONG = 1.4  # a size that is this much cheaper per token than the next one was timed wrong
 
 
 class Shape(NamedTuple):

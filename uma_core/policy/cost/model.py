@@ -23,7 +23,7 @@ class CostModel(NamedTuple):
 
     decode: Curve
     prefill: Curve
-    piece: Curve  # shortest piece into which a chunk of so many tokens can be cut, at no context
+    piece: Curve  # shortest piece into which a chunk of this many tokens can be cut, at no context
     n_cuts: float  # nodes over which a chunk's attention is spread: about the number of layers
     transfer_fixed_ns: float
     transfer_ns_per_byte: float
@@ -35,7 +35,7 @@ class CostModel(NamedTuple):
     sweet_chunk: int  # the one with the best ns per token at no context
     lines: tuple[tuple[float, float, int], ...]  # lines[n]: base, slope and regime of a decode call of n rows
     cell_ns: float = 0.0  # correction of what a cell adds to a decode call
-    # a call of so many rows, all but one of them a prompt's; None: prompts have calls of their own
+    # a call of this many rows, all but one of them a prompt's; None: prompts have calls of their own
     mixed: Curve | None = None
 
     def decode_ns(self, n_rows: int, n_kv: int) -> int:
@@ -147,7 +147,7 @@ def decode_line(decode: Curve, n_rows: int) -> tuple[float, float, int]:
 
 
 def best_splits(decode: Curve) -> tuple[tuple[int, ...], ...]:
-    """The split into calls that serves so many rows fastest, for every row count."""
+    """The split into calls that serves this many rows fastest, for every row count."""
     times = [0.0] + [decode.ns(n, 0) for n in range(1, MAX_ROWS + 1)]
     best: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
     for n in range(1, MAX_ROWS + 1):

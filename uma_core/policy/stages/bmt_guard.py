@@ -66,8 +66,9 @@ def _rows_bytes(state: SchedulerState, views: list[SessionView]) -> int:
 
 
 def _for_interactive_prompts(state: SchedulerState, plan: Plan, budget: int, why: str) -> Plan:
-    """Without the background rows, and the prompts listed last, that an interactive prompt would be dropped for; the
-    plan as it is where no interactive prompt has room even so. One that can pause has ticks without rows anyway.
+    """The plan without the background rows and the last prompts, where an interactive prompt would be dropped to make
+    room for them; unchanged where no interactive prompt has room even so. One that can pause has ticks without rows
+    anyway.
     """
     prompts = plan.prompts if plan.decodes else ()
     n_kept = len(prompts) if prompts and prompts[0].mode is PrefillMode.OWN_CALL else 0

@@ -1,4 +1,4 @@
-"""Work that may block, on threads of its own; its end is told on the loop's thread.
+"""Work that may block, on threads of its own; its end is reported on the loop's thread.
 
 Rules: a thread that never comes back costs its own work and nothing else, the end of the process included.
 """

@@ -130,7 +130,7 @@ class Client:
             return
         except OSError as error:
             if error.errno in NO_MEMORY:
-                return  # the selector tells of the same bytes again
+                return  # the selector reports the same bytes again
             self.drop(f"read failed: {error.strerror}")
             return
         if not data:
@@ -217,7 +217,7 @@ class Client:
             self._abandon()
 
     def expect(self, n_bytes: int) -> None:
-        """A reply of so many bytes follows, and its reader asked for it: it may wait, however large it is."""
+        """A reply of this many bytes follows, and its reader asked for it: it may wait, however large it is."""
         self._n_expected += n_bytes
 
     def flush(self) -> None:

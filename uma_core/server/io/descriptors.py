@@ -15,7 +15,7 @@ OTHERS = 256  # descriptors beside those of connections: the model's files, the 
 def make_room(n_connections: int) -> None:
     """Raise the soft limit as far as the hard one allows.
 
-    A limit that is too low is told: clients will be shed there.
+    A limit that is too low is reported: clients will be shed there.
     """
     wanted = n_connections + n_extra(n_connections) + OTHERS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -53,7 +53,7 @@ def bind_unix(path: str, backlog: int, wants_safe_folder: bool = True) -> BoundS
 
 
 def _check_length(path: str) -> None:
-    """Before anything is made: the system's own refusal does not tell the limit.
+    """Before anything is made: the system's own refusal does not name the limit.
 
     Source: sun_path in unix(7), <sys/un.h>.
     """
@@ -105,7 +105,7 @@ def _adopt(fd: int) -> BoundSocket:
         os.set_inheritable(fd, False)
         sock = socket.socket(fileno=fd)
     except OSError as error:
-        raise UmaError(ErrorCode.CONFIG_INVALID, f"descriptor {fd} is no socket: {error.strerror}") from error
+        raise UmaError(ErrorCode.CONFIG_INVALID, f"descriptor {fd} is not a socket: {error.strerror}") from error
     if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_STREAM:
         sock.detach()
         raise UmaError(ErrorCode.CONFIG_INVALID, f"descriptor {fd} is not a Unix stream socket")

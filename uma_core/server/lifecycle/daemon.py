@@ -47,7 +47,7 @@ from uma_core.server.operations.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
-# the compute thread waits so long for the GIL when another thread is busy (Python's default: 5 ms)
+# the compute thread waits this long for the GIL when another thread is busy (Python's default: 5 ms)
 SWITCH_INTERVAL_S = 0.0005
 STOP_TIMEOUT_S = 5.0
 

@@ -31,7 +31,7 @@ LIFELINE = f"{VARIABLES}LIFELINE"  # the socket's number, for the child
 RELOADED = b"\n"
 FIRST_PAUSE_NS = 1_000_000_000  # before it is started again; twice as long each time ...
 LONGEST_PAUSE_NS = 60_000_000_000  # ... up to this
-PROVEN_NS = 60_000_000_000  # a child that lived so long starts afresh
+PROVEN_NS = 60_000_000_000  # a child that lived this long starts afresh
 OF_THIS_PROCESS = ("/dev/fd/", "/dev/std", "/proc/self/")  # paths that mean something else in the child
 CHECK_S = 20.0  # for the gateway to judge its options; it takes a fraction of a second where nothing is wrong
 LATE_NS = 10_000_000_000  # after the time for its running answers; then it hangs, and is killed
@@ -92,7 +92,7 @@ def _flags(options: HttpOptions) -> list[str]:
 
 
 def _check_address(options: HttpOptions, patience_s: float = 0.0) -> None:
-    """Try whether the gateway can listen there, for so long: that of a daemon which was killed may still be there.
+    """Try whether the gateway can listen there, for this long: that of a daemon which was killed may still be there.
 
     Blocks for a name's lookup. Raises: CONFIG_INVALID.
     """

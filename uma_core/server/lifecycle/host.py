@@ -306,7 +306,7 @@ class Host:
         done(None)
 
     def _retire(self, executor: Executor) -> None:
-        """On the compute thread. Closing a model takes long: nobody's tick shall."""
+        """On the compute thread. Closing a model takes long, and no tick should wait for it."""
         leaving = _engines(executor)
         try:
             self._spawn(lambda: self._close(leaving), "closer")

@@ -54,7 +54,7 @@ class Notifier:
         self.send(RELOADING=1, MONOTONIC_USEC=time.monotonic_ns() // 1000, STATUS=status)
 
     def extend(self, ns: int) -> None:
-        """Ask for so much more time, from now, before the start or the stop counts as failed."""
+        """Ask for this much more time, from now, before the start or the stop counts as failed."""
         self.send(EXTEND_TIMEOUT_USEC=ns // 1000)
 
     def close(self) -> None:

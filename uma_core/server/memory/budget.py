@@ -1,6 +1,6 @@
 """Memory of the process and of the machine: how much there is, what a load may take, how to give it back.
 
-Rules: figures that the system does not tell are None, and then nothing is refused because of them.
+Rules: figures that the system does not report are None, and then nothing is refused because of them.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def start(thread: threading.Thread) -> None:
 
 
 def resident_bytes() -> int:
-    """RSS now where the system tells it (Linux), else the highest so far."""
+    """RSS now where the system reports it (Linux), else the highest so far."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
     except OSError:
@@ -91,7 +91,7 @@ def resident_bytes() -> int:
 
 
 def mapped_bytes(path: str) -> int | None:
-    """Bytes of this file that are mapped into the process; None where the system does not tell. Linux, proc(5)."""
+    """Bytes of this file that are mapped into the process; None where the system does not report it. Linux, proc(5)."""
     try:
         lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
         name = os.path.realpath(path)
@@ -102,7 +102,7 @@ def mapped_bytes(path: str) -> int | None:
 
 
 def locked_bytes() -> int | None:
-    """Bytes that the process has locked into memory; None where the system does not tell. Linux, proc(5)."""
+    """Bytes that the process has locked into memory; None where the system does not report it. Linux, proc(5)."""
     try:
         fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text(errors="replace").splitlines())
         return int(fields["VmLck"].split()[0]) * 1024

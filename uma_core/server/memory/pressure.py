@@ -1,4 +1,4 @@
-"""Memory pressure, as the system tells of it: PSI on Linux, a dispatch source on macOS.
+"""Memory pressure, as the system reports it: PSI on Linux, a dispatch source on macOS.
 
 Rules: a watcher calls `on_pressure` on the loop's thread and does nothing else; where the system offers nothing,
 nothing is watched and the log says so. What is done about it is `Relief`: cached KV first, then idle sequences, never

@@ -13,7 +13,7 @@ from uma_core.types import Infill, TokenId
 SNIPPET = "\n\n--- snippet ---\n\n"  # before an extra file, where the model has no token that separates files
 PROJECT, FILE = "myproject\n", "filename\n"
 PREFIX_SHARE = 0.75  # of the room for prefix and suffix, where both are too long
-ANSWER_SHARE = 4  # 1 / so much of the context stays free for the answer, unless the request wants less
+ANSWER_SHARE = 4  # 1 / this of the context stays free for the answer, unless the request wants less
 
 
 def gap_tokens(text: TextPort, before: list[TokenId], after: list[TokenId]) -> list[TokenId]:

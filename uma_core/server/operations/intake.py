@@ -131,7 +131,7 @@ class Intake:
         compile: Callable[[TextPort, Constraint], Matcher] | None = None,
         reader: Reader | None = None,
     ) -> None:
-        """`compile` makes the matcher of a constrained request; without it, there is none to be had.
+        """`compile` makes the matcher of a constrained request; without it, constrained requests are refused.
 
         `reader` reads large ones.
         """
@@ -341,7 +341,7 @@ class Intake:
 
 
 def _unread(payload: bytes, error: UmaError) -> Unfit:
-    """A large request that nobody reads any more: at least it is told under its id."""
+    """A large request that nobody reads any more: at least it is reported under its id."""
     try:
         found = Local().digest(payload)
     except (MemoryError, RecursionError):

@@ -83,7 +83,7 @@ class Status:
         self.start_ms = round((self._clock.now_ns() - self._t0) / 1e6, 1)
 
     def health(self) -> dict[str, Any]:
-        self._lifecycle.check()  # what is told is also logged
+        self._lifecycle.check()  # what is reported is also logged
         state = self._lifecycle.state
         return {"state": state, "is_ready": state == READY, "protocol": PROTOCOL_VERSION}
 

@@ -119,7 +119,7 @@ def _pieces(text: Reading, args: Fields, tokens: Sequence[TokenId], unparse_spec
 
 
 def _shown(piece: bytes) -> str | list[int]:
-    """Text, or the bytes of what is no text by itself."""
+    """Text, or the bytes of what is not text by itself."""
     try:
         return piece.decode("utf-8")
     except UnicodeDecodeError:

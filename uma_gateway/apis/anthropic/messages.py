@@ -20,7 +20,7 @@ from uma_gateway.parsing import Parser, whole
 
 Block = dict[str, Any]
 SIGNATURE = "unsigned"  # nothing is signed here, but clients send a thought without a signature back as text
-UNCOUNTED: Event = {"prompt_tokens": 0, "cached_tokens": 0}  # a prompt of a daemon that does not tell how it reads it
+UNCOUNTED: Event = {"prompt_tokens": 0, "cached_tokens": 0}  # a prompt of a daemon that does not report how it reads it
 
 
 async def on_messages(exchange: Exchange) -> None:

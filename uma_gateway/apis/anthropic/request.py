@@ -236,7 +236,7 @@ def _string(block: dict[str, Any], name: str, path: str) -> str:
 
 def _tools(given: list[Any], messages: list[Any]) -> tuple[list[dict[str, Any]], set[str]]:
     """The tools that may be called at the end of the conversation, and their names: not those whose loading is deferred
-    until a result refers to them, and as messages of the system add and remove them. What comes later stands behind the
+    until a result refers to them, and as messages of the system add and remove them. What comes later stands after the
     others: the prompt begins as before. Where Anthropic's servers were to search for tools nothing is deferred: here
     nobody finds them.
     """

@@ -1,4 +1,4 @@
-"""What llama-server tells of itself: health, properties, slots, metrics; and its form of errors."""
+"""What llama-server reports about itself: health, properties, slots, metrics; and its form of errors."""
 
 from __future__ import annotations
 

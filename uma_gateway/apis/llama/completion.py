@@ -92,7 +92,7 @@ class _Limits(NamedTuple):
 
 
 class Lines:
-    """Follows one answer, line by line. `is_over`: a limit was met, and the rest is not told."""
+    """Follows one answer, line by line. `is_over`: a limit was met, and the rest is not sent."""
 
     def __init__(self, limits: _Limits) -> None:
         self._limits = limits
@@ -103,7 +103,7 @@ class Lines:
         self.is_over = False
 
     def push(self, text: str, now: float) -> str:
-        """One more token's text, and when it came; what of it is told."""
+        """One more token's text, and when it came; what of it is sent."""
         if self.is_over:
             return ""
         self._t_first = now if self._t_first is None else self._t_first
@@ -153,7 +153,7 @@ def _plan(
             raise unsupported("the model has no tokens for filling in", "input_prefix")
     name = "logprobs" if body.get("n_probs") is None else "n_probs"
     n_probs = integer(body, name, 0, MOST_LOGPROBS) or 0
-    has_tokens = boolean(body, "return_tokens") and not is_stream  # a stream tells them in any case
+    has_tokens = boolean(body, "return_tokens") and not is_stream  # a stream has them in any case
     if n_probs or has_tokens:
         need(model, "logprobs", name if n_probs else "return_tokens")
         fields["logprobs"] = n_probs
@@ -182,7 +182,7 @@ async def _answer(exchange: Exchange, body: dict[str, Any], prompts: Sequence[Pr
     n = _answers_wanted(body) if _Limits.of(body).are_any else 1
     prompts = [prompt for prompt in prompts for _ in range(n)]
     if len(prompts) > MOST_PROMPTS:
-        raise invalid(f"`prompt` may hold {MOST_PROMPTS // n} prompts with so many answers to each", "prompt")
+        raise invalid(f"`prompt` may hold {MOST_PROMPTS // n} prompts with {n} answers each", "prompt")
 
     async def plan_for(model: Model) -> Plan:
         return _plan(exchange, body, prompts[0], model)
@@ -234,7 +234,7 @@ def _told(lines: Lines, generation: Generation, text: str) -> str:
 
 async def _followed(generation: Generation, lines: Lines) -> Event:
     """The end of an answer that is not streamed to the client, with its text, where it has limits that only its lines
-    tell. Raises: GatewayError, for a bad end too.
+    show. Raises: GatewayError, for a bad end too.
     """
     parts: list[str] = []
     logprobs: list[Event] = []

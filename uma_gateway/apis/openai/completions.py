@@ -210,7 +210,7 @@ async def _whole(
 
 
 def _cut(eos: Event, n_top: int) -> list[Event]:
-    """Of the prompt's tokens, with so many alternatives: the echo and vLLM's field may ask for different numbers."""
+    """Of the prompt's tokens, with this many alternatives: the echo and vLLM's field may ask for different numbers."""
     return [{**entry, "top": entry.get("top", [])[:n_top]} for entry in eos["prompt_logprobs"]]
 
 
@@ -340,7 +340,7 @@ def _likeliest(entry: Event) -> dict[str, float] | None:
 
 
 def _text_of(entry: Event) -> str:
-    """A token's text, or its bytes as OpenAI writes them where they are no whole characters: alternatives are told by
+    """A token's text, or its bytes as OpenAI writes them where they are not whole characters: alternatives are told by
     their texts, and all parts of characters would have the same.
     """
     data = bytes(entry["bytes"])

@@ -10,7 +10,7 @@ from uma_gateway.parsing import Parser
 
 
 class Held:
-    """Those of tokens whose text the parser has not told yet."""
+    """Those of tokens whose text the parser has not released yet."""
 
     def __init__(self, entries: Iterable[Event] = ()) -> None:
         self._entries = list(entries)
@@ -19,13 +19,13 @@ class Held:
         self._entries.extend(entries)
 
     def take(self, diff: Diff) -> list[Event]:
-        """Those of the content that is told now."""
+        """Those of the content that is released now."""
         if diff.reasoning:
             self._cut(diff.reasoning)
         if not diff.content:
             return []
         found = self._cut(diff.content)
-        if found is None:  # its bytes are no text: an answer loses none of them
+        if found is None:  # its bytes are not text: an answer loses none of them
             found, self._entries = self._entries, []
         return found
 

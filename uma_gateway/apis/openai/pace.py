@@ -15,7 +15,7 @@ from uma_gateway.model import Model
 
 
 def progress_field(body: Mapping[str, Any], model: Model) -> dict[str, Any]:
-    """Of a streamed request: the daemon is to tell how it reads the prompt. Raises: GatewayError."""
+    """Of a streamed request: the daemon is to report how it reads the prompt. Raises: GatewayError."""
     wanted = [name for name in ("return_progress", "timings_per_token") if boolean(body, name)]
     wanted += ["stream_options"] if _wants_usage(body) else []
     for name in wanted:

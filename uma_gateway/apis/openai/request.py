@@ -233,7 +233,7 @@ def read_thinking(body: dict[str, Any], chat: Chat) -> None:
 
 
 def read_effort(effort: str | None, chat: Chat) -> None:
-    """How long the model is to think: templates that know the word tell it."""
+    """How long the model is to think: templates that know the word pass it on."""
     if effort == "none":
         chat.enable_thinking = False
     elif effort:
@@ -241,7 +241,7 @@ def read_effort(effort: str | None, chat: Chat) -> None:
 
 
 def read_verbosity(body: dict[str, Any], chat: Chat) -> None:
-    """How much the model is to say: templates that know the word tell it. Raises: GatewayError."""
+    """How much the model is to say: templates that know the word pass it on. Raises: GatewayError."""
     verbosity = text(body, "verbosity")
     if verbosity:
         chat.template_kwargs.setdefault("verbosity", verbosity)

@@ -160,7 +160,7 @@ def _choice(choice: Any) -> Any:
     Raises: GatewayError.
     """
     if isinstance(choice, dict) and choice.get("type") not in ("function", "custom", "allowed_tools"):
-        raise unsupported("`tool_choice` names a tool that is no function", "tool_choice")
+        raise unsupported("`tool_choice` names a tool that is not a function", "tool_choice")
     return choice
 
 
@@ -328,7 +328,7 @@ class _Open:
         return "".join(self.parts)
 
     def part(self, text: str) -> Item:
-        """The one part of a thought or of a message, with so much of its text."""
+        """The one part of a thought or of a message, with this much of its text."""
         return self.thoughts.part(text) if self.kind == "reasoning" else items.text_part(text, self.logprobs)
 
     def item(self, status: str) -> Item:
@@ -408,7 +408,7 @@ class _Stream:
         return [chunk for diff in self._parser.feed(text, is_final) for chunk in self._on_diff(diff, more)]
 
     def _on_diff(self, diff: Diff, more: dict[str, Any]) -> list[bytes]:
-        """`more` is told with each piece."""
+        """`more` is sent with each piece."""
         out: list[bytes] = []
         told = chunks.logprobs(self._held.take(diff)) if self._request.has_logprobs else []
         if diff.reasoning:
@@ -423,7 +423,7 @@ class _Stream:
                 kind, prefix = ("custom", "ctc") if diff.tool_name in self._request.names.custom else ("call", "fc")
                 out += self._close("completed") + self._begin(kind, items.new_id(prefix), diff)
             if self._open is not None and self._open.kind == "custom":
-                self._open.parts.append(diff.tool_arguments)  # told whole: these are JSON, a custom tool's text is not
+                self._open.parts.append(diff.tool_arguments)  # sent whole: these are JSON, a custom tool's text is not
             elif diff.tool_arguments:
                 out += self._add("response.function_call_arguments.delta", diff.tool_arguments, **more)
         return out

@@ -4,7 +4,7 @@ and V.
 K of a head is a product of the latent with a matrix of that head, and so is V. Both products are moved to the other
 side (absorbed): Q is multiplied with the head's matrix of K once per token, the result of attention with that of V. So
 attention reads the latent rows themselves, as one KV head for all query heads. A part of K, the same in every head, is
-rotated by its position and stored behind the latent.
+rotated by its position and stored after the latent.
 """
 
 from __future__ import annotations

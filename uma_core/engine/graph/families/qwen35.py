@@ -2,7 +2,7 @@
 fourth layer.
 
 A delta net's state maps keys to values; each token replaces, as far as beta says, what the state gave for its key. The
-block for multi-token prediction that a file may hold is no part of this graph (engine/llama/heads.py).
+block for multi-token prediction that a file may hold is not part of this graph (engine/llama/heads.py).
 """
 
 from __future__ import annotations
