@@ -81,7 +81,7 @@ def test_all_patterns_together_follow_no_more_steps_than_the_answers_tokens_may(
 
 
 def test_a_token_that_the_model_does_not_have_is_an_error():
-    with pytest.raises(ValueError, match="no token"):
+    with pytest.raises(ValueError, match="not a token"):
         scanner(Trigger("token", "<|none|>"))
 
 
