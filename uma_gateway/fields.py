@@ -299,8 +299,8 @@ def constraint_field(
 
 
 def allowed_tokens(fields: dict[str, Any], body: Mapping[str, Any], model: Model) -> dict[str, Any]:
-    """The fields of a request whose answer may have no tokens but vLLM's `allowed_token_ids`. Such an answer ends only
-    with a token that is among them. Raises: GatewayError.
+    """The request's fields, with the answer limited to the tokens of vLLM's `allowed_token_ids` where it is given. Such
+    an answer ends by itself only if one of them is an end token. Raises: GatewayError.
     """
     name = "allowed_token_ids"
     tokens = array(body, name)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from perf.load import Ask, Needs, Phase, Sizing
-from perf.stats import PhaseLog, StreamLog
+from perf.stats import PhaseLog, StreamLog, mean_of, stream_figures
 
 Logs = Mapping[str, PhaseLog]  # phase name -> what happened
 Figures = dict[str, float]
@@ -46,6 +46,11 @@ def between_solos(solo: tuple[Ask, ...], *phases: Phase) -> list[Phase]:
 def solos(logs: Logs, name: str) -> tuple[StreamLog, StreamLog]:
     """That stream alone, before and after."""
     return logs["solo"][name], logs["solo-again"][name]
+
+
+def solo_figures(logs: Logs, name: str, prefix: str = "") -> Figures:
+    """The figures of that stream alone: the mean of both runs."""
+    return mean_of([stream_figures(run, prefix) for run in solos(logs, name)])
 
 
 def storm(n: int, n_prompt: int, first_ms: float, every_ms: float) -> tuple[Ask, ...]:

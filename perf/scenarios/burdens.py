@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perf.load import BURDENS, Ask, Needs, Phase, Sizing, scaled
-from perf.scenarios.base import Chat, Figures, Logs, between_solos, solos
-from perf.stats import against_solo, mean_of, percentile, phase_figures, ratio, stream_figures, worst_of
+from perf.scenarios.base import Chat, Figures, Logs, between_solos, solo_figures, solos
+from perf.stats import against_solo, percentile, phase_figures, ratio, worst_of
 
 _CHAT = Chat(32, 320)  # prompt and answer, tokens
 
@@ -34,7 +34,7 @@ class Burdens:
 
     def measure(self, logs: Logs) -> Figures:
         solo = solos(logs, "chat")
-        usual = mean_of([stream_figures(run) for run in solo])
+        usual = solo_figures(logs, "chat")
         chats = {name: logs[name]["chat"] for name in BURDENS}
         figures = worst_of([against_solo(chat, *solo) for chat in chats.values()])
         figures["solo_pause_x"] = ratio(usual["pause_ms"], usual["itl_p50_ms"])

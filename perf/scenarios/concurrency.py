@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perf.load import Ask, Needs, Phase, Sizing
-from perf.scenarios.base import Figures, Logs, between_solos, solos
-from perf.stats import against_solo, mean_of, phase_figures, stream_figures, worst_of
+from perf.scenarios.base import Figures, Logs, between_solos, solo_figures, solos
+from perf.stats import against_solo, phase_figures, worst_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class DenseSweep:
 
     def measure(self, logs: Logs) -> Figures:
         solo = solos(logs, "chat")
-        figures: Figures = {"solo_itl_p50_ms": mean_of([stream_figures(run) for run in solo])["itl_p50_ms"]}
+        figures: Figures = {"solo_itl_p50_ms": solo_figures(logs, "chat")["itl_p50_ms"]}
         rows = []
         sweep = {name: log for name, log in logs.items() if name.startswith("x")}
         for name, log in sweep.items():

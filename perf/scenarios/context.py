@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from perf.load import Ask, Needs, Phase, Sizing
-from perf.scenarios.base import Chat, Figures, Logs, between_solos, solos
-from perf.stats import against_solo, mean_of, percentile, phase_figures, ratio, stream_figures, worst_of
+from perf.scenarios.base import Chat, Figures, Logs, between_solos, solo_figures, solos
+from perf.stats import against_solo, percentile, phase_figures, ratio, stream_figures, worst_of
 
 _CHAT = Chat(2_000, 48)  # prompt and answer, tokens
 
@@ -37,14 +37,15 @@ class LongContext:
 
     def measure(self, logs: Logs) -> Figures:
         loaded, solo = logs["loaded"], solos(logs, "chat0")
+        alone = solo_figures(logs, "chat0", "solo_")
         chats = loaded.named("chat")
         gaps = [gap for chat in chats for gap in chat.gaps_ms]
         n_tokens = sum(s.n_prompt + len(s.t_tokens) for s in loaded.streams if s.t_tokens)
         return {
             **worst_of([stream_figures(chat) for chat in chats]),
             **worst_of([against_solo(chat, *solo) for chat in chats]),
-            "chats_p95_x": ratio(percentile(gaps, 95), mean_of([stream_figures(run) for run in solo])["itl_p95_ms"]),
-            **mean_of([stream_figures(run, "solo_") for run in solo]),
+            "chats_p95_x": ratio(percentile(gaps, 95), alone["solo_itl_p95_ms"]),
+            **alone,
             "document_ttft_ms": loaded["document"].ttft_ms,
             **phase_figures(loaded),
             "total_tok_s": ratio(n_tokens * 1000.0, loaded.makespan_ms),

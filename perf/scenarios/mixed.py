@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perf.load import Ask, Needs, Phase, Sizing, scaled
-from perf.scenarios.base import Chat, Figures, Logs, between_solos, solos
-from perf.stats import against_solo, mean_of, phase_figures, stream_figures, worst_of
+from perf.scenarios.base import Chat, Figures, Logs, between_solos, solo_figures, solos
+from perf.stats import against_solo, phase_figures, stream_figures, worst_of
 
 _CHAT = Chat(32, 160)  # prompt and answer, tokens
 
@@ -41,7 +41,7 @@ class Mixed:
             **worst_of([stream_figures(chat) for chat in chats]),
             **worst_of([against_solo(chat, *solo) for chat in chats]),
             **worst_of([against_solo(chat, together[chat.name], prefix="together_") for chat in chats]),
-            **mean_of([stream_figures(run, "solo_") for run in solo]),
+            **solo_figures(logs, "chat0", "solo_"),
             "document_ttft_ms": loaded["document"].ttft_ms,
             **phase_figures(loaded),
         }

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perf.load import Ask, Needs, Phase, Sizing, scaled
-from perf.scenarios.base import Chat, Figures, Logs, between_solos, solos
-from perf.stats import against_solo, mean_of, phase_figures, stream_figures
+from perf.scenarios.base import Chat, Figures, Logs, between_solos, solo_figures, solos
+from perf.stats import against_solo, phase_figures, stream_figures
 
 _CHAT = Chat(24, 64)  # prompt and answer, tokens
 
@@ -35,7 +35,7 @@ class Paste:
         return {
             **stream_figures(loaded["chat"]),
             **against_solo(loaded["chat"], *solo),
-            **mean_of([stream_figures(run, "solo_") for run in solo]),
+            **solo_figures(logs, "chat", "solo_"),
             "paste_ttft_ms": loaded["paste"].ttft_ms,
             **phase_figures(loaded),
         }

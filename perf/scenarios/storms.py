@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from perf.load import Ask, Needs, Phase, Sizing, scaled
-from perf.scenarios.base import Chat, Figures, Logs, between_solos, solos, storm
-from perf.stats import against_solo, mean_of, median, percentile, phase_figures, ratio, stream_figures, worst_of
+from perf.scenarios.base import Chat, Figures, Logs, between_solos, solo_figures, solos, storm
+from perf.stats import against_solo, median, percentile, phase_figures, ratio, stream_figures, worst_of
 
 _CHAT = Chat(32, 160)  # prompt and answer, tokens
 
@@ -42,7 +42,7 @@ class Storm:
         figures = {
             **worst_of([stream_figures(chat) for chat in chats]),
             **worst_of([against_solo(chat, *solo) for chat in chats]),
-            **mean_of([stream_figures(run, "solo_") for run in solo]),
+            **solo_figures(logs, "chat0", "solo_"),
             **phase_figures(loaded),
         }
         prompts = loaded.named("storm")

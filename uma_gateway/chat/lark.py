@@ -375,7 +375,7 @@ def _ends_with_delimiter(node: Node) -> bool:
 
 def _rivals(alternatives: list[tuple[Node, Parts]]) -> set[Node]:
     """Those of the alternatives of which the lexer could follow one to a place from which only another goes on. They
-    differ in their first part: alternatives with the same one are looked at after it.
+    differ in their first part: those with the same one are compared by what follows it.
     """
     groups: dict[Node, list[tuple[Node, Parts]]] = {}
     for node, parts in alternatives:

@@ -258,7 +258,7 @@ def readable(schema: Any) -> Schema:
 
 
 def _required(node: Schema) -> list[str]:
-    """Names of properties. What is none is reported by whoever compiles the schema."""
+    """Names of properties. Whoever compiles the schema reports what is not a name."""
     given = node.get("required")
     return [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
 
