@@ -246,5 +246,7 @@ void check_mm(const struct uma_kernels * k, int one_in, struct tally * t) {
             }
         }
         for (size_t i = 0; i < sizeof INS / sizeof *INS; i++) one_case(k, format, 21, INS[i] * format->block, 5, 0, t);
+        // one or two rows by bytes have chunks of 8,192 columns
+        for (int n_rows = 1; n_rows <= 3; n_rows++) one_case(k, format, 21, 8192 + format->block, n_rows, 0, t);
     }
 }
