@@ -51,8 +51,8 @@ struct uma_type_info {
     int n_bytes;     // ... and its scales of one byte
 };
 
-// A table, not a switch: products ask several times a chunk, and gcc calls a switch as a function of its own (2 cores,
-// AVX-512 VNNI, 0.5B Q8_0: 5 % of a step of four rows).
+// A table, not a switch: products ask several times a chunk, and gcc calls a switch as a function of its own. (Zen 4, 2
+// cores, AVX-512 VNNI, 1B Q4_K_M: steps of 4 to 10 rows take 0.93 to 0.97 of the time.)
 static inline struct uma_type_info uma_type_info(enum uma_type type) {
     static const struct uma_type_info infos[UMA_N_TYPES] = {
         // block, bytes, sub, acts, offset, min, signed, bits, halves, bytes
