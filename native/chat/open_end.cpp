@@ -1,7 +1,7 @@
-// llama.cpp's parser expressions (common/peg-parser.cpp), evaluated without a syntax tree, to note which of
-// them look past the end of the text. A parser that never did decides the same whatever follows. This is what lets an answer be streamed
-// at a cost that does not grow with its length: while only one parser has seen the end, and it only searches for its
-// delimiter, nothing else has to be evaluated.
+// llama.cpp's parser expressions (common/peg-parser.cpp), evaluated without a syntax tree, to note which of them look
+// past the end of the text. A parser that never did decides the same whatever follows. This is what lets an answer be
+// streamed at a cost that does not grow with its length: while only one parser has seen the end, and it only searches
+// for its delimiter, nothing else has to be evaluated.
 #include "open_end.h"
 
 #include "unicode.h"

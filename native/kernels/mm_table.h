@@ -10,9 +10,9 @@
 
 enum {
     CHUNK = 512, // columns per chunk: the unpacked panel (8 KiB at 16 lanes) stays in the first-level cache
-    // of one or two rows by bytes where they lie: their tile needs no cache, and waits for memory wherever it begins (2
-    // cores of a Zen 4, in turn: of 896, 2,048, 4,864 and 8,192 columns one row takes 0.97, 0.92, 0.96 and 0.98 of the
-    // time, two rows 0.94, 0.94, 0.94 and 0.97)
+    // of one or two rows by bytes where they lie: one tile reads them once, so nothing has to stay in a cache (2 cores
+    // of a Zen 4, in turn: of 896, 2,048, 4,864 and 8,192 columns one row takes 0.97, 0.92, 0.96 and 0.98 of the time,
+    // two rows 0.94, 0.94, 0.94 and 0.97)
     LONG_CHUNK = 8192,
     Q_BYTES = CHUNK * V_LANES,
     SCALE_BYTES = LONG_CHUNK / 32 * V_LANES * 4, // of bytes; other types have at most CHUNK / 16 for a lane

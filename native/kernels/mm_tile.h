@@ -6,8 +6,8 @@
 #include "mm_panel.h"
 
 // How a type's products are summed: sub-blocks of 32 or 16 columns in s32 and then scaled. S8, U6: bytes, arranged or
-// unpacked (U4: all below 16); N: arranged weights multiplied where they lie, of this many bits, or (NT) 4 bits through a
-// table.
+// unpacked (U4: all below 16); N: arranged weights multiplied where they lie, of this many bits, or (NT) 4 bits
+// through a table.
 enum kind { KIND_S8, KIND_U6, KIND_U6_SUB16, KIND_U6_MIN, KIND_U4, KIND_U4_MIN, KIND_N4, KIND_N4_MIN, KIND_N5,
     KIND_N5_MIN, KIND_N6, KIND_NT, N_KINDS };
 
