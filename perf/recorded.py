@@ -19,6 +19,20 @@ FILE = Path(__file__).with_name("recorded.json")
 WORKLOADS = ("edit", "agent", "json", "summary", "prose")
 N_EACH = 16
 N_TURNS = 20  # of the agent
+# what extractions are asked to be: a JSON Schema, as programs send one with such a prompt
+SCHEMA = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {
+            "option": {"type": "string"},
+            "values": {"type": "array", "items": {"type": "string"}},
+            "help": {"type": "string"},
+        },
+        "required": ["option", "values", "help"],
+        "additionalProperties": False,
+    },
+}
 WINDOW = 40  # lines of a file that an edit shows
 BEFORE = 4  # unchanged lines before the first changed one
 

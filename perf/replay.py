@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from perf.recorded import N_TURNS, recorded
-from perf.replayed import seed_of, vocabulary
+from perf.replayed import answers, constraint_of, seed_of, vocabulary
 from perf.servers import Settings, UmaServer
 from perf.stats import percentile
 from perf.wire import frame
@@ -61,7 +61,8 @@ class Replayer:
         self._path = path
         vocab = vocabulary()
         self._texts = [
-            (t, vocab.tokenize(t.prompt, True, False), vocab.tokenize(t.answer, False, False)) for t in recorded()
+            (text, vocab.tokenize(text.prompt, True, False), answer)
+            for text, answer in zip(recorded(), answers(vocab), strict=True)
         ]
         self._n_storm = 0
 
@@ -148,10 +149,13 @@ class Replayer:
             yield known[stream % len(known)]
 
     def _ask(self, which: int, mode: str) -> socket.socket:
-        _, prompt, answer = self._texts[which]
-        n = min(len(answer), N_TOKENS)
+        text, prompt, answer = self._texts[which]
+        n = min(len(answer) - 1, N_TOKENS)  # the last one would end an answer that a grammar holds
+        constraint = constraint_of(text)
+        held = {} if constraint is None else {"constraint": {constraint.kind: constraint.value}}
+        seed = seed_of(which)
         return self._send(
-            id="r", tokens=prompt, max_tokens=n, seed=seed_of(which), speculate=mode, priority="interactive"
+            id="r", tokens=prompt, max_tokens=n, seed=seed, speculate=mode, priority="interactive", **held
         )
 
     def _storm(self) -> socket.socket:

@@ -16,11 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from perf.recorded import recorded
+from perf.recorded import SCHEMA, Recorded, recorded
 from uma_core.config.options import EngineOptions
+from uma_core.constraint.compiler import Compiler
+from uma_core.constraint.grammar import Grammar
+from uma_core.constraint.matcher import Matcher
+from uma_core.constraint.vocabulary import Text, Vocabulary
 from uma_core.engine.api import NOT_DRAWN, WANT_IF_HELD, WANT_TOKEN, Batch, DecodeOutcome, DecodeStatus, Engine
 from uma_core.models import default_model_path
-from uma_core.types import SamplingParams, TokenId
+from uma_core.types import Constraint, SamplingParams, TokenId
 
 FIRST_SEED = 0x5EED0000
 
@@ -38,6 +42,54 @@ def vocabulary() -> Any:
 
     path = str(default_model_path())
     return LlamaModel(path, EngineOptions(model=path), None, Parts.VOCABULARY)
+
+
+class Spelling:
+    """constraint.vocabulary.Text of a model of which only the recorded texts' tokens are text."""
+
+    def __init__(self, vocab: Any, n_vocab: int) -> None:
+        self._vocab, self.n_vocab = vocab, n_vocab
+        self.tokenize = vocab.tokenize
+
+    def piece(self, token: TokenId, unparse_special: bool = False) -> bytes:
+        return bytes(self._vocab.piece(token, unparse_special)) if token < self._vocab.n_vocab else b""
+
+    def is_control(self, token: TokenId) -> bool:
+        return token < self._vocab.n_vocab and bool(self._vocab.is_control(token))
+
+    def is_eog(self, token: TokenId) -> bool:
+        return False
+
+
+def constraint_of(text: Recorded) -> Constraint | None:
+    return Constraint("json_schema", SCHEMA) if text.workload == "json" else None
+
+
+def answers(vocab: Any) -> list[list[TokenId]]:
+    """Of every recorded text: its answer's tokens as the daemon would have them."""
+    spelling = Spelling(vocab, vocab.n_vocab)
+    words = Vocabulary(spelling)
+    out: list[list[TokenId]] = []
+    for text in recorded():
+        constraint = constraint_of(text)
+        if constraint is None:
+            out.append(vocab.tokenize(text.answer, False, False))
+        else:
+            out.append(held_to(words, Matcher(Grammar(words, constraint)), text.answer.encode()))
+    return out
+
+
+def held_to(vocabulary: Vocabulary, matcher: Matcher, rest: bytes) -> list[TokenId]:
+    """Tokens of an answer: forced ones, where the grammar leaves no choice, and others as the tokeniser has what is
+    left.
+    """
+    tokens: list[TokenId] = []
+    while rest:
+        token = matcher.forced[0] if matcher.forced else vocabulary.tokens_of(rest)[0]
+        matcher.accept(token)
+        tokens.append(token)
+        rest = rest[len(vocabulary.spell(token)) :]
+    return tokens
 
 
 class Replay:
@@ -102,13 +154,20 @@ def main() -> int:
     from uma_core.server.lifecycle import host
 
     vocab = vocabulary()
-    answers = {seed_of(i): vocab.tokenize(text.answer, False, False) for i, text in enumerate(recorded())}
+    known = {seed_of(i): answer for i, answer in enumerate(answers(vocab))}
+    compile_for = Compiler.compile
+    spellings: list[Text] = []
 
     def open_replaying(*args: Any, **named: Any) -> Engine:
         engine: Engine = open_engine(*args, **named)
-        Replay(engine, answers)
+        spellings[:] = [Spelling(vocab, engine.n_vocab)]
+        Replay(engine, known)
         return engine
 
+    def compile_spelt(self: Compiler, text: Text, constraint: Constraint) -> Matcher:
+        return compile_for(self, spellings[0], constraint)
+
+    Compiler.compile = compile_spelt  # type: ignore[method-assign]
     vars(host)["open_engine"] = open_replaying
     sys.argv[0] = "uma-core"
     return int(run() or 0)

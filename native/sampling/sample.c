@@ -218,9 +218,23 @@ static llama_token draw(float * row, int32_t n_vocab, uma_sampler * s, llama_tok
     return row[token] > -INFINITY ? token : best_of(row, n_vocab, n_blocks);
 }
 
+// Most words of a mask refuse all their tokens, or none.
 static float * without_refused(const float * row, int32_t n_vocab, const uint32_t * mask) {
-    for (int32_t i = 0; i < n_vocab; i++) {
-        scratch.masked[i] = is_in(mask, i) ? row[i] : -INFINITY;
+    for (int32_t i = 0; i < n_vocab; i += WORD) {
+        const int32_t  n    = n_vocab - i < WORD ? n_vocab - i : WORD;
+        const uint32_t bits = mask[i / WORD];
+        if (bits == UINT32_MAX) {
+            memcpy(scratch.masked + i, row + i, sizeof(float) * (size_t) n);
+            continue;
+        }
+        for (int32_t j = 0; j < n; j++) {
+            scratch.masked[i + j] = -INFINITY;
+        }
+        for (int32_t j = 0; bits && j < n; j++) {
+            if (bits >> j & 1) {
+                scratch.masked[i + j] = row[i + j];
+            }
+        }
     }
     return scratch.masked;
 }

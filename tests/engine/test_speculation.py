@@ -68,8 +68,9 @@ class Oracle:
     def feed(self) -> bool:
         return True
 
-    def propose(self, generated: Sequence[TokenId], n_most: int) -> Draft:
-        right = self._answer[len(generated) : len(generated) + min(n_most, self._rng.randrange(8))]
+    def propose(self, generated: Sequence[TokenId], n_most: int, forced: Sequence[TokenId] = ()) -> Draft:
+        n = len(generated) + len(forced)
+        right = self._answer[n : n + min(n_most, self._rng.randrange(8))]
         wrong = [(t + 1) % self._n_vocab if self._rng.random() < self._error else t for t in right]
         return Draft(tuple(wrong), tuple(0.99**i for i in range(1, len(wrong) + 1)), "lookup", 8)
 

@@ -15,16 +15,19 @@ from hypothesis import strategies as st
 
 from tests.executor.rig import Rig
 from uma_core.clock import ManualClock
+from uma_core.constraint.compiler import Compiler
 from uma_core.engine.api import DecodeOutcome, DecodeStatus
+from uma_core.engine.fake.cost import GPU_SHAPE
 from uma_core.engine.fake.engine import FakeEngine, FakeModel
 from uma_core.engine.fake.text import N_VOCAB
+from uma_core.metrics.catalog import new_registry
 from uma_core.session.draft import Draft
 from uma_core.session.events import End, Token
 from uma_core.session.session import Session
 from uma_core.speculation.model import DraftModel
 from uma_core.speculation.settings import Settings
 from uma_core.speculation.speculator import Speculator
-from uma_core.types import FinishReason, Priority, SamplingParams, TokenId
+from uma_core.types import Constraint, FinishReason, Priority, SamplingParams, TokenId
 
 MODEL = FakeModel(n_seq_max=3, n_ctx=768, is_unified=True, eog_every=60)
 
@@ -38,8 +41,8 @@ class Oracle:
     def feed(self) -> bool:
         return True
 
-    def propose(self, generated: Sequence[TokenId], n_most: int) -> Draft:
-        n = len(generated)
+    def propose(self, generated: Sequence[TokenId], n_most: int, forced: Sequence[TokenId] = ()) -> Draft:
+        n = len(generated) + len(forced)
         right = self._answer[n : n + min(n_most, self._rng.randrange(9))]
         tokens = tuple((t + 1) % N_VOCAB if self._rng.random() < self._error else t for t in right)
         return Draft(tokens, tuple(0.99**i for i in range(1, len(tokens) + 1)), "lookup", 8)
@@ -101,6 +104,25 @@ def test_accepted_drafts_save_steps() -> None:
     assert fast.executor.n_ticks < 0.7 * plain.executor.n_ticks
     usage = fast.finals("a")[0].usage
     assert usage["accepted_prediction_tokens"] > 15 and usage["rejected_prediction_tokens"] == 0
+
+
+def test_drafts_go_on_after_what_a_grammar_forces() -> None:
+    known, compiler = Known(), Compiler(new_registry())
+
+    def held(speculator: Speculator | None) -> Rig:
+        rig = Rig(MODEL, speculator=speculator, cost=GPU_SHAPE)
+        known.watch(rig)
+        matcher = compiler.compile(rig.engine, Constraint("regex", "(xy[0-9])+"))
+        rig.submit("a", matcher=matcher, max_tokens=60, ignore_eos=True, priority=Priority.BACKGROUND)
+        rig.run()
+        rig.check_all_free()
+        return rig
+
+    plain, fast = held(None), held(with_drafts(known, error=0.0))
+    assert outcome(fast, "a") == outcome(plain, "a")
+    assert fast.executor.n_ticks < 14, "11; 17 if a step ended with what is forced"
+    accepted = fast.executor.meters.accepted_drafts
+    assert accepted["forced"].value and accepted["lookup"].value
 
 
 @pytest.mark.parametrize(("error", "is_ahead"), [(0.0, True), (1.0, False)])

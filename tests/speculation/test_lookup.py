@@ -23,6 +23,15 @@ def test_the_answer_itself_is_looked_in() -> None:
     assert lookup.propose([70, 71, 72, 73, 70, 71], 2).tokens == (72, 73)
 
 
+def test_what_is_forced_counts_as_said() -> None:
+    lookup = Lookup(PROMPT, (), Acceptance())
+    draft = lookup.propose([90], 2, forced=(10, 11))
+    assert draft.tokens == (12, 13) and draft.n_match == 2
+    assert lookup.propose([90, 10], 2, forced=(11,)).tokens == (12, 13), "one of them was drawn"
+    assert lookup.propose([90, 10, 11, 12, 13], 2).tokens == (14, 15)
+    assert lookup.propose([90, 10, 11, 12, 13, 90], 2).tokens == (10, 11), "each is in the text once"
+
+
 def test_a_long_prompt_is_taken_in_by_parts() -> None:
     prompt = np.arange(3 * N_FEED, dtype=np.int32)
     lookup = Lookup(prompt, (), Acceptance())

@@ -281,7 +281,7 @@ class Calls:
         if session.phase is not Phase.DONE and session.n_unverified:
             self._engine.kv_truncate(session.seq_id, session.n_past)
             session.n_unverified = 0
-        self._meters.on_drafts(session.draft.source, len(drafts), n_accepted)
+        self._meters.on_drafts(session.draft, len(drafts), n_accepted)
 
     def _recover(self, items: Items, status: DecodeStatus, now: int) -> None:
         """After FULL nothing changed. Otherwise some ubatches may stand: roll every sequence back to what we know."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from uma_core.metrics import catalog as m
 from uma_core.policy.plan import Plan
+from uma_core.session.draft import Draft
 from uma_core.session.session import Session
 from uma_core.types import FinishReason, Priority
 
@@ -110,10 +111,14 @@ class Meters:
         if predicted_ns > 0:
             self.prediction.observe(abs(measured_ns / predicted_ns - 1.0))
 
-    def on_drafts(self, source: str, n_drafted: int, n_accepted: int) -> None:
-        """A step verified drafts of a session."""
-        self.drafted[source].add(n_drafted)
-        self.accepted_drafts[source].add(n_accepted)
+    def on_drafts(self, draft: Draft, n_drafted: int, n_accepted: int) -> None:
+        """A step verified the first tokens of a session's draft."""
+        n_forced = min(draft.n_forced, n_drafted)
+        n_forced_held = min(n_forced, n_accepted)
+        self.drafted["forced"].add(n_forced)
+        self.accepted_drafts["forced"].add(n_forced_held)
+        self.drafted[draft.source].add(n_drafted - n_forced)
+        self.accepted_drafts[draft.source].add(n_accepted - n_forced_held)
 
     def on_tick(self, ns: int, budget_ns: int) -> None:
         self.ticks.add()

@@ -19,9 +19,10 @@ class Agreement(IntEnum):
 class Draft(NamedTuple):
     tokens: tuple[TokenId, ...] = ()
     survival: tuple[float, ...] = ()  # probability of each that it, and all before it, will be drawn
-    source: str = ""  # "lookup", "history", "prediction", "forced"
+    source: str = ""  # of what is not forced: "lookup", "history", "prediction", "draft"; else "forced"
     n_match: int = 0  # tokens before it that occurred where it comes from
     agreement: tuple[Agreement, ...] = ()  # of each token that was looked up
+    n_forced: int = 0  # of `tokens`, the first: a grammar or the end of a thought leaves no other
 
 
 NO_DRAFT = Draft()

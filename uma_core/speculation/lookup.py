@@ -24,7 +24,7 @@ class Lookup:
     ) -> None:
         self._own = SuffixText()
         self._given = given
-        self._n_generated = 0  # tokens of the answer that were taken in
+        self._n_known = 0  # tokens of the answer that were taken in
         self._cursors = [(HISTORY, Cursor(text)) for text in history]
         self._prediction = tuple(prediction)
         self._expected = SuffixText()
@@ -43,13 +43,16 @@ class Lookup:
             self._own.extend(self._given[n : n + N_FEED])
         return self._own.n >= len(self._given)
 
-    def propose(self, generated: Sequence[TokenId], n_most: int) -> Draft:
-        """At most n tokens that may follow the answer so far. Learns from what has come since the last time."""
+    def propose(self, generated: Sequence[TokenId], n_most: int, forced: Sequence[TokenId] = ()) -> Draft:
+        """At most n tokens that may follow the answer so far and `forced`, which is certain to come next.
+
+        Learns from what has come since the last time.
+        """
         if not self.feed():
             return NO_DRAFT
-        new = generated[self._n_generated :]
+        new = [*generated[self._n_known :], *forced[max(0, self._n_known - len(generated)) :]]
         if new:
-            self._n_generated = len(generated)
+            self._n_known += len(new)
             self._rates.observe(self.draft, new)
             self._own.extend(np.array(new, np.int32))
             for token in new:
@@ -60,7 +63,7 @@ class Lookup:
 
     def _best(self, n_most: int) -> Draft:
         """Of the places that were found, the one with the longest match; the text itself goes before others."""
-        if self._prediction and not self._n_generated:
+        if self._prediction and not self._n_known:
             tokens = self._prediction[:n_most]
             return self._draft(tokens, [Agreement.ONE] * len(tokens), PREDICTION, 1)
         n_match, position = self._own.match()

@@ -24,8 +24,8 @@ class DraftSource(Protocol):
     def feed(self) -> bool:
         """Take in a part of the prompt, in a fraction of a millisecond; whether all of it is in."""
 
-    def propose(self, generated: Sequence[TokenId], n_most: int) -> Draft:
-        """At most n tokens that may follow the answer so far."""
+    def propose(self, generated: Sequence[TokenId], n_most: int, forced: Sequence[TokenId] = ()) -> Draft:
+        """At most n tokens that may follow the answer so far and `forced`, which is certain to come next."""
 
 
 NewSource = Callable[[Session], DraftSource]
@@ -113,11 +113,19 @@ class Speculator:
         session.draft, session.draft_rates = NO_DRAFT, ()
         if session.scoring is None:
             if session.is_forced and n_most:
-                tokens = tuple(itertools.islice(session.forced, n_most))
-                session.draft = Draft(tokens, (1.0,) * len(tokens), "forced")
+                self._continue(session, tuple(itertools.islice(session.forced, n_most)), n_most)
             else:
                 self._guess(session, n_most)
         session.touch()
+
+    def _continue(self, session: Session, forced: tuple[TokenId, ...], n_most: int) -> None:
+        """What is forced, and what its text repeats after that: forced runs are short."""
+        n, said = len(forced), NO_DRAFT
+        if session.looks_up and n < n_most:
+            said = self._source(session).propose(_known(session), n_most - n, forced)
+        session.draft = Draft(
+            forced + said.tokens, (1.0,) * n + said.survival, said.source or "forced", said.n_match, n_forced=n
+        )
 
     def _guess(self, session: Session, n_most: int) -> None:
         """The likelier of what its text repeats and what the draft model said; whether that is to be asked for more."""
