@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,11 @@ POOLED = ("mean", "cls", "last")
 SIZES = (1, 2, 7, 40, 90)  # tokens
 CLOSE = {"rtol": 2e-4, "atol": 2e-4}
 Open = Callable[..., Engine]
+# EmbeddingGemma, whose files do not say that its attention is not causal
+GEMMA = replace(
+    graph_models.MODELS["gemma3-windows"], arch="gemma-embedding", n_layer=6, is_tied=True,
+    meta={"attention.sliding_window": 24, "pooling_type": 1},
+)  # fmt: skip
 
 
 class Reference:
@@ -73,6 +79,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     made = {name: write(model, folder / f"{name}.gguf") for name, model in ENCODERS.items()}
     for name in ("gemma2", "qwen3"):  # windows: prompts are read in sized chunks
         made[name] = graph_models.write(graph_models.MODELS[name], folder / f"{name}.gguf")
+    made["gemma-embedding"] = graph_models.write(GEMMA, folder / "gemma-embedding.gguf")
     return {**made, "tiny": str(TINY)}
 
 
@@ -150,7 +157,7 @@ def _chunk(engine: Engine, chunk: np.ndarray, n_past: int, rows: Rows) -> np.nda
     return found
 
 
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("name", [*ENCODERS, "gemma-embedding"])
 def test_whole_inputs_give_what_llama_gives(name: str, paths: dict[str, str], opened: Open) -> None:
     if not is_encoder(paths[name]):
         return
@@ -166,6 +173,13 @@ def test_whole_inputs_give_what_llama_gives(name: str, paths: dict[str, str], op
         for found, wanted in zip([*paused, *whole], expected, strict=True):
             np.testing.assert_allclose(found, wanted, **CLOSE)
     reference.close()
+
+
+def test_models_without_a_memory_are_encoders_whatever_the_file_says(paths: dict[str, str], tmp_path: Path) -> None:
+    """They are no models that generate: llama.cpp ends the process at their first prompt."""
+    assert is_encoder(paths["gemma-embedding"])
+    causal = replace(GEMMA, arch="bert", meta={"attention.causal": True})
+    assert is_encoder(graph_models.write(causal, tmp_path / "model.gguf"))
 
 
 def test_the_pooling_is_the_files_own(opened: Open) -> None:

@@ -49,6 +49,14 @@ N_CONTEXTS = 2  # kept: for the pooling that the file names, and for the last ot
 POOLING_TYPES = {name: f"LLAMA_POOLING_TYPE_{name.upper()}" for name in POOLINGS}
 
 
+# llama.cpp gives these architectures no memory of what was read (llama_model::create_memory), whatever the file says of
+# `attention.causal`. EmbeddingGemma's says nothing of it.
+NO_MEMORY = frozenset({
+    "bert", "jina-bert-v2", "jina-bert-v3", "nomic-bert", "nomic-bert-moe", "neo-bert", "eurobert", "modern-bert",
+    "gemma-embedding", "wavtokenizer-dec", "dream", "llada", "llada-moe", "rnd1",
+})  # fmt: skip
+
+
 def is_encoder(path: str) -> bool:
     """Whether the file's model sees what follows a token, or ranks: it cannot continue a text.
 
@@ -58,7 +66,8 @@ def is_encoder(path: str) -> bool:
     try:
         header.check_computable()
         meta = header.of_arch()
-        return meta.get("attention.causal") is False or meta.get("pooling_type") == int(lib.LLAMA_POOLING_TYPE_RANK)
+        sees_all = header.arch in NO_MEMORY or meta.get("attention.causal") is False
+        return sees_all or meta.get("pooling_type") == int(lib.LLAMA_POOLING_TYPE_RANK)
     finally:
         header.close()
 
