@@ -279,7 +279,9 @@ class Header:
         """Forget the tensors of layers from there on: they are not read."""
         layers = ((name, name.split(".")) for name in self.tensors)
         unread = {
-            name for name, parts in layers if parts[0] == "blk" and parts[1].isdigit() and int(parts[1]) >= first_layer
+            name
+            for name, (kind, *rest) in layers
+            if kind == "blk" and rest and rest[0].isdecimal() and int(rest[0]) >= first_layer
         }
         self.tensors = {name: place for name, place in self.tensors.items() if name not in unread}
 

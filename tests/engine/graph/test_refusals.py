@@ -64,6 +64,7 @@ DAMAGED = {
     "n_expert_used_max": replace(LLAMA, meta={"expert_used_count": 2}),
     "blk.0.ffn_gate.weight": replace(LLAMA, n_layer=1, meta={"feed_forward_length": 64}),
     "wrong number of tensors": replace(LLAMA, tensors={"output.bias": (320,)}),
+    "wrong number of tensors; expected": replace(LLAMA, tensors={"blk": (4,)}),
     "output.weight": replace(MODELS["olmo2"], is_tied=True),
     "fatal error": replace(MINIMAX, meta=MINIMAX.meta | {"expert_gating_func": 0}),
 }
