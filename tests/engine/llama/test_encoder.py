@@ -32,6 +32,13 @@ GEMMA = replace(
     graph_models.MODELS["gemma3-windows"], arch="gemma-embedding", n_layer=6, is_tied=True,
     meta={"attention.sliding_window": 24, "pooling_type": 1},
 )  # fmt: skip
+# LFM2-ColBERT, whose vectors are what a dense layer makes of hidden states
+LFM2 = graph_models.RECURRENT["lfm2"]
+COLBERT = replace(
+    LFM2,
+    meta=LFM2.meta | {"embedding_length_out": 64},
+    model_tensors=LFM2.model_tensors | {"dense_2.weight": (64, 128)},
+)
 
 
 class Reference:
@@ -79,7 +86,8 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     made = {name: write(model, folder / f"{name}.gguf") for name, model in ENCODERS.items()}
     for name in ("gemma2", "qwen3"):  # windows: prompts are read in sized chunks
         made[name] = graph_models.write(graph_models.MODELS[name], folder / f"{name}.gguf")
-    made["gemma-embedding"] = graph_models.write(GEMMA, folder / "gemma-embedding.gguf")
+    for name, model in (("gemma-embedding", GEMMA), ("colbert", COLBERT)):
+        made[name] = graph_models.write(model, folder / f"{name}.gguf")
     return {**made, "tiny": str(TINY)}
 
 
@@ -157,7 +165,7 @@ def _chunk(engine: Engine, chunk: np.ndarray, n_past: int, rows: Rows) -> np.nda
     return found
 
 
-@pytest.mark.parametrize("name", [*ENCODERS, "gemma-embedding"])
+@pytest.mark.parametrize("name", [*ENCODERS, "gemma-embedding", "colbert"])
 def test_whole_inputs_give_what_llama_gives(name: str, paths: dict[str, str], opened: Open) -> None:
     if not is_encoder(paths[name]):
         return
@@ -180,6 +188,12 @@ def test_models_without_a_memory_are_encoders_whatever_the_file_says(paths: dict
     assert is_encoder(paths["gemma-embedding"])
     causal = replace(GEMMA, arch="bert", meta={"attention.causal": True})
     assert is_encoder(graph_models.write(causal, tmp_path / "model.gguf"))
+
+
+def test_the_dense_layer_of_a_model_for_vectors_counts(opened: Open) -> None:
+    """It has the layers of one that generates, whose hidden states are longer."""
+    info = opened("colbert").info
+    assert not info.can_generate and info.embedding is not None and info.embedding.n_embd == 64
 
 
 def test_the_pooling_is_the_files_own(opened: Open) -> None:

@@ -55,10 +55,13 @@ NO_MEMORY = frozenset({
     "bert", "jina-bert-v2", "jina-bert-v3", "nomic-bert", "nomic-bert-moe", "neo-bert", "eurobert", "modern-bert",
     "gemma-embedding", "wavtokenizer-dec", "dream", "llada", "llada-moe", "rnd1",
 })  # fmt: skip
+DENSE = (
+    "dense_2.weight"  # vectors are what it makes of hidden states (LFM2-ColBERT), which only llama.cpp's calls apply
+)
 
 
 def is_encoder(path: str) -> bool:
-    """Whether the file's model sees what follows a token, or ranks: it cannot continue a text.
+    """Whether the file's model sees what follows a token, ranks, or is for vectors alone: it cannot continue a text.
 
     Raises: MODEL_LOAD_FAILED, for files too that would end the process: this is the first look at every model.
     """
@@ -67,7 +70,7 @@ def is_encoder(path: str) -> bool:
         header.check_computable()
         meta = header.of_arch()
         sees_all = header.arch in NO_MEMORY or meta.get("attention.causal") is False
-        return sees_all or meta.get("pooling_type") == int(lib.LLAMA_POOLING_TYPE_RANK)
+        return sees_all or DENSE in header.tensors or meta.get("pooling_type") == int(lib.LLAMA_POOLING_TYPE_RANK)
     finally:
         header.close()
 
