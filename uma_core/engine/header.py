@@ -55,15 +55,19 @@ OF_FLOATS = frozenset({
 })  # fmt: skip
 _OF_LAYER = re.compile(r"^(?:\w+\.)?blk\.\d+\.")
 
-# Files that are not models, by their `general.type`, or their architecture where they have no type. llama.cpp says of
-# them that something is missing, or names an option of its own.
+# Files that are not models, or none that is served, by their `general.type`, or their architecture. llama.cpp says of
+# them that something is missing, or names an option of its own; decoding with T5 before its encoder has read something
+# ends the process.
 _PROJECTOR = "a projector (mmproj) of pictures or sound for another model: only text is served here"
+_T5 = "a model with an encoder of its own (T5), which is not served"
 NO_MODELS = {
     "adapter": "a LoRA adapter, no model: give its model, and this file with engine.lora",
     "mmproj": _PROJECTOR,
     "clip": _PROJECTOR,
     "imatrix": "an importance matrix for a quantization, no model",
     "controlvector": "a control vector, no model; none is served here",
+    "t5": _T5,
+    "t5encoder": _T5,
 }
 LFS = b"version https://git-lfs"  # how a Git LFS pointer begins
 
