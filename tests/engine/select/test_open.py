@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests.engine.conftest import DRAFT
+from tests.engine.graph.heads import with_eagle
 from uma_core.config.options import EngineOptions
 from uma_core.engine.select.open import estimate_engine, open_engine
+from uma_core.errors import ErrorCode, UmaError
 
 OPTIONS = EngineOptions(model=str(DRAFT), threads=1, n_seq=2, n_batch=64, n_ubatch=64, calibrate="off")
 
@@ -38,3 +41,13 @@ def test_the_embedded_model_is_served_as_it_was_trained_by_default() -> None:
     info = opened.info
     opened.close()
     assert info.n_ctx_seq <= info.n_ctx_train
+
+
+@pytest.mark.parametrize("has_own", [False, True])
+def test_a_model_that_only_drafts_is_refused_as_what_it_is(has_own: bool, tmp_path: Path) -> None:
+    """By itself it would write nonsense, or be refused for a context that it lacks."""
+    _, path = with_eagle(tmp_path, True, has_own)
+    for attempt in (estimate_engine, open_engine):
+        with pytest.raises(UmaError, match=r"EAGLE 3.*speculation\.draft_model") as caught:
+            attempt(replace(OPTIONS, model=path))
+        assert caught.value.error is ErrorCode.MODEL_LOAD_FAILED

@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from uma_core.config.options import EngineOptions
     from uma_core.engine.select.choose import Choice
 
+# architectures that read the hidden states of another model
+ONLY_DRAFT = {
+    "eagle3": "an EAGLE 3 model, which drafts for another: give that one, and this file with speculation.draft_model",
+    "dflash": "a DFlash model, which drafts for another; none is served here",
+}
+
 Progress = Callable[[float], bool]  # gets the loaded share, 0..1, on the loading thread; False gives the load up
 
 
@@ -37,6 +43,7 @@ def open_engine(
     if _is_encoder(path):
         engine = importlib.import_module("uma_core.engine.llama.encoder").EncoderEngine(path, options, progress)
     else:
+        _check_generates(path)
         options, note = as_trained(options, path)
         engine = (
             _open_chosen(options, path, progress, trial)
@@ -130,6 +137,7 @@ def estimate_engine(options: EngineOptions, path: str = "") -> MemoryUse:
         return importlib.import_module("uma_core.engine.fake.open").estimate_fake(options)  # type: ignore[no-any-return]
     if _is_encoder(path):
         return importlib.import_module("uma_core.engine.llama.estimate").estimate(path, options, is_encoding=True)  # type: ignore[no-any-return]
+    _check_generates(path)
     options, _ = as_trained(options, path)
     if name == "auto":
         name = importlib.import_module("uma_core.engine.select.choose").choose(path, options).engine
@@ -145,6 +153,19 @@ def _estimate(name: str, options: EngineOptions, path: str) -> MemoryUse:
 
 def _is_encoder(path: str) -> bool:
     return importlib.import_module("uma_core.engine.llama.encoder").is_encoder(path)  # type: ignore[no-any-return]
+
+
+def _check_generates(path: str) -> None:
+    """llama.cpp opens some models that only draft for another one, and what they say by themselves is nonsense.
+
+    Raises: MODEL_LOAD_FAILED.
+    """
+    header = importlib.import_module("uma_core.engine.header").Header(path)
+    arch = header.arch
+    header.close()
+    if arch in ONLY_DRAFT:
+        message = f"{path}: {ONLY_DRAFT[arch]}"
+        raise UmaError(ErrorCode.MODEL_LOAD_FAILED, message, path=path)
 
 
 def _path(options: EngineOptions, path: str) -> str:
