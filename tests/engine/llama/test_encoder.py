@@ -86,7 +86,8 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     made = {name: write(model, folder / f"{name}.gguf") for name, model in ENCODERS.items()}
     for name in ("gemma2", "qwen3"):  # windows: prompts are read in sized chunks
         made[name] = graph_models.write(graph_models.MODELS[name], folder / f"{name}.gguf")
-    for name, model in (("gemma-embedding", GEMMA), ("colbert", COLBERT)):
+    embed = replace(graph_models.MODELS["llama"], arch="llama-embed")
+    for name, model in (("gemma-embedding", GEMMA), ("colbert", COLBERT), ("llama-embed", embed)):
         made[name] = graph_models.write(model, folder / f"{name}.gguf")
     return {**made, "tiny": str(TINY)}
 
@@ -165,7 +166,7 @@ def _chunk(engine: Engine, chunk: np.ndarray, n_past: int, rows: Rows) -> np.nda
     return found
 
 
-@pytest.mark.parametrize("name", [*ENCODERS, "gemma-embedding", "colbert"])
+@pytest.mark.parametrize("name", [*ENCODERS, "gemma-embedding", "colbert", "llama-embed"])
 def test_whole_inputs_give_what_llama_gives(name: str, paths: dict[str, str], opened: Open) -> None:
     if not is_encoder(paths[name]):
         return
@@ -185,7 +186,7 @@ def test_whole_inputs_give_what_llama_gives(name: str, paths: dict[str, str], op
 
 def test_models_without_a_memory_are_encoders_whatever_the_file_says(paths: dict[str, str], tmp_path: Path) -> None:
     """They are no models that generate: llama.cpp ends the process at their first prompt."""
-    assert is_encoder(paths["gemma-embedding"])
+    assert is_encoder(paths["gemma-embedding"]) and is_encoder(paths["llama-embed"])
     causal = replace(GEMMA, arch="bert", meta={"attention.causal": True})
     assert is_encoder(graph_models.write(causal, tmp_path / "model.gguf"))
 

@@ -49,15 +49,14 @@ N_CONTEXTS = 2  # kept: for the pooling that the file names, and for the last ot
 POOLING_TYPES = {name: f"LLAMA_POOLING_TYPE_{name.upper()}" for name in POOLINGS}
 
 
-# llama.cpp gives these architectures no memory of what was read (llama_model::create_memory), whatever the file says of
-# `attention.causal`. EmbeddingGemma's says nothing of it.
+# llama.cpp gives these architectures no memory of what was read (llama_model::create_memory), or one that their graph
+# does not look at (llama-embed), whatever the file says of `attention.causal`. EmbeddingGemma's says nothing of it.
 NO_MEMORY = frozenset({
     "bert", "jina-bert-v2", "jina-bert-v3", "nomic-bert", "nomic-bert-moe", "neo-bert", "eurobert", "modern-bert",
-    "gemma-embedding", "wavtokenizer-dec", "dream", "llada", "llada-moe", "rnd1",
+    "gemma-embedding", "llama-embed", "wavtokenizer-dec", "dream", "llada", "llada-moe", "rnd1",
 })  # fmt: skip
-DENSE = (
-    "dense_2.weight"  # vectors are what it makes of hidden states (LFM2-ColBERT), which only llama.cpp's calls apply
-)
+# vectors are what it makes of hidden states (LFM2-ColBERT), which only llama.cpp's own calls apply
+DENSE = "dense_2.weight"
 
 
 def is_encoder(path: str) -> bool:
