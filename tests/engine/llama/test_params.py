@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from tests.engine.conftest import DRAFT, MOE, OPTIONS
+from tests.engine.drive import read, step, tokens_of
+from tests.engine.graph.models import RECURRENT, write
 from uma_core.engine.lib import lib
 from uma_core.engine.llama import model as model_module
 from uma_core.engine.llama.engine import LlamaEngine
+from uma_core.engine.llama.params import decode_params
 
 
 @pytest.mark.parametrize(("path", "is_offloaded"), [(MOE, False), (DRAFT, True)])
@@ -28,3 +34,17 @@ def test_experts_in_the_machine_s_memory_are_not_copied_to_a_gpu(
     monkeypatch.setattr(model_module, "lib", Seeing())
     LlamaEngine(path, OPTIONS).close()
     assert len(made) > 1 and set(made) == {is_offloaded}, "of the decode context, and of every prefill slot"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "n_undo"),
+    [({}, 7), ({"n_ubatch": 9}, 7), ({"n_ubatch": 8}, 6), ({"n_batch": 2}, 0), ({"n_ctx": 8}, 6), ({"n_ubatch": 1}, 0)],
+)
+def test_no_more_is_taken_back_than_a_piece_holds(sizes: dict[str, int], n_undo: int, tmp_path: Path) -> None:
+    """llama.cpp ends the process at the first batch of a model with recurrent layers."""
+    options = replace(OPTIONS, threads=1, takes_back=True, **sizes)  # type: ignore[arg-type]
+    assert decode_params(options, 512).n_rs_seq == n_undo
+    engine = LlamaEngine(write(RECURRENT["qwen35"], tmp_path / "model.gguf"), options)
+    read(engine, 0, tokens_of(engine, 1 if "n_ctx" in sizes else 30))
+    step(engine, [(0, 40)])
+    engine.close()

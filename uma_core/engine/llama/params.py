@@ -110,14 +110,17 @@ def n_outputs(options: EngineOptions) -> int:
 
 def decode_params(options: EngineOptions, n_ctx_train: int) -> Any:
     """llama_context_params of the context that all sequences share."""
+    n_ctx = options.n_ctx or n_ctx_train * options.n_seq
+    # llama.cpp keeps a row more than it can take back in one piece, which has to be shorter than its batch
+    n_piece = min(options.n_ubatch, options.n_batch, n_ctx // options.n_seq * options.n_seq)
     return _context_params(
         options,
-        n_ctx=options.n_ctx or n_ctx_train * options.n_seq,
+        n_ctx=n_ctx,
         n_seq_max=options.n_seq,
         kv_unified=is_unified(options),
         n_outputs_max=n_outputs(options),
         n_batch=options.n_batch,
-        n_rs_seq=N_UNDO if options.takes_back else 0,
+        n_rs_seq=max(0, min(N_UNDO, n_piece - 2)) if options.takes_back else 0,
     )
 
 
