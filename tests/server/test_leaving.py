@@ -38,6 +38,16 @@ def test_cancel_something_unknown(server):
         assert client.ask(type="cancel", id="x") == {"found": False, "id": "x", "event": "reply", "type": "cancel"}
 
 
+def test_cancel_an_answer_that_a_request_does_not_have(server):
+    with server.connect() as client:
+        client.send(id="a", prompt="abc", max_tokens=1 << 20)
+        client.event()
+        client.send(type="cancel", id="a", index=1)
+        client.send(type="cancel", id="a", index=0)
+        events = client.until_final("a")
+    assert [event["found"] for event in events if event["event"] == "reply"] == [False, True]
+
+
 def test_cancel_across_connections_of_one_user(server):
     with server.connect() as client, server.connect() as other:
         client.send(id="a", prompt="abc", max_tokens=1 << 20)

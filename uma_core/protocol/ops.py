@@ -219,7 +219,7 @@ _OPS = (
             Field("conn", Kind.INTEGER, "connection of the request as `sessions` shows it; absent: this one", None, 0),
             Field("index", Kind.INTEGER, "end this one of its answers only", None, 0),
         ),
-        (Field("found", Kind.BOOLEAN, "false: nothing with this id is in flight"),),
+        (Field("found", Kind.BOOLEAN, "false: nothing with this id is in flight, or it has no answer of this index"),),
     ),
     Op(
         "embed",

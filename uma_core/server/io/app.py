@@ -267,7 +267,8 @@ class IoApp:
         self.intake.put(job)
 
     def cancel(self, conn_id: int, request_id: str, index: int | None) -> bool:
-        if (conn_id, request_id) not in self.ledger:
+        known = self.ledger.find((conn_id, request_id))
+        if known is None or not (index is None or index < known.n_answers):
             return False
         if not self.intake.cancel(conn_id, request_id, index):
             job = self.ledger.work((conn_id, request_id))

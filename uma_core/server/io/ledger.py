@@ -30,9 +30,6 @@ class Ledger(Generic[T]):
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __contains__(self, key: Key) -> bool:
-        return key in self._entries
-
     def open(self, key: Key, work: T) -> None:
         self._entries[key] = Entry(work)
 
@@ -57,6 +54,11 @@ class Ledger(Generic[T]):
             return self._violation(key, "a second final event")
         self.n_finals += 1
         return True
+
+    def find(self, key: Key) -> T | None:
+        """Give back what the request is."""
+        entry = self._entries.get(key)
+        return None if entry is None else entry.work
 
     def work(self, key: Key) -> T | None:
         """Give back what the request is, while it is not accepted."""

@@ -60,8 +60,12 @@ class Job:
         """One of its answers; None: all."""
         if index is not None:
             self.cancelled |= {index}
-        n = max(self.request.n, self.request.best_of)
-        self.is_cancelled |= index is None or self.cancelled.issuperset(range(n))
+        self.is_cancelled |= index is None or self.cancelled.issuperset(range(self.n_answers))
+
+    @property
+    def n_answers(self) -> int:
+        """That are made."""
+        return max(self.request.n, self.request.best_of)
 
     @property
     def is_large(self) -> bool:
