@@ -99,6 +99,7 @@ def test_cancel_while_waiting_and_while_at_work(intake, outbox, fake_text):
     intake.start()
     (final,) = outbox.wait(1)
     assert (final.request_id, final.reason, final.usage["prompt_tokens"]) == ("waiting", FinishReason.CANCELLED, 0)
+    assert set(final.timing) == {"queue_ms", "ttft_ms", "total_ms", "itl_p50_ms", "itl_max_ms"}
     intake.put(job("at work", prompt="paste"))
     assert started.wait(WAIT_S)
     assert intake.cancel(1, "at work")

@@ -336,12 +336,18 @@ class Intake:
             if job.is_dropped:
                 return
             if job.is_cancelled:
-                total_ms = (self._clock.now_ns() - job.t_received_ns) / 1e6
-                self._post(Final(*job.key, FinishReason.CANCELLED, "", dict(NO_USAGE), {"total_ms": total_ms}, None))
+                timing = _waited(self._clock.now_ns() - job.t_received_ns)
+                self._post(Final(*job.key, FinishReason.CANCELLED, "", dict(NO_USAGE), timing, None))
             elif isinstance(outcome, UmaError):
                 self._post(Refused(*job.key, outcome))
             elif outcome is not None:
                 self._submit(outcome._replace(cancelled=job.cancelled) if job.cancelled else outcome)
+
+
+def _waited(ns: int) -> dict[str, float]:
+    """The timing of a request that never came further than the queue, as `Session.timing` gives it."""
+    ms = round(ns * 1e-6, 3)
+    return {"queue_ms": ms, "ttft_ms": 0.0, "total_ms": ms, "itl_p50_ms": 0.0, "itl_max_ms": 0.0}
 
 
 def _unread(payload: bytes, error: UmaError) -> Unfit:
