@@ -223,6 +223,11 @@ def test_what_stands_for_a_number_still_does(write):
     assert config.scheduler.tick_budget_ms == 30.5
 
 
+@pytest.mark.parametrize("text", ["1e3", "1E+3", "1.e3", "1.0e3", "1000.", "1_0e2", "+1e3"])
+def test_numbers_with_exponents_are_those_of_json(write, text):
+    assert build(path=write(f"scheduler: {{aging_ms: {text}}}"))[0].scheduler.aging_ms == 1000
+
+
 def test_an_unreadable_file_is_refused():
     assert "cannot read /nowhere/uma.yaml" in refusal(path="/nowhere/uma.yaml")
 
@@ -366,6 +371,7 @@ def test_what_is_written_is_read_back(write):
         "access.allow_uids": "1,2",
         "model": 'a: "b" # c',
         "scheduler.guard_cap": "1.25",
+        "scheduler.guard_floor_ms": "0.00001",
     }
     config, _ = build(flags)
     lines = [f"model: {write_value(config.engine.model)}"]

@@ -269,8 +269,8 @@ class _StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _no_base_60(first: str) -> list[tuple[str, re.Pattern[str]]]:
-    """How a scalar that begins so is read: YAML 1.1 takes 1:30 for ninety."""
+def _resolvers(first: str) -> list[tuple[str, re.Pattern[str]]]:
+    """How a scalar that begins so is read: YAML 1.1 takes 1:30 for ninety, and 1e-05, as JSON has it, for a text."""
     return [
         (tag, _NUMBERS.get(tag, pattern)) for tag, pattern in yaml.SafeLoader.yaml_implicit_resolvers.get(first, ())
     ]
@@ -279,8 +279,8 @@ def _no_base_60(first: str) -> list[tuple[str, re.Pattern[str]]]:
 _NUMBERS = {
     "tag:yaml.org,2002:int": re.compile(r"[-+]?(0b[0-1_]+|0[0-7_]+|0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)\Z"),
     "tag:yaml.org,2002:float": re.compile(
-        r"([-+]?[0-9][0-9_]*\.[0-9_]*([eE][-+][0-9]+)?|\.[0-9][0-9_]*([eE][-+][0-9]+)?|[-+]?\.(inf|Inf|INF)"
-        r"|\.(nan|NaN|NAN))\Z"
+        r"([-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+|[-+]?[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*([eE][-+]?[0-9]+)?"
+        r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))\Z"
     ),
 }
-_StrictLoader.yaml_implicit_resolvers = {first: _no_base_60(first) for first in yaml.SafeLoader.yaml_implicit_resolvers}
+_StrictLoader.yaml_implicit_resolvers = {first: _resolvers(first) for first in yaml.SafeLoader.yaml_implicit_resolvers}
