@@ -206,6 +206,13 @@ def test_undrain(serve, ctl):
     assert ctl("undrain").stdout == "ready\n"
 
 
+def test_an_empty_path_of_a_model_asks_for_no_reload(serve, ctl):
+    server = serve(answering(reload={"generation": 2, "changes": []}))
+    done = ctl("reload", "--model", "")
+    assert (done.returncode, done.stdout) == (1, "") and "the path of the model is empty" in done.stderr
+    assert not server.received
+
+
 def test_reload_shows_what_changes(serve, ctl, tmp_path):
     changes = [{"name": "log.level", "old": "info", "new": "debug", "is_live": True}]
     server = serve(answering(reload={"generation": 2, "changes": changes}))
