@@ -8,8 +8,9 @@ import pytest
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from uma_gateway.apis.openai.items import input_of, kept, to_messages
+from uma_gateway.apis.openai.items import Names, Thoughts, input_of, kept, output_items, to_messages
 from uma_gateway.apis.openai.store import Store
+from uma_gateway.chat.diff import Message, ToolCall
 from uma_gateway.errors import GatewayError
 from uma_gateway.keys import entry, new_key
 
@@ -120,6 +121,30 @@ def test_stream_events_come_in_their_order_and_say_what_the_whole_says(gateway):
     assert ids == {events[-1]["response"]["output"][0]["id"]}
     assert events[0]["response"]["id"] == events[-1]["response"]["id"]
     assert events[0]["response"]["status"] == "in_progress" and "[DONE]" not in answer.data
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ({"reasoning": "hm"}, [("reasoning", "incomplete")]),
+        ({"reasoning": "hm", "content": "so"}, [("reasoning", "completed"), ("message", "incomplete")]),
+        ({"content": "so", "n_calls": 1}, [("message", "completed"), ("function_call", "incomplete")]),
+        ({"n_calls": 2}, [("function_call", "completed"), ("function_call", "incomplete")]),
+        ({}, [("message", "incomplete")]),
+    ],
+)
+def test_only_the_last_item_of_a_cut_answer_is_incomplete(message, told):
+    calls = [ToolCall(id="c", name="f", arguments="{}") for _ in range(message.pop("n_calls", 0))]
+    made = output_items(Message(tool_calls=calls, **message), "incomplete", Names([]), Thoughts())
+    assert [(item["type"], item["status"]) for item in made] == told
+
+
+def test_a_cut_thought_is_told_alike_whole_and_streamed(work_gateway):
+    asked = {"given": "What is 3 + 4? /think", "max_output_tokens": 8}
+    streamed = respond(work_gateway, stream=True, **asked).events[-1]["response"]["output"]
+    whole = respond(work_gateway, **asked).json["output"]
+    for output in (streamed, whole):
+        assert [(item["type"], item["status"]) for item in output] == [("reasoning", "incomplete")]
 
 
 def test_a_conversation_goes_on_by_id(gateway):

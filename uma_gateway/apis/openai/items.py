@@ -308,16 +308,18 @@ def input_of(arguments: str) -> str:
 def output_items(
     message: Message, status: str, names: Names, thoughts: Thoughts, logprobs: list[Any] | None = None
 ) -> list[Item]:
-    """A whole answer as items."""
+    """A whole answer as items. `status`: the last one's, for those before it are complete."""
     made = []
     if message.reasoning:
         made.append(thoughts.item(new_id("rs"), message.reasoning, "completed"))
-    if message.content or not message.tool_calls:
-        made.append(message_item(new_id("msg"), [text_part(message.content, logprobs)], status))
+    if message.content or not (made or message.tool_calls):  # a response without any item confuses clients
+        made.append(message_item(new_id("msg"), [text_part(message.content, logprobs)], "completed"))
     made += [
         custom_item(new_id("ctc"), call.id, names.told(call.name), call.arguments)
         if call.name in names.custom
-        else call_item(new_id("fc"), call.id, names.told(call.name), call.arguments, status)
+        else call_item(new_id("fc"), call.id, names.told(call.name), call.arguments, "completed")
         for call in message.tool_calls
     ]
+    if "status" in made[-1]:  # a custom tool's call has none
+        made[-1]["status"] = status
     return made
