@@ -456,6 +456,15 @@ def test_an_item_stays_as_long_as_a_conversation_that_has_it():
     assert store.delete("a", "two") and store.item("a", "msg_1") is None
 
 
+def test_an_item_stays_when_a_later_response_that_had_it_is_deleted():
+    store = Store(10.0, 1000, lambda: 0.0)
+    said = {"id": "msg_1", "text": "x"}
+    for name in ("one", "two"):
+        store.put("a", response(name), [said], [said])
+    assert store.delete("a", "two") and store.item("a", "msg_1") == said
+    assert store.delete("a", "one") and store.item("a", "msg_1") is None
+
+
 def test_a_store_without_time_keeps_nothing():
     store = Store(0.0, 1000)
     store.put("a", response("one"), [], [])

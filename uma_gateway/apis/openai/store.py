@@ -43,7 +43,8 @@ class Store:
         self._max_bytes = max_bytes
         self._clock = clock
         self._by_id: OrderedDict[str, Stored] = OrderedDict()
-        self._items: dict[tuple[str, str], tuple[str, Item]] = {}  # by account and id, with that response's id
+        # by account and id, then by the id of each response or conversation that has it
+        self._items: dict[tuple[str, str], dict[str, Item]] = {}
         self.n_bytes = 0
 
     def put(self, account: str, response: dict[str, Any], input_items: list[Item], items: list[Item]) -> None:
@@ -56,7 +57,7 @@ class Store:
         stored = Stored(account, response, input_items, items, n_bytes, self._clock() + self._kept_s)
         self._by_id[response["id"]] = stored
         for place, item in stored.places():
-            self._items[place] = response["id"], item
+            self._items.setdefault(place, {})[response["id"]] = item
         self.n_bytes += n_bytes
         self._tidy()
 
@@ -69,7 +70,7 @@ class Store:
     def item(self, account: str, item_id: str) -> Item | None:
         """An item of a conversation that is kept. None: as above."""
         self._tidy()
-        return self._items.get((account, item_id), ("", None))[1]
+        return next(reversed(self._items.get((account, item_id), {}).values()), None)
 
     def delete(self, account: str, response_id: str) -> bool:
         if self.get(account, response_id) is None:
@@ -80,9 +81,11 @@ class Store:
     def _drop(self, response_id: str) -> None:
         stored = self._by_id.pop(response_id)
         self.n_bytes -= stored.n_bytes
-        for place, _ in stored.places():
-            if self._items.get(place, ("", None))[0] == response_id:
-                del self._items[place]
+        for place, _ in stored.places():  # a response may have an item twice
+            holders = self._items.get(place, {})
+            holders.pop(response_id, None)
+            if not holders:
+                self._items.pop(place, None)
 
     def _tidy(self) -> None:
         now = self._clock()
