@@ -516,7 +516,7 @@ def test_a_custom_tool_with_a_grammar_is_left_out(gateway):
     form = {"type": "grammar", "syntax": "regex", "definition": "[a-c]+"}
     assert respond(gateway, tools=[{**SAY, "format": form}]).status == 200
     assert respond(gateway, tools=[{**SAY, "format": form}], tool_choice="required").error["param"] == "tool_choice"
-    assert respond(gateway, tools=[{"type": "custom"}]).error["param"] == "tools[0].function.name"
+    assert respond(gateway, tools=[{"type": "custom"}]).error["param"] == "tools[0].name"
 
 
 @pytest.mark.parametrize(
@@ -547,6 +547,21 @@ def test_tools_in_a_namespace_are_called(work_gateway, kind):
     conversation = [{"role": "user", "content": "Say hello"}, call, result]
     assert to_messages(conversation)[1]["tool_calls"][0]["function"]["name"] == "mouth__say"
     assert work_gateway.post("/v1/responses", input=conversation, tools=tools, max_output_tokens=5).status == 200
+
+
+@pytest.mark.parametrize(
+    ("tool", "param"),
+    [
+        ({"type": "function"}, "tools[1].name"),
+        ({"type": "function", "name": "f", "parameters": []}, "tools[1].parameters"),
+        ({"type": "function", "function": "f"}, "tools[1].name"),
+        ({"type": "namespace", "name": "n", "tools": [{"type": "function", "name": ""}]}, "tools[1].tools[0].name"),
+    ],
+)
+def test_a_wrong_tool_is_named_by_its_own_place(gateway, tool, param):
+    """Those that are left out count too."""
+    answer = respond(gateway, tools=[{"type": "web_search"}, tool])
+    assert (answer.status, answer.error["param"]) == (400, param)
 
 
 @pytest.mark.parametrize("tools", [3, [3], [{"type": "web_search"}], [{"type": "function"}]])

@@ -170,33 +170,38 @@ def read_tools(tools: list[Any]) -> list[Item]:
     enforced.
     """
     made = []
-    for tool, space in in_spaces(tools):
+    for tool, space, path in in_spaces(tools):
         if tool["type"] == "function":
             told = tool.get("function") or {name: value for name, value in tool.items() if name != "type"}
         elif is_custom(tool):
             told = {"name": tool.get("name"), "description": tool.get("description") or "", "parameters": _ONE_TEXT}
         else:
             continue
-        if space and isinstance(told, dict) and isinstance(told.get("name"), str):
-            told = {**told, "name": shown_name(space, told["name"])}
-        made.append({"type": "function", "function": told})
+        if not isinstance(told, dict) or not isinstance(told.get("name"), str) or not told["name"]:
+            raise invalid(f"`{path}.name` is required", f"{path}.name")
+        if not isinstance(told.get("parameters", {}), (dict, type(None))):
+            raise invalid(f"`{path}.parameters` must be a JSON schema", f"{path}.parameters")
+        made.append({"type": "function", "function": {**told, "name": shown_name(space, told["name"])}})
     return made
 
 
-def in_spaces(tools: list[Any]) -> Iterator[tuple[Item, str]]:
-    """The tools, those in namespaces too, each with its namespace ("": none). Raises: GatewayError."""
+def in_spaces(tools: list[Any]) -> Iterator[tuple[Item, str, str]]:
+    """The tools, those in namespaces too, each with its namespace ("": none) and the path that errors name.
+
+    Raises: GatewayError.
+    """
     for i, tool in enumerate(tools):
         path = f"tools[{i}]"
         if not isinstance(tool, dict) or not isinstance(tool.get("type"), str):
             raise invalid(f"`{path}.type` is required", f"{path}.type")
         if tool["type"] != "namespace":
-            yield tool, ""
+            yield tool, "", path
             continue
         space = _text(tool, "name", path)
         for j, inner in enumerate(array(tool, "tools")):
             if not isinstance(inner, dict) or inner.get("type") not in ("function", "custom"):
                 raise invalid(f"`{path}.tools[{j}].type` must be function or custom", f"{path}.tools")
-            yield inner, space
+            yield inner, space, f"{path}.tools[{j}]"
 
 
 def shown_name(space: str, name: str) -> str:
@@ -282,7 +287,7 @@ class Names:
     def __init__(self, tools: list[Any]) -> None:
         self.custom: set[str] = set()  # those of custom tools
         self._told: dict[str, Item] = {}  # of tools in a namespace
-        for tool, space in in_spaces(tools):
+        for tool, space, _ in in_spaces(tools):
             name = tool.get("name")
             if not isinstance(name, str):
                 continue
