@@ -97,6 +97,13 @@ def test_a_whole_response(gateway):
     assert response["metadata"] == {"a": "b"} and response["instructions"] == "Be brief."
 
 
+def test_a_response_tells_what_held_for_it(gateway):
+    response = respond(gateway, temperature=None, top_p=None, text={"verbosity": "low"}).json
+    assert (response["temperature"], response["top_p"]) == (0.8, 0.95)
+    assert response["text"] == {"format": {"type": "text"}, "verbosity": "low"}
+    assert respond(gateway, temperature=0).json["temperature"] == 0
+
+
 def test_stream_events_come_in_their_order_and_say_what_the_whole_says(gateway):
     answer = respond(gateway, stream=True)
     events = answer.events
