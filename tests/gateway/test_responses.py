@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from openai.types.responses import ResponseStreamEvent
+from openai.types.responses import ResponseItem, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from uma_gateway.apis.openai.items import Names, Thoughts, input_of, kept, output_items, to_messages
@@ -482,6 +482,26 @@ def test_a_store_without_time_keeps_nothing():
 def test_a_listed_item_has_an_id_and_a_type_where_its_client_wrote_null(item):
     listed = kept({"id": None, "type": None, **item})
     assert listed["id"] and listed["type"] == item.get("type", "message")
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"role": "user", "content": [{"type": "text", "text": "x"}]},
+        {"role": "assistant", "content": "x"},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "x"}]},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "x"}]},
+        {"type": "function_call", "name": "f", "arguments": "{}", "call_id": "c"},
+        {"type": "function_call_output", "call_id": "c", "output": "x"},
+        {"type": "custom_tool_call", "name": "f", "input": "x", "call_id": "c"},
+        {"type": "custom_tool_call_output", "call_id": "c", "output": "x"},
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "x"}]},
+    ],
+)
+def test_a_listed_item_has_what_openai_s_type_requires(item):
+    listed = kept(item)
+    TypeAdapter(ResponseItem).validate_python(listed)
+    assert to_messages([listed]) == to_messages([item])
 
 
 def test_a_kept_response_is_neither_streamed_again_nor_cancelled(gateway):

@@ -49,21 +49,39 @@ def reference(item: Item, path: str) -> str | None:
     return _text(item, "id", path) if is_one else None
 
 
-_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
+}
 
 
 def kept(item: Item) -> Item:
-    """An item of a request as it is listed later: with an id, and its content in parts."""
+    """An item of a request as it is listed later: with all that OpenAI's types require, and its content in parts."""
     kind = item.get("type") or "message"
     given = {name: value for name, value in item.items() if value is not None}
     made = {"id": new_id(_PREFIXES.get(kind, "item")), "type": kind, **given}
+    if kind == "reasoning":
+        return {"summary": [], **made}
+    if kind not in _PREFIXES:
+        return made
+    made.setdefault("status", "completed")
     if kind != "message":
         return made
     content = item.get("content")
-    if isinstance(content, str):
-        is_own = item.get("role") == "assistant"
-        content = [text_part(content) if is_own else {"type": "input_text", "text": content}]
-    return {**made, "status": item.get("status") or "completed", "content": content}
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    is_own = item.get("role") == "assistant"
+    return {**made, "content": [_kept_part(part, is_own) for part in parts] if isinstance(parts, list) else parts}
+
+
+def _kept_part(part: Item, is_own: bool) -> Item:
+    """`is_own`: the assistant said it."""
+    if part.get("type") not in _TEXT_PARTS:
+        return part
+    return {**text_part(""), **part, "type": "output_text"} if is_own else {**part, "type": "input_text"}
 
 
 def to_messages(items: list[Item], name: str = "input") -> list[Item]:
