@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from uma_gateway.exchange import Exchange
-from uma_gateway.fields import allowed_tokens, need, sampling_fields, text
+from uma_gateway.fields import allowed_tokens, names_in, need, sampling_fields, text
 from uma_gateway.generate import Plan, priority_fields
 from uma_gateway.model import Model
 from uma_gateway.prompting import Chat, Prompt, render
@@ -70,4 +70,5 @@ def plan_prompt(
         fields["n"] = ask.n
     if ask.prediction and model.can("prediction"):  # only makes the answer faster: what does not know it may ignore it
         fields["prediction"] = ask.prediction
-    return Plan(model, allowed_tokens(fields, body, model), prompt)
+    names = {**names_in(body), "constraint": ask.chat.form_name}
+    return Plan(model, allowed_tokens(fields, body, model), prompt, names)

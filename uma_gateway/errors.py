@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any, NamedTuple
@@ -72,6 +73,13 @@ class GatewayError(Exception):
     @property
     def status(self) -> int:
         return self.kind.status
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Say what the client calls a field that the daemon named. `names`: those that differ, by the daemon's."""
+        named = self.param or ""
+        name = names.get(re.split(r"[.\[]", named, maxsplit=1)[0])
+        if name is not None:
+            self.param, self.message = name, self.message.replace(f"`{named}`", f"`{name}`")
 
     def values(self) -> dict[str, Any]:
         """As plain values, for another process."""

@@ -145,6 +145,12 @@ def sampling_fields(body: Mapping[str, Any], model: Model, defaults: AnswerOptio
     return fields
 
 
+def names_in(body: Mapping[str, Any]) -> dict[str, str]:
+    """The client's names for fields that the daemon calls otherwise, by the daemon's names."""
+    given = [param for param in PARAMS if param.wire and body.get(param.name) is not None]
+    return {"tokens": "prompt"} | {param.wire: param.name for param in given if body.get(param.wire) is None}
+
+
 def _in_range(body: Mapping[str, Any]) -> Mapping[str, Any]:
     """The same with words and values that other servers take beside the daemon's: -1 is no `top_k` at all, a
     temperature below 0 is greedy, and a `top_p` of 0 leaves the likeliest token. llama-server has letters and further

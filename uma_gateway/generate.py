@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence, Set
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from uma_gateway import sse
@@ -36,6 +37,7 @@ class Plan(NamedTuple):
     model: Model
     fields: dict[str, Any]
     context: Any = None  # what the family needs to read the answer
+    names: Mapping[str, str] = MappingProxyType({})  # the client's, of the daemon's fields that it has other names for
 
 
 @contextlib.asynccontextmanager
@@ -71,8 +73,10 @@ async def send(exchange: Exchange, plan: Plan, suffix: str = "") -> Generation:
     generation = await exchange.gateway.daemon.generate(fields, exchange.request_id + suffix)
     try:
         first = await generation.first()
-    except BaseException:
+    except BaseException as error:
         generation.close()
+        if isinstance(error, GatewayError):
+            error.rename(plan.names)
         raise
     if first.get("event") == "queued" and b"x-queue-position" not in dict(exchange.extra_headers):
         exchange.extra_headers += queue_headers(first)

@@ -32,6 +32,7 @@ class Chat:
     tool_choice: str | dict[str, Any] = "auto"
     parallel_tool_calls: bool | None = None  # None: as the template has it
     json_schema: dict[str, Any] | bool | None = None  # the answer's form; True: any object; None: any text
+    form_param: str = "response_format"  # the client's field for the answer's form
     is_strict: bool = False  # a schema that cannot be enforced whole is refused
     grammar: str = ""  # GBNF
     # as the daemon has it, for the whole answer: the model does not think where its template can leave that out
@@ -48,6 +49,11 @@ class Chat:
     @property
     def has_tools(self) -> bool:
         return bool(self.tools) and self.tool_choice != "none"
+
+    @property
+    def form_name(self) -> str:
+        """The field that gives the answer its form."""
+        return "tools" if self.has_tools and self.json_schema is None else self.form_param
 
 
 class Prompt(NamedTuple):
@@ -67,7 +73,7 @@ async def render(exchange: Exchange, model: Model, chat: Chat) -> Prompt:
     if chat.constraint is not None:
         applied = replace(applied, constraint=behind_thought(chat.constraint, applied.thinking))
     if applied.constraint is not None:
-        need(model, "constraint", "tools" if chat.has_tools else "response_format")
+        need(model, "constraint", chat.form_name)
         fields["constraint"] = applied.constraint
     if applied.preserved_tokens:
         fields["preserved_tokens"] = applied.preserved_tokens

@@ -53,6 +53,42 @@ def test_usage_comes_in_a_last_chunk_where_it_is_asked_for(gateway):
     assert all("usage" not in chunk for chunk in chunks)
 
 
+BROKEN = {"type": "object", "properties": {"a": {"$ref": "#/$defs/none"}}}
+CALLED = {"type": "function", "function": {"name": "f", "parameters": BROKEN}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (
+            "/v1/chat/completions",
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": BROKEN}}},
+            "response_format",
+        ),
+        ("/v1/chat/completions", {"json_schema": BROKEN}, "json_schema"),
+        ("/v1/chat/completions", {"guided_regex": "("}, "guided_regex"),
+        ("/v1/chat/completions", {"grammar": "root ::= nothing"}, "grammar"),
+        ("/v1/chat/completions", {"tools": [CALLED], "tool_choice": "required"}, "tools"),
+        ("/v1/responses", {"text": {"format": {"type": "json_schema", "name": "x", "schema": BROKEN}}}, "text.format"),
+        ("/v1/completions", {"guided_json": BROKEN}, "guided_json"),
+        ("/v1/completions", {"prompt": [-1]}, "prompt"),
+        ("/v1/completions", {"repetition_penalty": -1}, "repetition_penalty"),
+        ("/completion", {"json_schema": BROKEN}, None),
+        ("/completion", {"grammar": "root ::= nothing"}, None),
+        ("/api/chat", {"format": BROKEN}, None),
+    ],
+)
+def test_what_the_daemon_refuses_has_the_client_s_name(work_gateway, path, body, param):
+    """The daemon has other names for some fields: `constraint`, `tokens`."""
+    given = {"input": "x"} if "responses" in path else {"messages": USER} if "chat" in path else {"prompt": "x"}
+    answer = work_gateway.post(path, **{**given, **body})
+    assert answer.status == 400
+    message = answer.json["error"] if path.startswith("/api") else answer.error["message"]
+    assert "`constraint" not in message and "`tokens" not in message
+    if param is not None:
+        assert answer.error["param"] == param
+
+
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_stop_text_is_part_of_the_answer_where_the_request_wants_it(gateway, n):
     """As vLLM's clients do that look for `</search>` and the like at an answer's end."""

@@ -202,7 +202,7 @@ def _logprobs_wanted(body: dict[str, Any]) -> int | None:
 
 def _with_options(body: dict[str, Any], chat: Chat) -> Chat:
     """What `format` and `think` say."""
-    form = body.get("format")
+    form, chat.form_param = body.get("format"), "format"
     if form == "json":
         chat.json_schema = True
     elif isinstance(form, dict):

@@ -366,3 +366,4 @@ def _read_format(body: dict[str, Any], chat: Chat) -> None:
     if form.get("type") != "json_schema" or not isinstance(form.get("schema"), dict):
         raise invalid("output_config.format: must be of type json_schema, with a schema", "output_config")
     chat.json_schema, chat.is_strict = form["schema"] or True, True
+    chat.form_param = "output_config"

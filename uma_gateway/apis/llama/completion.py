@@ -26,6 +26,7 @@ from uma_gateway.fields import (
     constraint_field,
     integer,
     most_tokens,
+    names_in,
     need,
     prompt_field,
     read_prompts,
@@ -167,7 +168,8 @@ def _plan(
         fields["n"] = n
     form = (table(body, "json_schema") or True) if body.get("json_schema") is not None else None
     fields |= constraint_field(model, form, text(body, "grammar") or "", "json_schema")
-    return Plan(model, allowed_tokens(fields, body, model), limits)
+    names = {**names_in(body), "constraint": "grammar" if form is None else "json_schema"}
+    return Plan(model, allowed_tokens(fields, body, model), limits, names)
 
 
 def _answers_wanted(body: dict[str, Any]) -> int:

@@ -27,6 +27,7 @@ from uma_gateway.fields import (
     constraint_field,
     integer,
     most_tokens,
+    names_in,
     need,
     prompt_field,
     read_prompts,
@@ -152,7 +153,8 @@ def _plan(exchange: Exchange, body: dict[str, Any], ask: Ask, model: Model, prom
         if not model.has_infill:
             raise unsupported("`suffix` is not supported: the model has no tokens for filling in", "suffix")
         fields["suffix"] = ask.suffix
-    return Plan(model, allowed_tokens(fields, body, model))
+    names = {**names_in(body), "constraint": form.param if form.is_any else "grammar"}
+    return Plan(model, allowed_tokens(fields, body, model), names=names)
 
 
 class Echo(NamedTuple):

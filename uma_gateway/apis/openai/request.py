@@ -251,6 +251,7 @@ def response_format(body: dict[str, Any], chat: Chat) -> None:
     """The form that the answer must have. Raises: GatewayError."""
     form = wanted_form(body)
     chat.json_schema, chat.is_strict, chat.constraint = form.schema, form.is_strict, form.constraint
+    chat.form_param = form.param if form.is_any or not chat.grammar else "grammar"
     if chat.grammar and (form.is_any or chat.has_tools):
         raise invalid("`grammar` conflicts with a schema and with tools", "grammar")
     if form.constraint is not None and chat.has_tools:

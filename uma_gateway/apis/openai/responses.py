@@ -135,6 +135,7 @@ async def _read(exchange: Exchange, body: dict[str, Any]) -> Request:
     tools, choice = read_tools(items.read_tools(array(body, "tools")), _choice(body.get("tool_choice")))
     chat = Chat(messages, tools, choice, read_parallel(body, choice))
     chat.json_schema, chat.is_strict = answer_form(table(table(body, "text"), "format"), "text.format")
+    chat.form_param = "text.format"
     read_effort(text(table(body, "reasoning"), "effort"), chat)
     read_verbosity(table(body, "text"), chat)
     ask = Ask(chat, is_stream=boolean(body, "stream"), n_logprobs=_logprobs_wanted(body))
