@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.daemon.support import eventually
@@ -51,6 +53,34 @@ def test_usage_comes_in_a_last_chunk_where_it_is_asked_for(gateway):
     *chunks, last = answer.events
     assert last["choices"] == [] and last["usage"]["completion_tokens"] == 3 and last["timings"]["predicted_n"] == 3
     assert all("usage" not in chunk for chunk in chunks)
+
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 9}, "age": {"type": "integer", "maximum": 99}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("form", [{"type": "json_object"}, {"type": "json_object", "schema": PERSON}])
+@pytest.mark.parametrize("begun", ["{", '{"name": "', "```json\n{", '{"name": "Bo", "age": 1'])
+def test_json_that_is_begun_goes_on_as_that(work_gateway, begun, form):
+    messages = [{"role": "user", "content": "Write JSON."}, {"role": "assistant", "content": begun}]
+    fields = {"messages": messages, "temperature": 0, "max_tokens": 120}
+    answer = work_gateway.chat(continue_final_message=True, response_format=form, **fields)
+    assert answer.status == 200
+    (choice,) = answer.json["choices"]
+    written = json.loads((begun + choice["message"]["content"]).strip("`json\n "))
+    assert choice["finish_reason"] == "stop" and ("schema" not in form or set(written) == {"name", "age"})
+    other = work_gateway.post("/api/chat", format=form.get("schema", "json"), stream=False, **fields)
+    assert other.status == 200 and other.json["message"]["content"]
+
+
+def test_what_is_no_beginning_of_the_form_is_refused(work_gateway):
+    fields = {"messages": [*USER, {"role": "assistant", "content": "So"}], "response_format": {"type": "json_object"}}
+    answer = work_gateway.chat(continue_final_message=True, **fields)
+    assert (answer.status, answer.error["param"]) == (400, "response_format")
 
 
 BROKEN = {"type": "object", "properties": {"a": {"$ref": "#/$defs/none"}}}

@@ -91,10 +91,12 @@ def _argument_rules(
             yield from _argument_rules(sub, f"{rule}-{i}", (*pointer, key, str(i)))
 
 
-def constraint_of(applied: dict[str, Any], schemas: Schemas, must_call: bool = False) -> Constraint | None:
+def constraint_of(
+    applied: dict[str, Any], schemas: Schemas, must_call: bool = False, begun: str = ""
+) -> Constraint | None:
     """The constraint of an `apply` that came with a grammar, None without one.
 
-    `must_call`: nothing but thinking comes before a call.
+    `must_call`: nothing but thinking comes before a call. `begun`: what the generation prompt has of the answer's text.
     """
     if not applied["has_grammar"]:
         return None
@@ -112,6 +114,10 @@ def constraint_of(applied: dict[str, Any], schemas: Schemas, must_call: bool = F
     if triggers:
         lark = _triggered_lark(applied["parser"], schemas)
         return {"lark": lark, "triggers": triggers} if lark else {"gbnf": applied["gbnf"](), "triggers": triggers}
+    if begun:  # inside of JSON only the daemon can go on
+        lark = _whole_lark(applied["parser"], applied["generation_prompt"].removesuffix(begun), schemas, False)
+        if lark:
+            return {"lark": lark, "prefix": begun}
     return {"gbnf": applied["gbnf"](), "prefix": applied["generation_prompt"]}
 
 
@@ -154,12 +160,15 @@ def _call_begins(names: list[str]) -> str:
     return "^" + space.join(words)
 
 
-def json_constraint(applied: dict[str, Any], schemas: Schemas) -> Constraint | None:
+def json_constraint(applied: dict[str, Any], schemas: Schemas, begun: str = "") -> Constraint | None:
     """The same for an answer that is JSON, where the template knows no such answer: the JSON takes the place of the
     text.
     """
     lark = _json_lark(applied["parser"], applied["generation_prompt"], schemas)
-    return {"lark": lark} if lark else None
+    if lark or not begun:
+        return {"lark": lark} if lark else None
+    lark = _json_lark(applied["parser"], applied["generation_prompt"].removesuffix(begun), schemas)
+    return {"lark": lark, "prefix": begun} if lark else None
 
 
 def either_constraint(tools: dict[str, Any], text: dict[str, Any], schemas: Schemas) -> Constraint | None:

@@ -340,9 +340,16 @@ class _Request:
 
     def _json_only(self, rendered: dict[str, Any]) -> tuple[dict[str, Any], Constraint | None]:
         text = self._text_format(self._templates)
+        begun = self._begun(text["generation_prompt"])
         if text["has_grammar"]:
-            return text, constraint_of(text, self._schemas)
-        return text, json_constraint(text, self._schemas)
+            return text, constraint_of(text, self._schemas, begun=begun)
+        return text, json_constraint(text, self._schemas, begun)
+
+    def _begun(self, generation_prompt: str) -> str:
+        """The text of the message that goes on, as the prompt ends with it: templates strip it. "": there is none."""
+        content = self._base["messages"][-1].get("content") if self._base["continue_final_message"] else None
+        forms = (content, content.rstrip(), content.strip()) if isinstance(content, str) else ()
+        return next((form for form in forms if generation_prompt.endswith(form)), "")
 
     def _text_format(self, side: Templates) -> dict[str, Any]:
         """Grammar and parser of an answer that is JSON; without a grammar where the template knows none."""
