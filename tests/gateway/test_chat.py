@@ -75,6 +75,8 @@ def test_json_that_is_begun_goes_on_as_that(work_gateway, begun, form):
     assert choice["finish_reason"] == "stop" and ("schema" not in form or set(written) == {"name", "age"})
     other = work_gateway.post("/api/chat", format=form.get("schema", "json"), stream=False, **fields)
     assert other.status == 200 and other.json["message"]["content"]
+    messages[-1]["content"] = [{"type": "text", "text": begun}]
+    assert work_gateway.chat(continue_final_message=True, response_format=form, **fields).json["choices"] == [choice]
 
 
 def test_what_is_no_beginning_of_the_form_is_refused(work_gateway):

@@ -348,6 +348,8 @@ class _Request:
     def _begun(self, generation_prompt: str) -> str:
         """The text of the message that goes on, as the prompt ends with it: templates strip it. "": there is none."""
         content = self._base["messages"][-1].get("content") if self._base["continue_final_message"] else None
+        if isinstance(content, list):
+            content = "".join(part.get("text", "") for part in content)
         forms = (content, content.rstrip(), content.strip()) if isinstance(content, str) else ()
         return next((form for form in forms if generation_prompt.endswith(form)), "")
 
