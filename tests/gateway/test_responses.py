@@ -322,6 +322,7 @@ def test_log_probabilities_where_they_are_included(gateway):
     [
         ({"given": None}, 400, "input"),
         ({"given": []}, 400, "input"),
+        ({"given": [{"type": "reasoning", "summary": []}]}, 400, "input"),
         ({"given": [7]}, 400, "input[0]"),
         ({"given": [{"type": "novel"}]}, 400, "input[0].type"),
         ({"given": [{"role": "robot", "content": "x"}]}, 400, "input[0].role"),

@@ -132,6 +132,8 @@ async def _read(exchange: Exchange, body: dict[str, Any]) -> Request:
     instructions = text(body, "instructions")
     if instructions:
         messages.insert(0, {"role": "system", "content": instructions})
+    if not messages:
+        raise invalid("`input` has no item that the model is shown", "input")
     tools, choice = read_tools(items.read_tools(array(body, "tools")), _choice(body.get("tool_choice")))
     chat = Chat(messages, tools, choice, read_parallel(body, choice))
     chat.json_schema, chat.is_strict = answer_form(table(table(body, "text"), "format"), "text.format")
