@@ -99,6 +99,7 @@ def protocol_class(config: Config) -> type[asyncio.Protocol]:
             super().__init__(*args, **kwargs)
             self._n_head = 0  # bytes of the head that is being read
             self._is_in_head = True  # or before it
+            self._is_in_trailer = False  # behind the size of a chunk of which nothing came: of the last one, that is
             self._data = b""  # what is being parsed
             self._again = b""  # what is to be parsed after it
             self._running: Any = None  # uvicorn's cycle that is answered; `cycle` is the last one that came
@@ -145,7 +146,7 @@ def protocol_class(config: Config) -> type[asyncio.Protocol]:
                 self.transport.close()
 
         def data_received(self, data: bytes) -> None:
-            if self._is_in_head:
+            if self._is_in_head or self._is_in_trailer:
                 self._n_head += len(data)
             while data:
                 self._data, self._again = data, b""
@@ -153,12 +154,15 @@ def protocol_class(config: Config) -> type[asyncio.Protocol]:
                 data = self._again
             if self.transport.is_closing():
                 return
-            if self._is_in_head:
-                if self._n_head > max_head_bytes:
-                    self.transport.write(TOO_LARGE)
-                    self.transport.close()
-                elif self.timeout_keep_alive_task is None and (self.cycle is None or self.cycle.response_complete):
-                    self._await_head()
+            if (self._is_in_head or self._is_in_trailer) and self._n_head > max_head_bytes:
+                self.transport.write(TOO_LARGE)
+                self.transport.close()
+            elif (
+                self._is_in_head
+                and self.timeout_keep_alive_task is None
+                and (self.cycle is None or self.cycle.response_complete)
+            ):
+                self._await_head()
 
         def _wants_upgrade(self) -> bool:
             """Whether the request asks to go on in another protocol, such as HTTP/2."""
@@ -202,11 +206,24 @@ def protocol_class(config: Config) -> type[asyncio.Protocol]:
             else:
                 cast("dict[str, Any]", self.scope)[WRITER] = self._writer
 
+        def on_header(self, name: bytes, value: bytes) -> None:
+            """What follows a body in chunks is no header of the request: it was not there when the request was read."""
+            if not self._is_in_trailer:
+                super().on_header(name, value)
+
+        def on_chunk_header(self) -> None:
+            """The parser collects what follows the last chunk, however much it is."""
+            self._is_in_trailer, self._n_head = True, 0
+
+        def on_body(self, body: bytes) -> None:
+            self._is_in_trailer = False
+            super().on_body(body)
+
         def on_message_complete(self) -> None:
             if self._wants_upgrade():
                 return
             super().on_message_complete()
-            self._is_in_head, self._n_head = True, 0
+            self._is_in_head, self._is_in_trailer, self._n_head = True, False, 0
 
         def on_response_complete(self) -> None:
             super().on_response_complete()

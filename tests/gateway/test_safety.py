@@ -13,6 +13,7 @@ import signal
 import socket
 import ssl
 import subprocess
+import time
 
 import pytest
 
@@ -324,6 +325,39 @@ def test_a_head_that_is_too_large(strict, is_one_line):
         for i in range(200):
             raw.sock.sendall(b"x" * 100 if is_one_line else f"X-{i}: {'y' * 90}\r\n".encode())
         assert raw.rest().startswith((b"HTTP/1.1 431", b"HTTP/1.1 400"))
+
+
+CHUNKED = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize("is_one_line", [True, False])
+def test_what_follows_the_last_chunk_is_limited_as_a_head_is(folder, before, is_one_line):
+    """The parser keeps it, and copies a line each time that more of it comes."""
+    gateway = before(str(folder / "s"), "--max-header-kb", "4")
+    with Raw(gateway.port) as raw, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        raw.sock.settimeout(WAIT_S / 4)
+        raw.sock.sendall(CHUNKED + b"2\r\n{}\r\n0\r\nX: ")
+        for i in range(200):
+            raw.sock.sendall(b"x" * 100 if is_one_line else f"X-{i}: {'y' * 90}\r\n".encode())
+        assert raw.rest().startswith(b"HTTP/1.1 431")
+
+
+def test_chunks_that_come_apart_from_their_sizes_are_no_head(strict):
+    with Raw(strict.port) as raw:
+        raw.sock.sendall(CHUNKED)
+        for part in (b'{"content": "', b"x" * 3000, b"y" * 3000, b'"}'):
+            for piece in (b"%x\r\n" % len(part), part + b"\r\n"):
+                raw.sock.sendall(piece)
+                time.sleep(0.01)
+        raw.sock.sendall(b"0\r\nX-Checksum: 1\r\n\r\n")
+        assert b" 503 " in raw.rest().split(b"\r\n")[0], "there is no daemon"
+
+
+def test_what_follows_the_last_chunk_is_no_header_of_the_request(gateway):
+    with Raw(gateway.port) as raw:
+        raw.sock.sendall(CHUNKED + b"2\r\n{}\r\n0\r\nHost: evil.example\r\nX-Request-Id: late\r\n\r\n")
+        answer = raw.rest()
+    assert answer.startswith(b"HTTP/1.1 200") and b"x-request-id: late" not in answer
 
 
 def test_a_body_that_is_too_large_is_refused_unread(strict):
