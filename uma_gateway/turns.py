@@ -16,6 +16,7 @@ Message = dict[str, Any]
 # what conversations are made of, and what templates make of them; a template may know more
 _ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function", "ipython"))
 _MERGED = ("user", "assistant", "system")  # roles whose neighbouring messages say what one message could
+_TEXTS = ("reasoning_content", "name", "tool_call_id")  # what else of a message is a text
 
 
 def read_messages(messages: list[Any], template: str = "") -> list[Message]:
@@ -51,8 +52,11 @@ def _read_message(message: Any, path: str) -> Message:
         made["content"] = None
     elif not isinstance(content, str):
         raise invalid(f"`{path}.content` must be a string or an array of parts", f"{path}.content")
-    if isinstance(made.get("tool_calls"), list):
-        made["tool_calls"] = [_read_call(call) for call in made["tool_calls"]]
+    for name in _TEXTS:
+        if not isinstance(made.get(name, ""), str):
+            raise invalid(f"`{path}.{name}` must be a string", f"{path}.{name}")
+    if "tool_calls" in made:
+        made["tool_calls"] = _read_calls(made["tool_calls"], f"{path}.tool_calls")
     return made
 
 
@@ -80,6 +84,15 @@ def _read_part(part: Any, path: str) -> Message:
     if not isinstance(part.get(kind), str):
         raise invalid(f"`{path}`: a part of type {kind!r} needs its `{kind}`", path)
     return {"type": "text", "text": part[kind]}
+
+
+def _read_calls(calls: Any, path: str) -> list[Any]:
+    if not isinstance(calls, list):
+        raise invalid(f"`{path}` must be an array", path)
+    for i, call in enumerate(calls):
+        if isinstance(call, dict) and not isinstance(call.get("id"), str | None):
+            raise invalid(f"`{path}[{i}].id` must be a string", f"{path}[{i}].id")
+    return [_read_call(call) for call in calls]
 
 
 def _read_call(call: Any) -> Any:

@@ -71,6 +71,11 @@ def test_a_refusal_is_a_text_that_the_assistant_wrote():
         ([{"role": "user", "content": 5}], Kind.INVALID, "messages[0].content"),
         ([{"role": "user", "content": [{"type": "text"}]}], Kind.INVALID, "messages[0].content"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], Kind.NOT_SUPPORTED, "messages[0].content"),
+        ([{"role": "user", "content": "x", "tool_calls": 5}, USER], Kind.INVALID, "messages[0].tool_calls"),
+        ([{"role": "assistant", "reasoning_content": 5}], Kind.INVALID, "messages[0].reasoning_content"),
+        ([{"role": "user", "content": "x", "name": 7}], Kind.INVALID, "messages[0].name"),
+        ([{"role": "tool", "content": "x", "tool_call_id": [5]}], Kind.INVALID, "messages[0].tool_call_id"),
+        ([{"role": "assistant", "tool_calls": [{"id": 5}]}], Kind.INVALID, "messages[0].tool_calls[0].id"),
     ],
 )
 def test_the_message_at_fault_is_named(messages, kind, param):
