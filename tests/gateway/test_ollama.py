@@ -201,6 +201,7 @@ def test_the_served_model_is_listed_shown_running_and_needs_no_pull(client, gate
         ("/api/chat", {"messages": USER, "options": {"temperature": "hot"}}, 400, "temperature"),
         ("/api/chat", {"messages": USER, "options": {"logit_bias": "none"}}, 400, "logit_bias"),
         ("/api/generate", {"prompt": "x", "template": "y"}, 501, "template"),
+        ("/api/generate", {"prompt": "x", "system": "y", "raw": True}, 400, "system"),
         ("/api/nothing", {}, 404, "/api/nothing"),
     ],
 )

@@ -172,6 +172,8 @@ async def on_generate(exchange: Exchange) -> None:
     messages = [{"role": "system", "content": system}] if system else []
     chat = _with_options(body, Chat(messages=[*messages, {"role": "user", "content": prompt}]))
     is_raw = boolean(body, "raw")
+    if is_raw and system:
+        raise invalid("`system` conflicts with `raw`: such a prompt is written without a template", "system")
 
     async def prompt_for(model: Model) -> Prompt:
         if suffix:
