@@ -30,6 +30,7 @@ KEY_PREFIX = "uma-"
 PRIORITIES = ("interactive", "background")
 MINUTE_S = 60.0
 LONGEST_NAME = 64
+LEAST_RATE = 1e-6  # requests a minute: one in two years
 _FIELDS = {"name", "hash", "priority", "rate", "max_in_flight", "admin"}
 
 
@@ -193,7 +194,7 @@ def _key(path: str, number: int, item: Any) -> Key:
         name,
         _digest(path, name, item.get("hash")),
         _priority(path, name, item.get("priority", "interactive")),
-        _number(path, name, "rate", item.get("rate", 0)),
+        _rate(path, name, item.get("rate", 0)),
         _whole(path, name, "max_in_flight", item.get("max_in_flight", 0)),
         _flag(path, name, item.get("admin", False)),
     )
@@ -220,6 +221,13 @@ def _number(path: str, name: str, field: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e9:
         raise _bad(path, f"{name}: {field} must be a number, 0 for no limit")
     return float(value)
+
+
+def _rate(path: str, name: str, value: Any) -> float:
+    rate = _number(path, name, "rate", value)
+    if 0 < rate < LEAST_RATE:  # the time to come back would be no number any more
+        raise _bad(path, f"{name}: rate must be at least {LEAST_RATE:g}, or 0 for no limit")
+    return rate
 
 
 def _whole(path: str, name: str, field: str, value: Any) -> int:

@@ -63,3 +63,10 @@ def test_requests_in_flight_are_whole(tmp_path: Path, value: str):
     path.write_text(entry("alice", "a") + f"  max_in_flight: {value}\n")
     with pytest.raises(UmaError, match="max_in_flight must be"):
         Keys(str(path), "")
+
+
+def test_a_rate_that_is_next_to_nothing_is_refused(tmp_path: Path):
+    path = tmp_path / "keys.yaml"
+    path.write_text(entry("alice", "a") + "  rate: 1.0e-310\n")
+    with pytest.raises(UmaError, match="rate must be at least 1e-06"):
+        Keys(str(path), "")
