@@ -159,9 +159,11 @@ class Endpoint:
         gateway, caller = exchange.gateway, exchange.caller
         gateway.enter()
         try:
-            caller.enter()
             try:
+                caller.enter()
+            finally:  # a client that is refused looks there too
                 exchange.extra_headers += caller.rate_headers()
+            try:
                 await self._route.handler(exchange)
             finally:
                 caller.leave()

@@ -222,6 +222,7 @@ def test_a_key_s_rate_is_limited_with_the_time_to_come_back(keyed):
     answers = [gateway.chat(max_tokens=1, headers=as_(keys["carl"])) for _ in range(3)]
     assert [answer.status for answer in answers] == [200, 200, 429]
     assert answers[0].headers["x-ratelimit-remaining-requests"] == "1"
+    assert answers[2].headers["x-ratelimit-remaining-requests"] == "0"
     assert 1_000 < int(answers[2].headers["retry-after-ms"]) <= 30_001
 
 
