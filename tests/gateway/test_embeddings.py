@@ -159,6 +159,9 @@ def test_vectors_in_the_form_of_text_embeddings_inference(bert_gateway: GatewayP
     assert bert_gateway.post("/embed", inputs="the " * 300).status == 400
     assert len(bert_gateway.post("/embed", inputs=["the " * 300], truncate=True).json) == 1
     assert bert_gateway.post("/embed").error["message"].startswith("`inputs`")
+    assert bert_gateway.post("/embed", inputs=TEXTS[0], truncation_direction="Left").status == 200, "nothing is cut"
+    for refused in ({"prompt_name": "query"}, {"truncate": True, "truncation_direction": "Left"}):
+        assert bert_gateway.post("/embed", inputs=TEXTS[0], **refused).status == 501
 
 
 @pytest.mark.parametrize("path", ["/embedding", "/embeddings"])
@@ -189,6 +192,8 @@ def test_reranking_in_the_form_of_text_embeddings_inference(rank_gateway: Gatewa
     found = rank_gateway.post("/rerank", query="the query", texts=TEXTS, return_text=True).json
     assert sorted(result["index"] for result in found) == [0, 1, 2]
     assert all(result["text"] == TEXTS[result["index"]] and isinstance(result["score"], float) for result in found)
+    cut = {"truncate": True, "truncation_direction": "left"}
+    assert rank_gateway.post("/rerank", query="the query", texts=TEXTS, **cut).status == 501
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from uma_gateway.embedding import ask, documents_of, inputs_of, options_of, unpacked, usage, wants_cut
-from uma_gateway.errors import invalid
+from uma_gateway.errors import invalid, unsupported
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import boolean, integer, model_name, text
 
@@ -36,7 +36,18 @@ async def on_embed(exchange: Exchange) -> None:
     body = await exchange.json()
     if body.get("inputs") is None:
         raise invalid("`inputs` is required: a text, or an array of texts", "inputs")
+    if text(body, "prompt_name"):
+        message = "`prompt_name` is not supported: models' files have no named prompts; write its text before the input"
+        raise unsupported(message, "prompt_name")
+    _check_cut(body)
     await exchange.while_connected(_plain_vectors(exchange, body))
+
+
+def _check_cut(body: dict[str, Any]) -> None:
+    """Text Embeddings Inference can cut a long text's beginning off. Raises: GatewayError."""
+    if (text(body, "truncation_direction") or "").lower() == "left" and boolean(body, "truncate"):
+        message = "`truncation_direction` can be right: a text that is too long loses its end"
+        raise unsupported(message, "truncation_direction")
 
 
 async def _plain_vectors(exchange: Exchange, body: dict[str, Any]) -> None:
@@ -51,6 +62,8 @@ async def on_rerank(exchange: Exchange) -> None:
     if not query:
         raise invalid("`query` must be a text that is not empty", "query")
     is_tei = body.get("texts") is not None and body.get("documents") is None
+    if is_tei:
+        _check_cut(body)
     await exchange.while_connected(
         _scores(exchange, body, query, documents_of(body, "texts" if is_tei else "documents"), is_tei)
     )
