@@ -17,6 +17,7 @@ from uma_gateway.chat.errors import ChatCode, ChatError
 
 SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
 SHORT_MS = 1000
+PREFIX = "constraint.prefix"  # a field of the daemon's: what an answer has already, from a message that it continues
 
 
 class Kind(Enum):
@@ -171,6 +172,11 @@ def from_daemon(error: Mapping[str, Any]) -> GatewayError:
                 f"{detail['n_tokens']}"
             )
             made.message = f"{told} ({made.code})"
+    if param == PREFIX:
+        made.param = "messages"
+        made.message = (
+            "`messages`: no answer of the form that is asked for begins like a last message that it continues"
+        )
     if "queue_position" in detail:
         made.headers.append((b"x-queue-position", str(detail["queue_position"]).encode()))
     return made

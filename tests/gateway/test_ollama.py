@@ -62,6 +62,13 @@ def test_a_raw_prompt_s_answer_has_its_form_too(tiny_gateway):
     assert tiny_gateway.post("/api/generate", model="any", prompt="Hello", **fields).json["response"] == "7"
 
 
+def test_a_message_that_does_not_begin_as_its_form_does_is_refused_by_its_name(tiny_gateway):
+    messages = [*USER, {"role": "assistant", "content": "The "}]
+    form = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    refused = tiny_gateway.post("/api/chat", messages=messages, format=form, stream=False)
+    assert refused.status == 400 and "`messages`" in refused.json["error"], refused.json
+
+
 def test_stop_and_unlimited_answers_end(client):
     text = client.chat("any", USER, options={"num_predict": 30, "temperature": 0}).message.content
     stopped = client.chat("any", USER, options={"num_predict": 30, "temperature": 0, "stop": [text[5:7]]})
