@@ -21,6 +21,7 @@ from uma_gateway.within import within
 log = logging.getLogger(__name__)
 
 FRESH_S = 2.0  # how long what is known of the model is shown without asking again; requests are safe by the fingerprint
+CLOSE_S = 1.0  # for the first question to the daemon to end, when the gateway is told to stop
 
 
 class Gateway:
@@ -121,6 +122,8 @@ class Gateway:
     async def close(self) -> None:
         if self._greeting is not None:
             self._greeting.cancel()
+            # to its end: it may be about to open the connection that is closed below
+            await asyncio.wait([self._greeting], timeout=CLOSE_S)
         await self.daemon.close()
 
 

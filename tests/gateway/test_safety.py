@@ -709,3 +709,13 @@ def test_an_address_where_nothing_can_listen_ends_the_start_with_a_reason(folder
         assert gateway.wait() == 1
     assert "E_CONFIG_001" in gateway.log and "nothing can listen on" in gateway.log, gateway.log
     assert len(gateway.log.splitlines()) == 1, gateway.log
+
+
+def test_a_port_in_use_is_one_line_beside_a_daemon_too(serve, folder):
+    """The gateway has begun to talk with the daemon by then."""
+    daemon = serve()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        for _ in range(4):
+            gateway = GatewayProcess(folder, daemon.path, "--port", str(other.getsockname()[1]))
+            assert gateway.wait() == 1
+            assert len(gateway.log.splitlines()) == 1, gateway.log
