@@ -265,12 +265,19 @@ def recorded(lines: Iterable[str]) -> Iterator[tuple[int, dict[str, Any], Schedu
 
 
 def differences(lines: Iterable[str]) -> Iterator[str]:
-    """Plan every recorded state again; yield one line per plan that came out differently."""
+    """Plan every recorded state again; yield one line per plan that came out differently.
+
+    Raises: ValueError where there is nothing to plan, which a file of another kind must not pass as.
+    """
+    n_ticks = 0
     for number, line, state in recorded(lines):
+        n_ticks += 1
         again = json.loads(json.dumps(pack_plan(compose(state.config.stages)(state))))
         for field, value in line["plan"].items():
             if again.get(field) != value:
                 yield f"line {number}, tick {line['tick']}: {field}: recorded {value!r}, now {again.get(field)!r}"
+    if not n_ticks:
+        raise ValueError("it has no ticks")
 
 
 def shown(lines: Iterable[str], tick: int | None, settings: Mapping[str, Any]) -> Iterator[str]:
@@ -308,6 +315,9 @@ USAGE = """usage: python -m uma_core.trace replay FILE
 
 
 def main(argv: list[str]) -> int:
+    if any(text in ("-h", "--help") for text in argv):
+        print(USAGE)
+        return 0
     command, path, *more = (*argv, "", "")
     if command not in ("replay", "show") or not path or (command == "replay" and any(more)):
         print(USAGE, file=sys.stderr)

@@ -71,6 +71,8 @@ def test_the_command_tells_same_from_different(tmp_path, capsys):
     assert trace.main(["replay", str(bad)]) == 1
     assert "recorded 1, now 500000000" in capsys.readouterr().out
     assert trace.main([]) == 2
+    assert trace.main(["replay", "--help"]) == trace.main(["-h"]) == 0
+    assert capsys.readouterr().out.startswith("usage: python -m uma_core.trace replay FILE")
 
 
 def test_a_tick_is_shown_with_names_and_with_other_settings(tmp_path, capsys):
@@ -163,7 +165,14 @@ def test_the_time_line_tells_how_far_a_run_came():
 def test_what_is_no_recording_is_refused(tmp_path, capsys):
     path = tmp_path / "t"
     lines = lines_of(recorded())
-    for text in ("{}\n", "hello\n" + lines[1] + "\n", "\n".join([lines[0], lines[1][:-9], *lines[2:]])):
+    for text in (
+        "",
+        "# Notes\n\nNot one line of them is JSON.\n",
+        lines[0] + "\n",
+        "{}\n",
+        "hello\n" + lines[1] + "\n",
+        "\n".join([lines[0], lines[1][:-9], *lines[2:]]),
+    ):
         path.write_text(text)
         assert trace.main(["replay", str(path)]) == 2
         assert "is not a recording of this version" in capsys.readouterr().err
