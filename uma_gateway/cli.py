@@ -84,8 +84,9 @@ def key(name: str) -> None:
     """
     keys = importlib.import_module("uma_gateway.keys")
     made = keys.new_key()
+    entry = keys.entry(name, made)
     click.echo(f"# the key, for its user: {made}", err=True)
-    click.echo(keys.entry(name, made), nl=False)
+    click.echo(entry, nl=False)
 
 
 @cli.group()

@@ -16,11 +16,14 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import yaml
 
 from uma_core.config.merge import read_yaml_list
 from uma_core.errors import ErrorCode, UmaError
@@ -31,6 +34,7 @@ PRIORITIES = ("interactive", "background")
 MINUTE_S = 60.0
 LONGEST_NAME = 64
 LEAST_RATE = 1e-6  # requests a minute: one in two years
+NAME_RULE = f"must be a text of 1 to {LONGEST_NAME} printable characters"
 _FIELDS = {"name", "hash", "priority", "rate", "max_in_flight", "admin"}
 
 
@@ -172,8 +176,23 @@ def new_key() -> str:
 
 
 def entry(name: str, key: str) -> str:
-    """The lines of the file for a new key."""
-    return f"- name: {name}\n  hash: sha256:{digest_of(key).hex()}\n  priority: interactive\n"
+    """The lines of the file for a new key. Raises: UmaError (CONFIG_INVALID) for a name that the file may not have."""
+    if not _is_name(name):
+        raise UmaError(ErrorCode.CONFIG_INVALID, f"the name of a key {NAME_RULE}")
+    return f"- name: {_scalar(name)}\n  hash: sha256:{digest_of(key).hex()}\n  priority: interactive\n"
+
+
+def _scalar(text: str) -> str:
+    """As YAML has it: plain, or in quotes where it would be read as something else (`12`, `no`, `a: b`)."""
+    try:
+        is_plain = yaml.safe_load(f"name: {text}\n") == {"name": text}
+    except yaml.YAMLError:
+        is_plain = False
+    return text if is_plain else json.dumps(text, ensure_ascii=False)
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= LONGEST_NAME and value.isprintable()
 
 
 def load_keys(path: str) -> list[Key]:
@@ -188,8 +207,8 @@ def _key(path: str, number: int, item: Any) -> Key:
     if unknown:
         raise _bad(path, f"entry {number}: {unknown[0]!r} is not one of {', '.join(sorted(_FIELDS))}")
     name = item.get("name")
-    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
-        raise _bad(path, f"entry {number}: name must be a text of 1 to {LONGEST_NAME} characters")
+    if not isinstance(name, str) or not _is_name(name):
+        raise _bad(path, f"entry {number}: name {NAME_RULE}")
     return Key(
         name,
         _digest(path, name, item.get("hash")),

@@ -57,6 +57,22 @@ def test_a_wrong_file_changes_nothing_of_the_entries_before_the_mistake_either(t
     assert keys.find("old") is None and keys.find("new") is alice and alice.key.is_admin
 
 
+@pytest.mark.parametrize(
+    "name", ["alice", "a b", "12", "no", "a: b", "# a", "- a", "&a", "'a", '"a" \\n', " a ", "Ä{€}"]
+)
+def test_the_entry_of_a_new_key_is_read_back_as_it_was_named(tmp_path: Path, name: str):
+    path = tmp_path / "keys.yaml"
+    path.write_text(entry(name, "secret"))
+    found = Keys(str(path), "").find("secret")
+    assert found is not None and found.account == name
+
+
+@pytest.mark.parametrize("name", ["", "a" * 65, "a\nb", "a\tb"])
+def test_a_name_that_the_file_may_not_have_gets_no_key(name: str):
+    with pytest.raises(UmaError, match="1 to 64 printable characters"):
+        entry(name, "secret")
+
+
 @pytest.mark.parametrize("value", ["0.5", "1.5", "-1", ".nan", "true", "many"])
 def test_requests_in_flight_are_whole(tmp_path: Path, value: str):
     path = tmp_path / "keys.yaml"
