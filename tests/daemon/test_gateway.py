@@ -246,6 +246,7 @@ def test_a_file_with_wrong_options_is_refused_at_the_start_and_by_a_reload(serve
         ((), {"UMA_GATEWAY_MAX_JSON_DEPTH": "deep"}, "limits.max_json_depth"),
         ((), {"UMA_GATEWAY_API_KEY_FILE": "/nowhere/keys.yaml"}, "/nowhere/keys.yaml"),
         (("--http-host", "0.0.0.0"), {}, "give keys (UMA_GATEWAY_API_KEY_FILE"),  # not a flag: the daemon has none
+        (("--http-host", "0.0.0.0"), {}, "to serve everybody (http.host)"),  # whoever set it wrote no --host
     ],
 )
 def test_variables_and_addresses_that_would_keep_ending_it_are_refused_at_the_start(

@@ -82,6 +82,8 @@ def _check_values(options: HttpOptions) -> None:
     _, mark, message = text.partition(f"{ErrorCode.CONFIG_INVALID.spec.name}: ")
     if checked.returncode and mark:
         message = f"the HTTP gateway: {' '.join(message.split())}"
+        for option in ("host", "port"):  # its flags are none of the daemon's
+            message = message.replace(f"(flag --{option})", f"(http.{option})")
         raise UmaError(ErrorCode.CONFIG_INVALID, message)
 
 
