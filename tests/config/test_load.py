@@ -244,10 +244,10 @@ def test_a_huge_file_is_refused(write):
 
 
 def test_a_value_above_its_cap_is_refused_but_a_default_follows():
-    assert "engine.n_ubatch must not exceed engine.n_batch (256), not 512" in refusal(
+    assert "engine.n_ubatch must be at most engine.n_batch (256), not 512" in refusal(
         flags={"engine.n_batch": "256", "engine.n_ubatch": "512"}
     )
-    assert "ipc.tx_soft_bytes must not exceed" in refusal(
+    assert "ipc.tx_soft_bytes must be at most" in refusal(
         flags={"ipc.tx_soft_bytes": "9000", "ipc.tx_hard_bytes": "8000"}
     )
     config, sources = build({"engine.n_batch": "256", "limits.max_tokens": "100"})

@@ -701,7 +701,7 @@ def conflicts(config: Config) -> Iterator[tuple[str, str]]:
     for opt, value in config.items():
         cap = opt.extra.get("cap")
         if cap and value > config.get(BY_KEY[cap]):
-            yield opt.key, f"must not exceed {cap} ({config.get(BY_KEY[cap])}), not {value}"
+            yield opt.key, f"must be at most {cap} ({config.get(BY_KEY[cap])}), not {value}"
     if 0 < engine.n_ctx < engine.n_seq:
         yield "engine.n_ctx", f"must give each of the {engine.n_seq} sequences at least one cell, not {engine.n_ctx}"
     if engine.mtp and config.speculation.draft_model:

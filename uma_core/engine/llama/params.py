@@ -76,7 +76,7 @@ def check_model(options: EngineOptions, path: str) -> tuple[str, int]:
         n_expert = _count(meta, "expert_count")
         if n_expert and options.moe_top_k > n_expert:
             raise _refusal(
-                "moe_top_k", f"must not exceed the {n_expert} experts of this model, not {options.moe_top_k}"
+                "moe_top_k", f"must be at most {n_expert}, the experts of this model, not {options.moe_top_k}"
             )
         n_each = _count(meta, "embedding_length") // max(1, _count(meta, "attention.head_count"))
         for length in (_count(meta, f"attention.{part}_length") or n_each for part in ("key", "value")):
