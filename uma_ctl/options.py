@@ -145,12 +145,16 @@ def with_target(command: F) -> F:
     return cast(F, _own_socket(_own_json(pass_target(run))))
 
 
-def read_prompt(prompt: str | None) -> str:
-    """The `--prompt`, or standard input to its end. Raises: UsageError where there is neither."""
-    if prompt is None:
-        if sys.stdin.isatty():
-            raise click.UsageError("no prompt: give --prompt TEXT, or pipe it in")
-        prompt = sys.stdin.read()
-    if not prompt:
+def read_prompt(given: str | None, absent: str = "no prompt: give TEXT or --prompt, or pipe it in") -> str:
+    """What was given, or standard input to its end. Raises: UsageError where there is neither, or it is empty."""
+    text = read_stdin(absent) if given is None else given
+    if not text:
         raise click.UsageError("the prompt is empty")
-    return prompt
+    return text
+
+
+def read_stdin(absent: str) -> str:
+    """Standard input to its end. Raises: UsageError (`absent`) where it is a terminal, at which nobody may be typing."""
+    if sys.stdin.isatty():
+        raise click.UsageError(absent)
+    return sys.stdin.read()

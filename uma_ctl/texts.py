@@ -7,7 +7,7 @@ from typing import TextIO
 
 import click
 
-from uma_ctl.options import read_prompt
+from uma_ctl.options import read_stdin
 
 
 def _text(file: TextIO) -> str:
@@ -23,7 +23,8 @@ def inputs_of(texts: Iterable[str], files: Iterable[TextIO], by_lines: bool) -> 
     chosen = [*texts]
     read = [_text(file) for file in files]
     if not chosen and not read:
-        read = [read_prompt(None)]
+        text = read_stdin("no texts: give them or --file, or pipe them in")
+        read = [text] if text else []
     for text in read:
         chosen += [line for line in text.splitlines() if line.strip()] if by_lines else [text]
     if not chosen or not all(chosen):

@@ -56,6 +56,8 @@ def test_what_goes_wrong_has_an_exit_status(daemons: DaemonProcess) -> None:
     assert ctl(daemons, "embed", "a", "--pooling", "max").returncode == 1
     assert ctl(daemons, "embed", "a", "--dimensions", "0").returncode == 1
     assert ctl(daemons, "embed", "").returncode == 1
+    assert "there is no input" in ctl(daemons, "embed").stderr
+    assert "there is no input" in ctl(daemons, "rerank", "query").stderr
     refused = ctl(daemons, "embed", "the " * 300)
     assert refused.returncode == 2 and "prompt_too_large" in refused.stderr
     assert ctl(daemons, "embed", "the " * 300, "--truncate").returncode == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -47,3 +48,22 @@ def test_a_closed_standard_input_is_an_empty_one(serve, shell):
     serve(lambda peer, message: peer.eos(message["id"]))
     done = shell("generate", "<&-")
     assert done.returncode == 1 and "the prompt is empty" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("generate", "no prompt: give TEXT or --prompt, or pipe it in"),
+        ("tokenize", "no text: give TEXT, or pipe it in"),
+        ("detokenize", "no token ids: give IDS, or pipe them in"),
+        ("embed", "no texts: give them or --file, or pipe them in"),
+        ("rerank query", "no texts: give them or --file, or pipe them in"),
+    ],
+)
+def test_at_a_terminal_nothing_is_awaited_and_the_words_are_the_commands_own(environment, words, said):
+    leader, follower = os.openpty()
+    command = [sys.executable, "-m", "uma_ctl", *words.split()]
+    done = subprocess.run(command, env=environment, stdin=follower, capture_output=True, text=True, timeout=60)
+    os.close(follower)
+    os.close(leader)
+    assert done.returncode == 1 and said in done.stderr, done

@@ -8,7 +8,7 @@ import click
 
 from uma_ctl import output, render
 from uma_ctl.client import fields_of
-from uma_ctl.options import Target, read_prompt, with_target
+from uma_ctl.options import Target, read_stdin, with_target
 
 
 @click.command()
@@ -19,9 +19,12 @@ def command(target: Target, ids: tuple[str, ...], no_special: bool) -> None:
     """Show the text of token IDS, or of those on standard input: numbers between spaces or commas, as `tokenize
     --ids` writes them.
     """
-    words = [word for word in re.split(r"[\s,\[\]]+", " ".join(ids) or read_prompt(None)) if word]
+    text = " ".join(ids) or read_stdin("no token ids: give IDS, or pipe them in")
+    words = [word for word in re.split(r"[\s,\[\]]+", text) if word]
+    if not words:
+        raise click.UsageError("there are no token ids")
     if not all(re.fullmatch("[0-9]{1,10}", word) for word in words):
-        raise click.UsageError("token ids are numbers")
+        raise click.UsageError("token ids are whole numbers from 0")
     with target.connect() as client:
         reply = client.call("detokenize", tokens=[int(word) for word in words], unparse_special=not no_special)
     if target.as_json:

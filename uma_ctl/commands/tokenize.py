@@ -6,7 +6,7 @@ import click
 
 from uma_ctl import output, render
 from uma_ctl.client import fields_of
-from uma_ctl.options import Target, read_prompt, with_target
+from uma_ctl.options import Target, read_stdin, with_target
 
 
 @click.command()
@@ -20,11 +20,14 @@ def command(
     target: Target, text: str | None, add_special: bool, no_parse_special: bool, only_ids: bool, only_count: bool
 ) -> None:
     """Show the tokens of TEXT, or of standard input: a line with id and text for each."""
+    content = read_stdin("no text: give TEXT, or pipe it in") if text is None else text
+    if not content:
+        raise click.UsageError("the text is empty")
     wants_pieces = not (only_ids or only_count)
     with target.connect() as client:
         reply = client.call(
             "tokenize",
-            content=read_prompt(text),
+            content=content,
             add_special=add_special,
             parse_special=not no_parse_special,
             with_pieces=wants_pieces,
