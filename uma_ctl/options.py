@@ -154,7 +154,7 @@ def read_prompt(given: str | None, absent: str = "no prompt: give TEXT or --prom
 
 
 def read_stdin(absent: str) -> str:
-    """Standard input to its end. Raises: UsageError (`absent`) where it is a terminal, at which nobody may be typing."""
+    """Standard input to its end. Raises: UsageError (`absent`) where it is a terminal: nobody may be typing."""
     if sys.stdin.isatty():
         raise click.UsageError(absent)
     return sys.stdin.read()

@@ -269,6 +269,25 @@ def test_a_key_is_asked_for_once(serve: Any, before: Any, folder: Any, tabs: Tab
     tabs.errors.clear()
 
 
+def test_a_dialog_for_a_key_that_is_closed_does_not_come_back_by_itself(
+    serve: Any, before: Any, folder: Any, tabs: Tabs
+) -> None:
+    (folder / "keys.yaml").write_text(entry("alice", new_key()))
+    gateway = before(serve(), "--api-key-file", str(folder / "keys.yaml"))
+    page = tabs.context().new_page()
+    asked = []
+    page.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
+    page.goto(f"{gateway.url}/dashboard")
+    expect(page.locator("#state")).to_contain_text("no key")
+    page.wait_for_timeout(2500)  # longer than the dashboard waits before it connects again
+    assert len(asked) == 1
+    page.goto(gateway.url)
+    expect(page.locator("#state")).to_contain_text("key")
+    send(page, "Hello")  # whoever writes is asked again
+    eventually(lambda: len(asked) == 3, "nobody was asked for a key")
+    tabs.errors.clear()
+
+
 # ---- the dashboard
 
 

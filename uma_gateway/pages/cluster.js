@@ -74,7 +74,8 @@ async function follow() {
     try {
       for await (const { data } of events(await ask("/uma/cluster/events"))) if (data) draw(JSON.parse(data));
     } catch (error) {
-      element("state").textContent = error.message;
+      element("state").textContent = error.lacksKey ? "no key: reload the page to give one" : error.message;
+      if (error.lacksKey) return;
     }
     await new Promise((done) => setTimeout(done, RETRY_MS));
   }

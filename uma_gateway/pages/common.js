@@ -37,7 +37,8 @@ export function askForKey() {
   return true;
 }
 
-// Fetch with the key; asks for one where it is missing. Throws an Error with the server's words.
+// Fetch with the key; asks for one where it is missing. Throws an Error with the server's words, which `lacksKey` where
+// none was given: who asks by a timer must not ask again, or a dialog that was closed comes back for ever.
 export async function ask(path, options = {}) {
   for (;;) {
     const answer = await fetch(path, { ...options, headers: { ...options.headers, ...authorization() } });
@@ -50,7 +51,7 @@ export async function ask(path, options = {}) {
     } catch {
       /* not JSON: the status is all there is */
     }
-    throw new Error(words);
+    throw Object.assign(new Error(words), { lacksKey: answer.status === 401 });
   }
 }
 

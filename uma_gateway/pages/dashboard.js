@@ -603,6 +603,10 @@ async function run() {
       }
       throw new Error("the gateway ended the stream");
     } catch (error) {
+      if (error.lacksKey) {
+        drawState({ state: "no key", reason: "reload the page to give one" });
+        return;
+      }
       drawState({
         state: "unreachable",
         reason: seenAt ? `${error.message}; last seen ${number((Date.now() - seenAt) / 1000)} s ago` : error.message,
