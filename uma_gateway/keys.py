@@ -17,13 +17,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
-
-import yaml
 
 from uma_core.config.merge import read_yaml_list
 from uma_core.errors import ErrorCode, UmaError
@@ -35,6 +34,7 @@ MINUTE_S = 60.0
 LONGEST_NAME = 64
 LEAST_RATE = 1e-6  # requests a minute: one in two years
 NAME_RULE = f"must be a text of 1 to {LONGEST_NAME} printable characters"
+YAML_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}  # that are no text
 _FIELDS = {"name", "hash", "priority", "rate", "max_in_flight", "admin"}
 
 
@@ -183,11 +183,8 @@ def entry(name: str, key: str) -> str:
 
 
 def _scalar(text: str) -> str:
-    """As YAML has it: plain, or in quotes where it would be read as something else (`12`, `no`, `a: b`)."""
-    try:
-        is_plain = yaml.safe_load(f"name: {text}\n") == {"name": text}
-    except yaml.YAMLError:
-        is_plain = False
+    """As YAML has it: plain, or in quotes where it might be read as something else (`12`, `no`, `a: b`)."""
+    is_plain = re.fullmatch(r"[A-Za-z][\w.-]*", text, re.ASCII) and text.lower() not in YAML_WORDS
     return text if is_plain else json.dumps(text, ensure_ascii=False)
 
 
