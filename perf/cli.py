@@ -80,10 +80,10 @@ def _shared(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--peer-repeats",
             default=float("inf"),
-            help="Others take part in this many repeats only; where one of theirs takes minutes.",
+            help="Repeats in which other servers take part; for scenarios that take them minutes.",
         ),
         click.option("--scale", default=1, show_default=True, help="Multiply all lengths (4 for a large GPU)."),
-        click.option("--seed", default=1, show_default=True, help="Of prompts and arrivals."),
+        click.option("--seed", default=1, show_default=True, help="Seed of prompts and arrivals."),
         click.option("--gpu-layers", default=0, show_default=True, help="Layers on the GPU; -1: all."),
         click.option("--max-minutes", default=float("inf"), help="Start no repeat that would end later."),
         click.option(
@@ -139,7 +139,7 @@ def run(
     type=click.Choice(ENGINES),
     default="auto",
     show_default=True,
-    help="Of our daemon; graph: beside --engine llama too.",
+    help="Engine of our daemon; graph: beside --engine llama too.",
 )
 @click.option("--http", "has_http", is_flag=True, help="With the rows that hold through the HTTP gateway.")
 @click.option(
@@ -414,7 +414,7 @@ def answers(
     "--prices",
     default="2:1.05,4:1.17,8:1.37,16:2",
     show_default=True,
-    help="Of calls of this many rows, in steps of one row.",
+    help="What a call of so many rows takes (ROWS:TIME), in steps of one row.",
 )
 def drafts(prices: str) -> None:
     """Replay recorded texts through the lookups and the policy: how much holds, by match, what four streams and one
@@ -431,7 +431,7 @@ def drafts(prices: str) -> None:
 
 
 @main.command()
-@click.option("--repeats", default=5, show_default=True, help="Of one and two daemons, in turn.")
+@click.option("--repeats", default=5, show_default=True, help="Measurements of one and of two daemons, in turn.")
 def cluster(repeats: int) -> None:
     """Compare the tokens a second of two simulated daemons behind the cluster's router with those of one. 20 s a
     repeat.
@@ -453,7 +453,7 @@ def cluster(repeats: int) -> None:
 @click.argument("shapes", nargs=-1, metavar="[SHAPE...]")
 @click.option("--threads", default=2, show_default=True, help="Compute threads of every server.")
 @click.option("--repeats", default=5, show_default=True, help="How often everything is measured.")
-@click.option("--engine", type=click.Choice(ENGINES), default="auto", show_default=True, help="Of our daemon.")
+@click.option("--engine", type=click.Choice(ENGINES), default="auto", show_default=True, help="Engine of our daemon.")
 @click.option("--out", type=_FOLDER, default=_OUT / "quants", show_default=True, help="Folder for results, one each.")
 def quants(shapes: tuple[str, ...], threads: int, repeats: int, engine: str, out: Path) -> None:
     """Measure our daemon beside llama-server for each type of weights: one, four and eight streams, and prompts
@@ -494,7 +494,10 @@ def bandwidth(models: tuple[str, ...], threads: int, rounds: int, isa: str) -> N
 @main.command(name="threads")
 @click.option("--model", default="1b-q4_k_m", show_default=True, metavar="SHAPE|PATH", help="A shape, or a GGUF file.")
 @click.option(
-    "--counts", default="1,2,4,8,16,32", show_default=True, help="Of threads; beyond the processors: left out."
+    "--counts",
+    default="1,2,4,8,16,32",
+    show_default=True,
+    help="Numbers of threads; those beyond the processors are left out.",
 )
 @click.option("--rounds", default=9, show_default=True, help="Calls of each engine per case; the median is shown.")
 def threads_(model: str, counts: str, rounds: int) -> None:
@@ -512,7 +515,7 @@ def threads_(model: str, counts: str, rounds: int) -> None:
 @click.option(
     "--nodes", default=0, show_default=True, help="Then this many daemons at once; 0: none. 1000 take minutes."
 )
-@click.option("--requests", default=1_000_000, show_default=True, help="Requests for them.")
+@click.option("--requests", default=1_000_000, show_default=True, help="Requests to these daemons.")
 def router(sessions: int, nodes: int, requests: int) -> None:
     """Simulate the cluster's router: cached tokens and times to the first token beside other ways to route, and what
     a choice costs.
@@ -529,7 +532,7 @@ def router(sessions: int, nodes: int, requests: int) -> None:
 @main.command()
 @click.argument("text", type=click.Path(exists=True, dir_okay=False, path_type=Path), nargs=-1, required=True)
 @click.option("--model", required=True, metavar="PATH", help="A trained GGUF.")
-@click.option("--tokens", "n_tokens", default=20_000, show_default=True, help="Of the text, most.")
+@click.option("--tokens", "n_tokens", default=20_000, show_default=True, help="Most tokens of the text to use.")
 @click.option("--threads", default=2, show_default=True, help="Compute threads.")
 def perplexity(text: tuple[Path, ...], model: str, n_tokens: int, threads: int) -> None:
     """Compare the engines' perplexities over the TEXT files."""
@@ -545,7 +548,7 @@ def perplexity(text: tuple[Path, ...], model: str, n_tokens: int, threads: int) 
 @click.argument("text", type=click.Path(exists=True, dir_okay=False, path_type=Path), nargs=-1, required=True)
 @click.option("--model", required=True, metavar="PATH", help="A trained GGUF.")
 @click.option("--type", "kinds", multiple=True, help="Only these types of weights. Repeatable.")
-@click.option("--tokens", "n_tokens", default=3_000, show_default=True, help="Of the text, most.")
+@click.option("--tokens", "n_tokens", default=3_000, show_default=True, help="Most tokens of the text to use.")
 @click.option("--threads", default=2, show_default=True, help="Compute threads.")
 def fidelity(text: tuple[Path, ...], model: str, kinds: tuple[str, ...], n_tokens: int, threads: int) -> None:
     """Tell how far predictions with quantised weights are from exact ones of the same weights, beside ggml's
@@ -570,7 +573,7 @@ def fidelity(text: tuple[Path, ...], model: str, kinds: tuple[str, ...], n_token
 @click.argument("text", type=click.Path(exists=True, dir_okay=False, path_type=Path), nargs=-1, required=True)
 @click.option("--model", required=True, metavar="PATH", help="A trained GGUF.")
 @click.option("--prompts", "n_prompts", default=200, show_default=True, help="Pieces of the text, of 5 to 400 tokens.")
-@click.option("--tokens", "n_new", default=32, show_default=True, help="That each prompt is continued by.")
+@click.option("--tokens", "n_new", default=32, show_default=True, help="Tokens that each prompt is continued by.")
 @click.option("--threads", default=2, show_default=True, help="Compute threads.")
 def greedy(text: tuple[Path, ...], model: str, n_prompts: int, n_new: int, threads: int) -> None:
     """Compare greedy continuations of pieces of the TEXT files with llama.cpp's, and partings with its kernels'

@@ -86,7 +86,7 @@ def compare(path: str, text: str, engine_name: str) -> Iterator[str]:
         )
 
 
-@click.command()
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("models", nargs=-1, type=click.Path(exists=True, dir_okay=False))
 @click.option("--engine", "engine_name", type=click.Choice(("llama", "graph")), default="llama", show_default=True)
 def main(models: tuple[str, ...], engine_name: str) -> None:

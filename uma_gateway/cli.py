@@ -100,7 +100,7 @@ def cluster() -> None:
 )
 @click.option("--nodes", type=int, help="Machines that get daemons; 0: all.")
 @click.option(
-    "--address", help="Of the Ray cluster, as host:port; absent: this machine's, which is started if need be."
+    "--address", help="Address of the Ray cluster, as host:port; absent: this machine's, which is started if need be."
 )
 @click.option("--host", help="Address to listen on.")
 @click.option("--port", type=int, help="Port to listen on.")
@@ -116,7 +116,7 @@ def up(path: str, detach: bool, check_config: bool, **given: str | int | None) -
 
 
 @cluster.command(name="status")
-@click.option("--address", default="", help="Of the Ray cluster.")
+@click.option("--address", default="", help="Address of the Ray cluster, as host:port; absent: this machine's.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def cluster_status(address: str, as_json: bool) -> None:
     """Show nodes and models."""
@@ -126,7 +126,7 @@ def cluster_status(address: str, as_json: bool) -> None:
 
 
 @cluster.command()
-@click.option("--address", default="", help="Of the Ray cluster.")
+@click.option("--address", default="", help="Address of the Ray cluster, as host:port; absent: this machine's.")
 def down(address: str) -> None:
     """Stop the cluster: running answers get their time."""
     _cluster().down(address)

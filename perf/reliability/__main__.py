@@ -28,7 +28,7 @@ def say(text: str) -> None:
     click.echo(f"{datetime.datetime.now():%H:%M:%S} {text}", err=True)
 
 
-@click.command()
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--minutes", default=30.0, show_default=True, help="Active time of the soak; 0 leaves it out.")
 @click.option("--reloads", "n_reloads", default=100, show_default=True)
 @click.option("--drains", "n_drains", default=10, show_default=True)

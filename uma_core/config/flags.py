@@ -47,7 +47,7 @@ class FlagsCommand(click.Command):
             formatter.write_dl([record for record in plain if record])
         flags = [p for p in self.get_params(ctx) if isinstance(p, OptionFlag)]
         for section, group in groupby(flags, key=lambda flag: flag.opt.section):
-            with formatter.section(section.capitalize()):
+            with formatter.section(section.upper() if section in ("ipc", "http") else section.capitalize()):
                 formatter.write_dl([record for flag in group if (record := flag.get_help_record(ctx))])
 
 

@@ -59,7 +59,8 @@ class EngineOptions:
     )
     preset: str = option(
         presets.NONE,
-        "a list of options for a kind of machine, see below; what is given explicitly goes before it",
+        "a set of options for a kind of machine (docs/CONFIG.md lists them); "
+        "options that are given explicitly override it",
         yaml="preset",
         choices=(presets.NONE, *presets.PRESETS),
         reload="live",
@@ -72,15 +73,16 @@ class EngineOptions:
     )
     n_ctx: int = option(
         16384,
-        "KV cells in all, shared by the sequences: at most what the model was trained with for each; 0: that many",
+        "total number of KV cells, divided among the sequences; lowered where a sequence would get more than the "
+        "context that the model was trained with; 0: exactly that for each",
         unit="tokens",
         min=0,
         max=1 << 24,
     )
     encoder_ctx: int = option(
         0,
-        "most tokens of an input to an encoder or reranker; 0: as trained, as far as 1 GiB goes (llama.cpp takes 4 "
-        "bytes x vocabulary a token)",
+        "longest input to an encoder or reranker; 0: what the model was trained with, as far as 1 GiB allows "
+        "(llama.cpp needs 4 bytes x vocabulary for each token)",
         unit="tokens",
         min=0,
         max=1 << 20,
@@ -117,7 +119,7 @@ class EngineOptions:
     )
     prefill_lanes: int = option(
         2,
-        "prompts whose reading can be paused between layers at the same time; 0: prompts are read in sized chunks",
+        "prompts that are read at the same time and can be paused between layers; 0: prompts are read in sized chunks",
         min=0,
         max=4,
     )
@@ -137,7 +139,8 @@ class EngineOptions:
     deterministic: bool = option(
         False,
         "serve only where an answer never depends, to the last bit, on what else is computed: the graph engine on a "
-        "CPU with our kernels. Else the daemon does not start; `status` says whether it is so without this",
+        "CPU with our kernels. Otherwise the daemon does not start; without this option `status` "
+        "says whether answers are deterministic anyway",
     )
     moe_top_k: int = option(
         0, "experts per token of a mixture-of-experts model; 0: the model's own", flag="--moe-top-k", min=0, max=256
@@ -164,8 +167,8 @@ class EngineOptions:
     )
     repack_cache_mb: int = option(
         32_768,
-        "most bytes of all models' files of repacked weights; the least recently used go first, and weights of more "
-        "are not kept",
+        "disk space for the files of repacked weights, of all models together; the least recently used are removed "
+        "first, and weights that are larger than this are not kept",
         unit="MiB",
         min=0,
         max=1 << 30,
@@ -175,7 +178,7 @@ class EngineOptions:
     )
     metal_keep_alive_s: int = option(
         180,
-        "seconds that weights stay wired after the last compute (GGML_METAL_RESIDENCY_KEEP_ALIVE_S)",
+        "seconds that weights stay wired after the last computation (GGML_METAL_RESIDENCY_KEEP_ALIVE_S)",
         unit="s",
         min=1,
         max=86_400,
@@ -189,7 +192,7 @@ class EngineOptions:
     )
     cuda_graphs: bool = option(
         False,
-        "let ggml record CUDA graphs: steps get up to 6 % shorter, and one takes twice as long whenever a batch changes"
+        "let ggml record CUDA graphs: steps get up to 6 % shorter, but one takes twice as long whenever a batch changes"
         " (off sets GGML_CUDA_DISABLE_GRAPHS)",
         reload="restart",
     )
@@ -253,7 +256,8 @@ class IpcOptions:
     )
     check_folder: bool = option(
         True,
-        "refuse a socket in a folder in which another user could replace it; off only where no other user lives",
+        "refuse a socket in a folder in which another user could replace it; switch this off only "
+        "where there is no other user",
         reload="restart",
     )
     backlog: int = option(
@@ -265,8 +269,8 @@ class IpcOptions:
     )
     max_connections: int = option(
         256,
-        "open connections; more are refused with a coded error, but for one more in eight from processes that have "
-        "none",
+        "open connections; further ones are refused with a coded error, except that processes without a connection may "
+        "exceed this by one eighth",
         min=1,
         max=65_535,
     )
@@ -308,8 +312,8 @@ class IpcOptions:
     )
     read_apart: bool = option(
         True,
-        "requests of more than 16 KiB are read in a process of their own (30 to 70 MiB), which delays no stream; off: "
-        "in the daemon",
+        "requests of more than 16 KiB are parsed in a separate process (30 to 70 MiB), so that they delay no stream; "
+        "off: in the daemon",
         reload="restart",
     )
     echo: bool = option(False, "text lines: stream the prompt back first")
@@ -328,8 +332,9 @@ class LimitOptions:
     RELOAD: ClassVar = "live"
     max_sessions: int = option(
         32,
-        "requests that are queued or running; more are refused, but for one more in eight from clients that have none. "
-        "The limits of both queues count only below this one, which the defaults reach first",
+        "requests that are queued or running; further ones are refused, except that clients without a request may "
+        "exceed this by one eighth. The limits of the two queues matter only where they are lower; their defaults are "
+        "higher",
         min=1,
         max=100_000,
     )
@@ -354,7 +359,7 @@ class LimitOptions:
     )
     default_max_tokens: int = option(
         512,
-        "tokens to generate for a request that does not say",
+        "tokens to generate for a request without `max_tokens`",
         unit="tokens",
         min=1,
         max=1 << 24,
@@ -372,7 +377,7 @@ class LimitOptions:
     )
     overflow: str = option(
         "error",
-        "what happens when prompt and answer exceed the context, for a request that does not say",
+        "what happens when prompt and answer exceed the context, for a request without `overflow`",
         choices=("error", "truncate-middle", "shift"),
         flag="--context-overflow",
     )
@@ -390,7 +395,7 @@ class SchedulerOptions:
     )
     tick_budget_ms: float = option(
         _SCHEDULER.tick_budget_ns / _NS_PER_MS,
-        "wanted length of a tick when nobody interactive waits",
+        "target length of a tick when no interactive request waits",
         unit="ms",
         min=1,
         max=10_000,
@@ -418,7 +423,7 @@ class SchedulerOptions:
     )
     pause_cap: float = option(
         _SCHEDULER.pause_cap,
-        "limit of a long gap, likewise; overdue first tokens and forced work may exceed it",
+        "limit of a long gap, as a multiple of the same step; overdue first tokens and forced work may exceed it",
         min=1,
         max=100,
     )
@@ -427,8 +432,8 @@ class SchedulerOptions:
     )
     starvation_ticks: int = option(
         _SCHEDULER.starvation_ticks,
-        "rounds of the streams, as predicted time, after which a prompt without progress is forced one piece; four "
-        "times as many where round and piece exceed the long limit",
+        "a prompt without progress for this many rounds of the streams, in predicted time, has one piece read by "
+        "force; four times as many where a round and a piece together exceed the limit of a long gap",
         min=1,
         max=100_000,
     )
@@ -510,7 +515,9 @@ class CacheOptions:
         max=1 << 24,
     )
     disk_dir: str = option("", "directory for KV snapshots that survive a restart; empty: none", flag="--cache-dir")
-    disk_mb: int = option(4096, "most bytes in that directory", flag="--cache-disk-mb", unit="MiB", min=0, max=1 << 30)
+    disk_mb: int = option(
+        4096, "disk space for the files in that directory", flag="--cache-disk-mb", unit="MiB", min=0, max=1 << 30
+    )
     share_across_uids: bool = option(
         False, "let one user's prompts be answered from another user's cache", flag="--cache-share-across-uids"
     )
@@ -561,7 +568,7 @@ class DrainOptions:
     deadline_ms: float = option(
         30_000.0, "time that running requests get to finish", flag="--drain-deadline-ms", unit="ms", min=0, max=_DAYS
     )
-    retry_after_ms: float = option(1000.0, "what refused clients are told to wait", unit="ms", min=0, max=_DAYS)
+    retry_after_ms: float = option(1000.0, "time that refused clients are told to wait", unit="ms", min=0, max=_DAYS)
 
 
 @dataclass(frozen=True)
@@ -611,7 +618,7 @@ class LogOptions:
     )
     trace_mb: int = option(
         64,
-        "size at which that file is set aside as FILE.1, of which there is one, and begun anew",
+        "size at which that file is renamed to FILE.1, in place of an earlier one, and begun anew",
         flag="--log-trace-mb",
         unit="MiB",
         min=1,
@@ -658,9 +665,9 @@ class HttpOptions:
     port: int = option(
         0, "port on which a gateway answers HTTP; 0: none is started", flag="--http", env="UMA_HTTP", min=0, max=65_535
     )
-    host: str = option("127.0.0.1", "address that it listens on", flag="--http-host")
+    host: str = option("127.0.0.1", "address that the gateway listens on", flag="--http-host")
     config: str = option(
-        "", "its YAML file: keys, limits, TLS; empty: its variables and defaults", flag="--http-config"
+        "", "the gateway's YAML file: keys, limits, TLS; empty: only its variables and defaults", flag="--http-config"
     )
 
 

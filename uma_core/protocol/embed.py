@@ -50,8 +50,8 @@ EMBED_FIELDS = (
     Field(
         "pooling",
         Kind.STRING,
-        "how a vector comes of the tokens' own; none: theirs as they are; rank: the classifier's scores. Absent: as "
-        "the model's file says, or `last` (`mean` of encoders)",
+        "how the tokens' vectors become one; none: they are returned as they are; rank: the classifier's scores. "
+        "Absent: as the model's file says, else `last` (`mean` for encoders)",
         None,
         choices=("none", "mean", "cls", "last", "rank"),
     ),

@@ -70,7 +70,8 @@ _REASONING = (
     Field(
         "budget_tokens",
         Kind.INTEGER,
-        "most tokens of thought: then `message` and `end` are forced, once a `constraint` takes them; absent: any",
+        "most tokens of thinking; then `message` and `end` are forced, as soon as a `constraint` allows "
+        "them; absent: no limit",
         None,
         0,
         1 << 30,
@@ -93,7 +94,14 @@ _GENERATE = (
         0,
         1 << 30,
     ),
-    Field("n", Kind.INTEGER, "answers to give, at most `n_seq_max` of `props`", _REQUEST.n, 1, 1024),
+    Field(
+        "n",
+        Kind.INTEGER,
+        "number of answers, at most the daemon's sequences (`n_seq_max` in `props`)",
+        _REQUEST.n,
+        1,
+        1024,
+    ),
     Field(
         "best_of",
         Kind.INTEGER,

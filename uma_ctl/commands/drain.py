@@ -17,9 +17,18 @@ POLL_S = 0.5
 
 @click.command()
 @with_target
-@click.option("--timeout", type=seconds(0), metavar="SECONDS", help="Then end the rest with reason `draining`.")
 @click.option(
-    "--then", type=click.Choice(["stay", "exit", "reload"]), default="stay", show_default=True, help="What follows."
+    "--timeout",
+    type=seconds(0),
+    metavar="SECONDS",
+    help="Time for running streams; the rest then ends with reason `draining`.",
+)
+@click.option(
+    "--then",
+    type=click.Choice(["stay", "exit", "reload"]),
+    default="stay",
+    show_default=True,
+    help="What the daemon does once it is drained.",
 )
 @click.option("--no-wait", is_flag=True, help="Return as soon as the drain has begun.")
 def command(target: Target, timeout: float | None, then: str, no_wait: bool) -> int:
