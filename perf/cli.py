@@ -39,6 +39,7 @@ from perf.results import MixedCommits, Results, commit_id, load, machine_facts
 from perf.scenarios import SCENARIOS
 from perf.servers import ServerError
 from perf.shapes import SHAPES
+from uma_core.errors import UmaError
 
 _OUT = Path("perf/out")
 ENGINES = ("auto", "llama", "graph")
@@ -48,7 +49,17 @@ _ISA = click.option(
 )
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+class _Group(click.Group):
+    """Says in a line what the product refuses, such as a model that is not there."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except UmaError as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 def main() -> None:
     """Measure UMA Serve beside its peers: same model, same threads, one run."""
 

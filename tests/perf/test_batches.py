@@ -37,6 +37,11 @@ def test_the_table_has_ratios():
     assert "| 8 | 1.40 | 5.71 |" in lines and "| 64 | 3.00 | 10 |" in lines
 
 
+def test_a_model_that_is_not_there_is_a_line_and_no_traceback(tmp_path):
+    done = CliRunner().invoke(main, ["batches", "--model", str(tmp_path / "absent.gguf")])
+    assert done.exit_code == 1 and "absent.gguf: No such file" in done.output
+
+
 @pytest.mark.model
 @pytest.mark.parametrize("engine", ["llama", "graph"])
 def test_a_model_is_measured(engine, monkeypatch):
