@@ -343,7 +343,7 @@ def test_a_table_that_goes_on_keeps_its_rows(gateway: GatewayProcess, levers: Ca
         expect(answered).not_to_have_text(words)
         assert row.evaluate("node => node.isTheSame"), "it was made anew: what is selected or read aloud is lost"
         page.get_by_role("button", name="Pause").click()
-        expect(page.get_by_role("button", name="Go on")).to_have_attribute("aria-pressed", "true")
+        expect(page.get_by_role("button", name="Resume")).to_have_attribute("aria-pressed", "true")
 
 
 def test_a_drain_and_its_end_are_seen_live(serve: Any, before: Any, tabs: Tabs) -> None:

@@ -570,7 +570,7 @@ async function act(path, body, words) {
 element("pause").addEventListener("click", ({ currentTarget }) => {
   isPaused = !isPaused;
   currentTarget.setAttribute("aria-pressed", String(isPaused));
-  say(currentTarget, isPaused ? "Go on" : "Pause");
+  say(currentTarget, isPaused ? "Resume" : "Pause");
   if (!isPaused && before) draw(before);
 });
 
