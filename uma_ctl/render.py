@@ -77,7 +77,7 @@ def _identity(fields: Fields) -> list[tuple[str, str]]:
     model, engine = sub(fields, "model"), sub(fields, "engine")
     arch = model.get("arch")  # said as such: llama is the name of an engine too
     name = units.text(model.get("name")) + (" (demonstration model)" if model.get("is_demo") else "")
-    threads = f"{units.count(engine.get('threads'))} threads"
+    threads = units.counted(engine.get("threads"), "thread")
     lines = [
         ("state", state_line(fields)),
         ("model", joined(name, f"{arch} architecture" if arch else "", units.text(model.get("fingerprint"))[:16])),
@@ -87,7 +87,8 @@ def _identity(fields: Fields) -> list[tuple[str, str]]:
         ("uptime", joined(units.span(fields.get("uptime_s")), f"ready after {units.ms(fields.get('start_ms'))}")),
     ]
     retiring = [
-        f"{units.text(m.get('model'))}, {units.count(m.get('sessions'))} streams" for m in rows_of(fields, "retiring")
+        f"{units.text(m.get('model'))}, {units.counted(m.get('sessions'), 'stream')}"
+        for m in rows_of(fields, "retiring")
     ]
     return [
         *lines,
@@ -105,7 +106,7 @@ def state_line(fields: Fields) -> str:
         else units.text(fields.get("state"))
     )
     loaded = f"{units.share(share, 1)} loaded" if share is not None else ""
-    left = f"{units.count(drain.get('remaining'))} requests still run" if drain else ""
+    left = f"{units.counted(drain.get('remaining'), 'request')} left" if drain else ""
     return joined(line, loaded, left) or units.NOTHING
 
 
@@ -124,8 +125,8 @@ def _engine(engine: Fields) -> str:
         units.text(engine.get("engine")),
         f"{units.text(engine.get('kv_mode'))} KV",
         units.text(engine.get("kv_type")),
-        f"{units.count(engine.get('n_seq_max'))} sequences",
-        f"{units.count(engine.get('prefill_lanes'))} prefill slots",
+        units.counted(engine.get("n_seq_max"), "sequence"),
+        units.counted(engine.get("prefill_lanes"), "prefill slot"),
         f"{units.text(engine.get('kernels'))} kernels",
     )
 
@@ -202,8 +203,8 @@ def tick_line(tick: Fields) -> str:
         f"{units.ms(tick.get('ms_last'))} last",
         f"{units.ms(tick.get('ms_ewma'))} average",
         f"{units.ms(tick.get('budget_ms'))} budget",
-        f"{units.count(tick.get('decode_rows'))} decode rows",
-        f"{units.count(tick.get('prefill_tokens'))} prefill tokens",
+        units.counted(tick.get("decode_rows"), "decode row"),
+        units.counted(tick.get("prefill_tokens"), "prefill token"),
         f"guard {units.text(tick.get('guard'))}" if tick.get("guard") is not None else "",
     )
 

@@ -62,6 +62,11 @@ def count(value: Any) -> str:
     return f"{int(value):,}" if float(value).is_integer() else f"{value:.4g}"
 
 
+def counted(value: Any, noun: str) -> str:
+    """A count of something: `1 thread`, `2 threads`."""
+    return f"{count(value)} {noun}{'' if value == 1 else 's'}"
+
+
 def share(part: Any, whole: Any) -> str:
     if not (is_number(part) and is_number(whole)) or not whole:
         return NOTHING

@@ -85,12 +85,14 @@ def test_a_failed_reload_is_visible():
 def test_what_is_under_way_is_visible():
     starting = render.status({"state": "starting", "reason": "the model is loading", "load_share": 0.45})
     assert "starting: the model is loading, 45 % loaded" in starting
-    assert "draining, 3 requests still run" in render.status({"state": "draining", "drain": {"remaining": 3}})
+    assert "draining, 3 requests left" in render.status({"state": "draining", "drain": {"remaining": 3}})
     shown = render.status(
         {**STATUS, "retiring": [{"model": "old", "sessions": 2}], "reload": {"generation": 2, "is_under_way": True}}
     )
     assert "retiring  old, 2 streams" in shown
     assert "another one is under way" in shown
+    one = render.status({"state": "draining", "drain": {"remaining": 1}, "engine": {"threads": 1, "n_seq_max": 1}})
+    assert all(words in one for words in ("1 request left", "1 thread\n", "1 sequence\n"))
 
 
 @given(st.dictionaries(st.sampled_from([*STATUS, "load_share", "drain"]), values))

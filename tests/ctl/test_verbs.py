@@ -185,7 +185,7 @@ def test_drain_shows_progress_to_its_end(serve, ctl):
     server = serve(answering(drain={"state": "draining", "remaining": 2, "estimate_ms": 1200}, status=in_turn(*left)))
     done = ctl("drain", "--timeout", "3")
     assert done.returncode == 0
-    assert "2 requests still run" in done.stderr and "1 requests still run" in done.stderr
+    assert "2 requests left" in done.stderr and "1 request left" in done.stderr
     assert server.received[0]["timeout_ms"] == 3000
     assert server.received[0]["then"] == "stay"
 
@@ -198,7 +198,7 @@ def test_drain_then_exit_ends_with_the_daemon(serve, ctl):
 
 def test_drain_without_waiting(serve, ctl):
     serve(answering(drain={"state": "draining", "remaining": 4}))
-    assert "4 requests still run" in ctl("drain", "--no-wait").stdout
+    assert "4 requests left" in ctl("drain", "--no-wait").stdout
 
 
 def test_undrain(serve, ctl):

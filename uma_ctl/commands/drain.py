@@ -69,4 +69,4 @@ def _ask(target: Target) -> Event:
 def _progress(fields: Event) -> str:
     estimate = fields.get("estimate_ms")
     about = f", about {units.ms(estimate)}" if estimate is not None else ""
-    return f"{units.text(fields.get('state'))}: {units.count(fields.get('remaining'))} requests still run{about}"
+    return f"{units.text(fields.get('state'))}: {units.counted(fields.get('remaining'), 'request')} left{about}"
