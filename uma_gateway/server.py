@@ -108,7 +108,9 @@ def protocol_class(config: Config) -> type[asyncio.Protocol]:
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             if len(self.connections) >= limits.max_connections:
-                log.warning("%d connections are open: another one is closed", len(self.connections))
+                log.warning(
+                    "%d connections are open, as many as are allowed: a further one is closed", len(self.connections)
+                )
                 transport.abort()
                 return
             super().connection_made(transport)

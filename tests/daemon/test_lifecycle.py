@@ -77,7 +77,7 @@ def test_a_second_signal_stops(serve, first, second):
     stream = daemon.stream(**FOREVER).begun()
     daemon.signal(first)
     daemon.reach("draining")
-    daemon.logs("1 requests get up to 30 s to end")
+    daemon.logs("running requests (1) have up to 30 s to finish")
     daemon.logs("another Ctrl-C ends it at once" if first is signal.SIGINT else "another SIGTERM ends it at once")
     daemon.signal(second)
     final = stream.end()

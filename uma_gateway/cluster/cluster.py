@@ -95,7 +95,7 @@ class Cluster:
         while True:
             try:
                 for name in self.router.check(time.monotonic_ns()):
-                    log.warning("%s says nothing: what it was doing is given up", name)
+                    log.warning("%s does not answer: it counts as lost, with its requests", name)
                     self._lose_readers(name)
                 self._let_go()
             except Exception:  # without this loop nobody would be told of a loss any more
@@ -153,7 +153,7 @@ class Cluster:
         try:
             self.router.heard(unit.name, digest, t_asked)
         except (KeyError, ValueError, TypeError) as error:
-            log.error("%s: a digest that is none: %r", unit.name, error)
+            log.error("%s sent a digest that cannot be read: %r", unit.name, error)
             return
         if self.fingerprints.get(unit.name) != digest["fingerprint"]:
             self.fingerprints[unit.name] = digest["fingerprint"]

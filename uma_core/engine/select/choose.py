@@ -48,7 +48,7 @@ def choose(path: str, options: EngineOptions) -> Choice:
         known = Choice(values["engine"], values["reason"])
     except (OSError, ValueError, KeyError) as error:
         if not isinstance(error, FileNotFoundError):
-            log.warning("the stored comparison %s is not usable (%s): as good as none", stored.name, error)
+            log.warning("the stored comparison %s is not usable (%s): it is ignored", stored.name, error)
         return Choice(
             "llama", "the engines were not compared yet; the daemon's next start with this model compares them", True
         )

@@ -80,7 +80,7 @@ def compare(open_as: Open, options: EngineOptions, needs: Sequence[MemoryUse], t
         raise
     chosen = engines.pop(choice.engine, None)
     _close(engines)
-    log.info("the engines were compared, or as far as that went, in %.1f s", time.monotonic() - t0)
+    log.info("the comparison of the engines took %.1f s", time.monotonic() - t0)
     return Outcome(choice, chosen, is_lasting)
 
 

@@ -65,7 +65,7 @@ def _actions(lifecycle: Lifecycle, reload: Action) -> dict[int, Action]:
         progress = lifecycle.progress()
         n, seconds = progress["remaining"], progress["deadline_ms"] / 1e3
         log.warning(
-            "%s: %d requests get up to %.0f s to end, then the daemon does; %s ends it at once",
+            "%s: running requests (%d) have up to %.0f s to finish, then the daemon ends; %s ends it at once",
             name,
             n,
             seconds,
