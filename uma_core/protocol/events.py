@@ -180,7 +180,8 @@ EVENTS = (
     ),
     EventSpec(
         "end",
-        "The end of one of several answers (`n`) to a streaming request; `eos` follows the last one.",
+        "The end of one of several answers (`n`) to a streaming request; `eos` follows the last one. Where a request is "
+        "cancelled before its prompt was read, `eos` comes alone.",
         (_ID, _INDEX._replace(help="of the answer"), *_ENDING),
     ),
     EventSpec(
@@ -194,7 +195,8 @@ EVENTS = (
             Field(
                 "answers",
                 Kind.LIST,
-                "of several answers, with `stream: false`: `index`, `text`, and the fields of an `end`",
+                "of several answers, with `stream: false`: `index`, `text`, and the fields of an `end`; absent where "
+                "the request was cancelled before its prompt was read",
             ),
             *_ENDING[1:],
         ),
