@@ -176,7 +176,7 @@ def test_the_gateway_is_that_of_one_machine(serving: Serving) -> None:
     chat = serving.ask(
         "POST",
         "/v1/chat/completions",
-        {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "model": "slow"},
+        {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "model": "slow", "ignore_eos": True},
     )
     assert chat.status == 200 and chat.json["usage"]["completion_tokens"] == 4
     message = serving.ask(

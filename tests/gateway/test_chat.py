@@ -82,7 +82,7 @@ def test_json_that_is_begun_goes_on_as_that(work_gateway, begun, form):
 def test_what_is_no_beginning_of_the_form_is_refused(work_gateway):
     fields = {"messages": [*USER, {"role": "assistant", "content": "So"}], "response_format": {"type": "json_object"}}
     answer = work_gateway.chat(continue_final_message=True, **fields)
-    assert (answer.status, answer.error["param"]) == (400, "response_format")
+    assert (answer.status, answer.error["param"]) == (400, "messages")
 
 
 BROKEN = {"type": "object", "properties": {"a": {"$ref": "#/$defs/none"}}}
