@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from perf.recorded import N_TURNS, recorded
-from perf.replayed import answers, constraint_of, seed_of, vocabulary
+from perf.replayed import constraint_of, seed_of, vocabulary
 from perf.servers import Settings, UmaServer
 from perf.stats import percentile
 from perf.wire import frame
@@ -61,8 +61,7 @@ class Replayer:
         self._path = path
         vocab = vocabulary()
         self._texts = [
-            (text, vocab.tokenize(text.prompt, True, False), answer)
-            for text, answer in zip(recorded(), answers(vocab), strict=True)
+            (t, vocab.tokenize(t.prompt, True, False), vocab.tokenize(t.answer, False, False)) for t in recorded()
         ]
         self._n_storm = 0
 

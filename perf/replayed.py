@@ -19,9 +19,8 @@ import numpy as np
 from perf.recorded import SCHEMA, Recorded, recorded
 from uma_core.config.options import EngineOptions
 from uma_core.constraint.compiler import Compiler
-from uma_core.constraint.grammar import Grammar
 from uma_core.constraint.matcher import Matcher
-from uma_core.constraint.vocabulary import Text, Vocabulary
+from uma_core.constraint.vocabulary import Text
 from uma_core.engine.api import NOT_DRAWN, WANT_IF_HELD, WANT_TOKEN, Batch, DecodeOutcome, DecodeStatus, Engine
 from uma_core.models import default_model_path
 from uma_core.types import Constraint, SamplingParams, TokenId
@@ -62,34 +61,8 @@ class Spelling:
 
 
 def constraint_of(text: Recorded) -> Constraint | None:
+    """What its request asks for. What that forces is what was recorded (tests/perf/test_replay.py)."""
     return Constraint("json_schema", SCHEMA) if text.workload == "json" else None
-
-
-def answers(vocab: Any) -> list[list[TokenId]]:
-    """Of every recorded text: its answer's tokens as the daemon would have them."""
-    spelling = Spelling(vocab, vocab.n_vocab)
-    words = Vocabulary(spelling)
-    out: list[list[TokenId]] = []
-    for text in recorded():
-        constraint = constraint_of(text)
-        if constraint is None:
-            out.append(vocab.tokenize(text.answer, False, False))
-        else:
-            out.append(held_to(words, Matcher(Grammar(words, constraint)), text.answer.encode()))
-    return out
-
-
-def held_to(vocabulary: Vocabulary, matcher: Matcher, rest: bytes) -> list[TokenId]:
-    """Tokens of an answer: forced ones, where the grammar leaves no choice, and others as the tokeniser has what is
-    left.
-    """
-    tokens: list[TokenId] = []
-    while rest:
-        token = matcher.forced[0] if matcher.forced else vocabulary.tokens_of(rest)[0]
-        matcher.accept(token)
-        tokens.append(token)
-        rest = rest[len(vocabulary.spell(token)) :]
-    return tokens
 
 
 class Replay:
@@ -154,14 +127,14 @@ def main() -> int:
     from uma_core.server.lifecycle import host
 
     vocab = vocabulary()
-    known = {seed_of(i): answer for i, answer in enumerate(answers(vocab))}
+    answers = {seed_of(i): vocab.tokenize(text.answer, False, False) for i, text in enumerate(recorded())}
     compile_for = Compiler.compile
     spellings: list[Text] = []
 
     def open_replaying(*args: Any, **named: Any) -> Engine:
         engine: Engine = open_engine(*args, **named)
         spellings[:] = [Spelling(vocab, engine.n_vocab)]
-        Replay(engine, known)
+        Replay(engine, answers)
         return engine
 
     def compile_spelt(self: Compiler, text: Text, constraint: Constraint) -> Matcher:
