@@ -145,9 +145,9 @@ def with_target(command: F) -> F:
     return cast(F, _own_socket(_own_json(pass_target(run))))
 
 
-def read_prompt(given: str | None, absent: str = "no prompt: give TEXT or --prompt, or pipe it in") -> str:
+def read_prompt(given: str | None) -> str:
     """What was given, or standard input to its end. Raises: UsageError where there is neither, or it is empty."""
-    text = read_stdin(absent) if given is None else given
+    text = read_stdin("no prompt: give TEXT or --prompt, or pipe it in") if given is None else given
     if not text:
         raise click.UsageError("the prompt is empty")
     return text

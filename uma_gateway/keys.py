@@ -22,7 +22,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from uma_core.config.merge import read_yaml_list
 from uma_core.errors import ErrorCode, UmaError
@@ -188,7 +188,7 @@ def _scalar(text: str) -> str:
     return text if is_plain else json.dumps(text, ensure_ascii=False)
 
 
-def _is_name(value: Any) -> bool:
+def _is_name(value: Any) -> TypeGuard[str]:
     return isinstance(value, str) and 0 < len(value) <= LONGEST_NAME and value.isprintable()
 
 
@@ -204,7 +204,7 @@ def _key(path: str, number: int, item: Any) -> Key:
     if unknown:
         raise _bad(path, f"entry {number}: {unknown[0]!r} is not one of {', '.join(sorted(_FIELDS))}")
     name = item.get("name")
-    if not isinstance(name, str) or not _is_name(name):
+    if not _is_name(name):
         raise _bad(path, f"entry {number}: name {NAME_RULE}")
     return Key(
         name,

@@ -99,7 +99,7 @@ def protocol_class(config: Config) -> type[asyncio.Protocol]:
             super().__init__(*args, **kwargs)
             self._n_head = 0  # bytes of the head that is being read
             self._is_in_head = True  # or before it
-            self._is_in_trailer = False  # behind the size of a chunk of which nothing came: of the last one, that is
+            self._is_in_trailer = False  # a chunk's size came, and nothing of the chunk: trailers, after the last one
             self._data = b""  # what is being parsed
             self._again = b""  # what is to be parsed after it
             self._running: Any = None  # uvicorn's cycle that is answered; `cycle` is the last one that came

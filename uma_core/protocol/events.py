@@ -180,8 +180,8 @@ EVENTS = (
     ),
     EventSpec(
         "end",
-        "The end of one of several answers (`n`) to a streaming request; `eos` follows the last one. Where a request is "
-        "cancelled before its prompt was read, `eos` comes alone.",
+        "The end of one of several answers (`n`) to a streaming request; `eos` follows the last one. Where a request "
+        "is cancelled before its prompt was read, `eos` comes alone.",
         (_ID, _INDEX._replace(help="of the answer"), *_ENDING),
     ),
     EventSpec(

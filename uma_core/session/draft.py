@@ -22,7 +22,7 @@ class Draft(NamedTuple):
     source: str = ""  # of what is not forced: "lookup", "history", "prediction", "draft"; else "forced"
     n_match: int = 0  # tokens before it that occurred where it comes from
     agreement: tuple[Agreement, ...] = ()  # of each token that was looked up
-    n_forced: int = 0  # of `tokens`, the first: a grammar or the end of a thought leaves no other
+    n_forced: int = 0  # how many of `tokens`, the first ones, a grammar or the end of a thought forces
 
 
 NO_DRAFT = Draft()

@@ -119,7 +119,7 @@ class Speculator:
         session.touch()
 
     def _continue(self, session: Session, forced: tuple[TokenId, ...], n_most: int) -> None:
-        """What is forced, and what its text repeats after that: forced runs are short."""
+        """Draft the forced tokens, and what its text repeats after them: forced runs are short."""
         n, said = len(forced), NO_DRAFT
         if session.looks_up and n < n_most:
             said = self._source(session).propose(_known(session), n_most - n, forced)

@@ -25,7 +25,7 @@ WAIT_STATES = ("ready", "degraded", "draining", "stopped")
 
 @click.command()
 @with_target
-@click.option("-v", "--verbose", is_flag=True, help="Also show what the last tick was planned by.")
+@click.option("-v", "--verbose", is_flag=True, help="Also show why the last tick was planned as it was.")
 @click.option(
     "--watch", is_flag=True, help="Show it again and again, until Ctrl-C: a daemon that is gone may come back."
 )

@@ -64,7 +64,7 @@ class Job:
 
     @property
     def n_answers(self) -> int:
-        """That are made."""
+        """Answers that are made; with `best_of`, more than are given."""
         return max(self.request.n, self.request.best_of)
 
     @property
