@@ -1,4 +1,5 @@
-"""Mechanisms of the scheduler that can be switched off one at a time, to see which figures they move.
+"""Mechanisms of the scheduler that can be switched off one at a time, and its tuned constants, each halved and doubled,
+to see which figures they move.
 
     python -m perf.ablation MECHANISM daemon ...     our daemon without it
 
@@ -8,15 +9,18 @@ knows nothing of it.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import math
 import multiprocessing
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from perf.simulated import Point, survey
+from uma_core import policy
 
 MOVED = 0.03  # a figure's mean over all cases; less is the noise of four seeds
 _P = "uma_core.policy."
@@ -38,7 +42,7 @@ def _everyday(state: Any, view: Any, limits: Any, usual: Any) -> int:
     return int(limits.everyday_ns)
 
 
-def _rounds(steps: float, rounds: float, step_ns: int, round_ns: int) -> int:
+def _rounds(steps: float, part: float, step_ns: int, round_ns: int) -> int:
     return int(steps * round_ns)
 
 
@@ -59,7 +63,7 @@ _SAME = (lambda model, reports: model,)
 MECHANISMS: dict[str, Mechanism] = {
     m.name: m
     for m in (
-        Mechanism("error", "learned error of predictions", ((_P + "tbt.controller", "ERROR_MOST", 0.0),)),
+        Mechanism("error", "learned error of predictions", ((_P + "tbt.controller", "STEP", 0.0),)),
         Mechanism("least-room", "room that a noisy machine leaves", ((_P + "tbt.controller", "LEAST", 0.0),)),
         Mechanism("reserve", "reserve below the long limit", ((_P + "tbt.controller", "RESERVE", 0.0),)),
         Mechanism(
@@ -130,22 +134,67 @@ def switch_off(name: str) -> None:
         pipeline.REGISTRY["bmt_guard"] = pipeline.StageSpec()
 
 
-def _one(job: tuple[str, int, tuple[str, ...]]) -> tuple[str, dict[Point, float]]:
-    name, n_seeds, cases = job
-    if name:
-        switch_off(name)
-    return name, survey(cases, n_seeds=n_seeds)
+class Constant(NamedTuple):
+    """A number of the policy that was tuned."""
+
+    module: str
+    name: str
+    value: float
+
+    @property
+    def others(self) -> tuple[float, float]:
+        """Half of it and twice as much; of a factor between 1 and 2, of what it exceeds 1 by."""
+        if 1.0 < self.value < 2.0:
+            return 1.0 + (self.value - 1.0) / 2, 1.0 + (self.value - 1.0) * 2
+        return (self.value // 2 if isinstance(self.value, int) else self.value / 2), self.value * 2
+
+
+# Given by the engine, by what calibration times, or by what they count.
+FACTS = frozenset({"LONG", "LONG_GAP", "MAX_ROWS", "N_STEPS", "PAGE", "TILE_ROWS", "UNLIMITED_NS"})
+
+
+def constants() -> list[Constant]:
+    """All tuned numbers of the policy, as its modules declare them."""
+    folder = Path(policy.__path__[0])
+    found = []
+    for path in sorted(folder.rglob("*.py")):
+        module = _P + ".".join(path.relative_to(folder).with_suffix("").parts)
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                name = node.targets[0].id
+                value = node.value.value if isinstance(node.value, ast.Constant) else None
+                if name.isupper() and name not in FACTS and isinstance(value, int | float):
+                    found.append(Constant(module, name, value))
+    return found
+
+
+def change(constant: Constant, value: float) -> None:
+    """In this process, for good, wherever the policy has imported it."""
+    importlib.import_module(_P + "pipeline")
+    importlib.import_module(constant.module)
+    for name, module in list(sys.modules.items()):
+        if name.startswith(_P) and constant.name in vars(module):
+            setattr(module, constant.name, value)
+
+
+def _one(job: tuple[str | tuple[Constant, float], int, tuple[str, ...]]) -> dict[Point, float]:
+    without, n_seeds, cases = job
+    if isinstance(without, tuple):
+        change(*without)
+    elif without:
+        switch_off(without)
+    return survey(cases, n_seeds=n_seeds)
 
 
 def simulate(
-    names: tuple[str, ...], n_seeds: int, cases: tuple[str, ...] = ()
-) -> Iterator[tuple[str, dict[Point, float]]]:
-    """Figures of the whole policy (under the name ""), then without each mechanism.
+    changes: Iterable[str | tuple[Constant, float]], n_seeds: int, n_processes: int = 2, cases: tuple[str, ...] = ()
+) -> Iterator[dict[Point, float]]:
+    """Figures of the whole policy, then with each change: without the mechanism of that name, or with another value.
 
-    Two processes; blocks for about a minute each.
+    Blocks for about a minute each.
     """
-    with multiprocessing.get_context("spawn").Pool(2, maxtasksperchild=1) as pool:
-        yield from pool.imap(_one, [(name, n_seeds, cases) for name in ("", *names)], chunksize=1)
+    with multiprocessing.get_context("spawn").Pool(n_processes, maxtasksperchild=1) as pool:
+        yield from pool.imap(_one, [(change, n_seeds, cases) for change in ("", *changes)], chunksize=1)
 
 
 def moved(whole: dict[Point, float], without: dict[Point, float]) -> dict[str, tuple[float, float, Point]]:
@@ -161,13 +210,13 @@ def moved(whole: dict[Point, float], without: dict[Point, float]) -> dict[str, t
     return out
 
 
-def row(name: str, changes: dict[str, tuple[float, float, Point]]) -> str:
+def row(name: str, what: str, changes: dict[str, tuple[float, float, Point]]) -> str:
     """A line of the table: the figures that moved, or the largest change that did not."""
     told = [f"{figure} {mean:+.0%}" for figure, (mean, _, _) in changes.items() if abs(mean) >= MOVED]
     if not told:
         figure, (_, most, where) = max(changes.items(), key=lambda item: abs(item[1][1]))
         told = [f"none; most: {figure} {most:+.0%} ({where.case}, {where.profile}, {where.machine})"]
-    return f"| {name} | {MECHANISMS[name].what} | {', '.join(told)} |"
+    return f"| {name} | {what} | {', '.join(told)} |"
 
 
 def main(argv: list[str]) -> int:

@@ -209,7 +209,9 @@ def stages(stages: tuple[str, ...], names: tuple[str, ...], **options: Any) -> N
     is_flag=True,
     help="On the real daemon, interleaved with the whole one; else in the simulator.",
 )
+@click.option("--constants", "are_constants", is_flag=True, help="Halve and double the policy's tuned numbers instead.")
 @click.option("--seeds", default=4, show_default=True, help="Simulations of each case on a machine that is not exact.")
+@click.option("--processes", default=2, show_default=True, help="Simulations at a time.")
 @click.option(
     "--scenario",
     "names",
@@ -218,9 +220,17 @@ def stages(stages: tuple[str, ...], names: tuple[str, ...], **options: Any) -> N
     show_default=True,
 )
 @_shared
-def ablate(mechanisms: tuple[str, ...], is_daemon: bool, seeds: int, names: tuple[str, ...], **options: Any) -> None:
+def ablate(
+    mechanisms: tuple[str, ...],
+    is_daemon: bool,
+    are_constants: bool,
+    seeds: int,
+    processes: int,
+    names: tuple[str, ...],
+    **options: Any,
+) -> None:
     """Switch off one of the scheduler's MECHANISMS (default: all) at a time, and report which figures that moves."""
-    from perf.ablation import MECHANISMS, moved, row, simulate
+    from perf.ablation import MECHANISMS, constants, moved, row, simulate
 
     unknown = [name for name in mechanisms if name not in MECHANISMS]
     if unknown:
@@ -234,11 +244,19 @@ def ablate(mechanisms: tuple[str, ...], is_daemon: bool, seeds: int, names: tupl
             options["beside"],
         )
         return
-    click.echo("| mechanism | what | without it |\n| --- | --- | --- |")
-    found = simulate(tuple(name for name in chosen if MECHANISMS[name].is_simulated), seeds)
-    _, whole = next(found)
-    for name, figures in found:
-        click.echo(row(name, moved(whole, figures)))
+    if are_constants:
+        cases = [(constant, value) for constant in constants() for value in constant.others]
+        rows = [(constant.name, f"{constant.value:g} becomes {value:g}") for constant, value in cases]
+        click.echo("| constant | change | what moves |\n| --- | --- | --- |")
+        found = simulate(cases, seeds, processes)
+    else:
+        simulated = [name for name in chosen if MECHANISMS[name].is_simulated]
+        rows = [(name, MECHANISMS[name].what) for name in simulated]
+        click.echo("| mechanism | what | without it |\n| --- | --- | --- |")
+        found = simulate(simulated, seeds, processes)
+    whole = next(found)
+    for (name, what), figures in zip(rows, found, strict=True):
+        click.echo(row(name, what, moved(whole, figures)))
 
 
 @main.command()

@@ -147,7 +147,7 @@ def device_of(engine: FakeEngine, free: tuple[int, ...], n_cells_free: int) -> D
         one_set_per_call=not info.capabilities.can_mix_adapters,
         can_mix_rows=info.capabilities.can_mix_rows, mixed_rows=info.capabilities.ride_rows,
         weight_bytes=info.weight_bytes, expert_bytes=model.expert_bytes, n_expert=model.n_expert,
-        n_expert_used=model.n_expert_used,
+        n_expert_used=model.n_expert_used, n_layer=info.n_layer,
         can_copy_prefix=True, can_rollback=True, free_seqs=free, n_cells_free=n_cells_free,
     )  # fmt: skip
 

@@ -12,7 +12,7 @@ DEVICE = DeviceView(
     n_batch=2048, n_ubatch=512, n_seq_max=8, n_ctx=32768, n_ctx_seq=4096, n_prefill_slots=2, is_unified=False,
     kv_bytes_per_cell=12288,
     weight_bytes=529_000_000, expert_bytes=0, n_expert=0, n_expert_used=0, can_copy_prefix=True, can_rollback=True,
-    free_seqs=(), n_cells_free=32768,
+    free_seqs=(), n_cells_free=32768, n_layer=24,
 )  # fmt: skip
 
 WAITING = SessionView(

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from perf import ablation
+from perf.ablation import Constant, constants
 from perf.cli import main
 from perf.servers import Settings, UmaServer
 from perf.simulated import Point, survey
@@ -32,8 +33,8 @@ def test_figures_say_what_moved_and_where() -> None:
     worse = {point: value * (1.5 if point.figure == "tbt_p95_x" else 1.0) for point, value in whole.items()}
     changes = ablation.moved(whole, worse)
     assert changes["tbt_p95_x"][0] == pytest.approx(0.5) and changes["pause_x"][0] == 0.0
-    assert ablation.row("error", changes).endswith("| tbt_p95_x +50% |")
-    assert "| none; most: " in ablation.row("error", ablation.moved(whole, whole))
+    assert ablation.row("error", "what", changes).endswith("| tbt_p95_x +50% |")
+    assert "| none; most: " in ablation.row("error", "what", ablation.moved(whole, whole))
     assert all(isinstance(point, Point) for point in whole)
 
 
@@ -62,3 +63,27 @@ def test_the_daemon_runs_without_one(tmp_path: Path) -> None:
         [sys.executable, "-m", "perf.ablation", "error", "daemon", "--help"], capture_output=True, text=True, timeout=60
     )
     assert shown.returncode == 0 and "--guard-cap" in shown.stdout
+
+
+def test_every_tuned_number_of_the_policy_is_known_and_there_are_few() -> None:
+    """A further one needs a measurement, and another one to go."""
+    found = constants()
+    assert {"GAIN", "STEPS", "OVERDUE"} <= {each.name for each in found} and len(found) <= 25
+    assert {each.module.rpartition(".")[2] for each in found} >= {"learn", "deadlines", "latency_guard"}
+
+
+def test_half_and_twice_of_a_factor_are_those_of_what_it_adds() -> None:
+    assert Constant("m", "N", 4).others == (2, 8)
+    assert Constant("m", "N", 1.1).others == pytest.approx((1.05, 1.2))
+    assert Constant("m", "N", 0.5).others == (0.25, 1.0)
+
+
+def test_a_changed_number_changes_it_wherever_it_is_read() -> None:
+    """`STEPS` is read in `deadlines` and in `prefill_budget`."""
+    code = (
+        "from perf.ablation import change, constants; change(next(c for c in constants() if c.name == 'STEPS'), 7); "
+        "from uma_core.policy import deadlines; from uma_core.policy.stages import prefill_budget; "
+        "print(deadlines.STEPS, prefill_budget.STEPS)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, timeout=120, capture_output=True, text=True)
+    assert done.stdout.split() == ["7", "7"]

@@ -6,7 +6,7 @@ import pytest
 
 from tests.policy.build import CPU, MS, NOW, S, reading, sids, state_of, talking
 from uma_core.policy.config import SchedulerConfig
-from uma_core.policy.deadlines import OVERDUE, STEPS, STEPS_TOGETHER, STRETCH, left_to_read_ns, next_limit_ns
+from uma_core.policy.deadlines import OVERDUE, STEPS, STRETCH, left_to_read_ns, next_limit_ns
 from uma_core.policy.index import index_of
 from uma_core.policy.pipeline import compose
 from uma_core.policy.tbt.limits import tbt_limits
@@ -38,7 +38,7 @@ class TestBeginningTogether:
 
     def test_it_does_not_wait_for_long(self):
         assert streaming(begun(0), reading(1, n_prompt=3000)) == [0]
-        assert streaming(begun(0, t_queued_ns=NOW - STEPS_TOGETHER * SOLO), reading(1, n_prompt=50)) == [0]
+        assert streaming(begun(0, t_queued_ns=NOW - int(STRETCH * STEPS) * SOLO), reading(1, n_prompt=50)) == [0]
         assert streaming(begun(0, slo_ttft_ns=OWN), reading(1, n_prompt=50)) == [0]
 
     def test_nobody_waits_for_background_prompts_or_for_those_that_cannot_go_on(self):

@@ -514,6 +514,7 @@ def device_view(engine: Engine) -> DeviceView:
         computes_ahead=can.computes_ahead,
         n_verify_rows=can.n_verify_rows,
         mixed_rows=can.ride_rows,
+        n_layer=info.n_layer,
         free_seqs=(),
         n_cells_free=0,
     )

@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from uma_core.policy.state import SchedulerState, SessionView
     from uma_core.policy.tbt.limits import TbtLimits
 
-STRETCH = 2.0  # beside streams, a prompt may take this many times its own prefill time,
-STEPS = 24  # a short prompt this many steps of one stream (0.4 s on the 2-core CPU),
-# or this many where it waits to begin together with others: beginning early would delay the others by more
-STEPS_TOGETHER = 60
+# Beside streams, a prompt may take this many times its own prefill time, a short one this many steps of one stream (0.5
+# s on the 2-core CPU). Half of either: TBT +6 and +4 %, TTFT -4 and -5 %. Twice: TBT -3 and -2 %, TTFT +5 and +4 %.
+STRETCH = 2.0
+STEPS = 30
 # Longest gap of overdue prompts, in rounds. Without longer gaps a crowd's first tokens come 13 % later, and four
-# streams on llama.cpp's kernels take a fifth longer; with 4 a crowd pauses 6 % longer.
+# streams on llama.cpp's kernels take a fifth longer; with 4 a crowd pauses 6 % longer; with 1.5 the longest wait for a
+# first token is 3 % longer, with 6 TBT grows by 8 %.
 OVERDUE = 3.0
 
 
@@ -79,4 +80,5 @@ def _can_wait(state: IndexedState, index: SessionIndex) -> bool:
     if not others:
         return False
     steps = ((v, state.cost.solo_step_ns(v.n_past)) for v in index.streams)
-    return state.now_ns + min(others) <= min(v.t_queued_ns + target_ns(state, v, ns, STEPS_TOGETHER) for v, ns in steps)
+    n_steps = int(STRETCH * STEPS)  # to begin early would delay the others by more
+    return state.now_ns + min(others) <= min(v.t_queued_ns + target_ns(state, v, ns, n_steps) for v, ns in steps)

@@ -16,9 +16,11 @@ from uma_core.policy.index import index_of
 from uma_core.policy.state import SchedulerState, SessionView
 from uma_core.types import Priority
 
-AGE_RATE = 0.1  # of the time waited: nobody is overtaken by who arrives ten times its own prefill time later
+# Of the time waited: nobody is overtaken by who arrives ten times its own prefill time later. The bound is all that it
+# buys: 0 and 0.4 move no figure by 1 %.
+AGE_RATE = 0.1
 # Clients that were charged less than this apart are equal, and the least work goes first. Who came back from parking
-# keeps its sequence for as long.
+# keeps its sequence for as long. A tenth: TBT +1 %, TTFT +1 %; ten times: background +2 %.
 FAIR_QUANTUM_NS = 500_000_000
 
 Rank = tuple[int, int, int, float, int]

@@ -14,7 +14,7 @@ from uma_core.policy.stages.latency_guard import n_rounds_held
 from uma_core.policy.state import SchedulerState
 
 # Planning for 32 ticks at once leaves 0.003 ms of its 0.1 ms to each. What the first of them teach counts after the
-# last: half a second later where a step takes 16 ms.
+# last: half a second later where a step takes 16 ms. Half and twice move no figure of the simulator.
 N_REPEATS = 31
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from uma_core.policy.cost.model import SPLIT_GAIN
+from uma_core.policy.cost.model import NOISE
 from uma_core.policy.index import rows_time
 from uma_core.policy.plan import PlanItem
 from uma_core.policy.state import SchedulerState, SessionView, sharing
@@ -10,10 +10,10 @@ from uma_core.types import Phase
 
 
 def is_shared(both_ns: int, apart_ns: int) -> bool:
-    """Whether interactive and background rows share a call: only if that saves 3 %, for it delays the interactive
-    token.
+    """Whether interactive and background rows share a call: only if that surely saves time, for it delays the
+    interactive token.
     """
-    return both_ns < (1.0 - SPLIT_GAIN) * apart_ns
+    return both_ns * NOISE < apart_ns
 
 
 def decode_items(

@@ -88,6 +88,7 @@ class DeviceView(NamedTuple):
     seq_loss_ns: tuple[int, ...] = ()  # by free sequence: what it would cost to do without them
     seq_shared: tuple[int, ...] = ()  # by sequence: cells that other running ones hold too; () while nobody waits
     one_set_per_call: bool = False  # rows with other LoRA adapters need a call of their own
+    n_layer: int = 1  # a chunk's attention is spread over as many pieces
 
 
 class CallReport(NamedTuple):

@@ -482,7 +482,7 @@ def _info(model: FakeModel) -> EngineInfo:
         backend="fake",
         devices=("fake",),
         n_vocab=N_VOCAB,
-        n_layer=4,
+        n_layer=24,
         n_ctx_train=model.n_ctx,
         n_ctx=model.n_ctx,
         n_ctx_seq=model.n_ctx if model.is_unified else model.n_ctx // model.n_seq_max,

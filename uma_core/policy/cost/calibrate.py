@@ -10,18 +10,14 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from uma_core.policy.cost.curve import Curve, fit_curve
-from uma_core.policy.cost.model import MAX_ROWS, REGIMES, CostModel, best_splits, decode_line
+from uma_core.policy.cost.model import MAX_ROWS, NOISE, REGIMES, CostModel, best_splits, decode_line
 from uma_core.policy.state import DeviceView
 
 DECODE, CHUNK, PIECE, TRANSFER, MIXED = "decode", "prefill", "piece", "transfer", "mixed"
 PAGE = 64  # cells that a sequence takes at a time, at most
 SHORT, LONG = PAGE, 1024  # contexts at which rows are timed
 N_STEPS = 2  # decode calls by which rows are timed: the first one of a shape builds its graph
-BYTES_PER_NS = 20.0  # guess of a plain machine's memory bandwidth
-GUESS_COMPUTE = 7.5  # guess: prefill of one token costs a weight pass divided by this
-HEAVIEST_NODE = 0.3  # of a layer's time at no context: one of the three feed-forward products
-NO_DEARER = 1.1  # a larger chunk may cost this much more per token than a smaller one: two timings differ by that
-WRONG = 1.4  # a size that is this much cheaper per token than the next one was timed wrong
+BYTES_PER_NS = 20.0  # guess of a plain machine's memory bandwidth, until calls were observed: half and twice move 2 %
 
 
 class Shape(NamedTuple):
@@ -90,20 +86,24 @@ def fit(samples: Iterable[Sample], device: DeviceView) -> CostModel:
     prefill = _fit_prefill(by_kind.get(CHUNK, {}), decode, start)
     piece = fit_curve(by_kind[PIECE], 0.0, False) if PIECE in by_kind else _scaled(prefill, 1 / 64)
     transfer = _fit_transfer(by_kind.get(TRANSFER, {}), start)
-    return build(decode, prefill, piece, transfer, True)._replace(mixed=_fit_mixed(by_kind.get(MIXED, {}), decode))
+    model = build(decode, prefill, piece, transfer, device.n_layer, True)
+    return model._replace(mixed=_fit_mixed(by_kind.get(MIXED, {}), decode))
 
 
 def guess(device: DeviceView) -> CostModel:
-    """A model for when nothing was measured: a memory-bound step, corrected as soon as calls are observed."""
-    step = max(1e5, device.weight_bytes / BYTES_PER_NS)
-    token, cell = step / GUESS_COMPUTE, max(10.0, device.kv_bytes_per_cell / BYTES_PER_NS)
+    """A model for when nothing was measured: a memory-bound step, corrected as soon as calls are observed. A prompt's
+    token takes what a row takes in a call of 32.
+    """
+    step, cell = max(1e5, device.weight_bytes / BYTES_PER_NS), max(10.0, device.kv_bytes_per_cell / BYTES_PER_NS)
     decode = Curve((1, 2, 4, 8, 16, 32), tuple(step * g for g in (1.0, 1.3, 1.8, 2.5, 4.0, 7.0)), (cell,) * 6)
-    sizes = (8, 32, 64, 128, 256, 512)
+    sizes, token = (8, 32, 64, 128, 256, 512), decode.base[-1] / decode.sizes[-1]
     prefill = Curve(sizes, tuple(step + token * n for n in sizes), tuple(cell * n / 4 for n in sizes))
-    return build(decode, prefill, _scaled(prefill, 1 / 48), (5e4, 2 / BYTES_PER_NS), False)
+    return build(decode, prefill, _scaled(prefill, 1 / 48), (5e4, 2 / BYTES_PER_NS), device.n_layer, False)
 
 
-def build(decode: Curve, prefill: Curve, piece: Curve, transfer: tuple[float, float], is_measured: bool) -> CostModel:
+def build(
+    decode: Curve, prefill: Curve, piece: Curve, transfer: tuple[float, float], n_layer: int, is_measured: bool
+) -> CostModel:
     """Assemble a model and work out what follows from its tables."""
     chunks = legal_chunks(prefill)
     sweet = min(chunks, key=lambda n: (prefill.ns(n, 0) / n, n))
@@ -111,7 +111,7 @@ def build(decode: Curve, prefill: Curve, piece: Curve, transfer: tuple[float, fl
         decode=decode,
         prefill=prefill,
         piece=piece,
-        n_cuts=max(1.0, HEAVIEST_NODE * prefill.ns(sweet, 0) / piece.ns(sweet, 0)),
+        n_layer=n_layer,
         transfer_fixed_ns=transfer[0],
         transfer_ns_per_byte=transfer[1],
         is_measured=is_measured,
@@ -125,16 +125,17 @@ def build(decode: Curve, prefill: Curve, piece: Curve, transfer: tuple[float, fl
 
 
 def legal_chunks(prefill: Curve) -> tuple[int, ...]:
-    """Measured sizes that no larger one undercuts, and that cost no more per token than the smaller ones.
+    """Measured sizes that no larger one undercuts, and that cost no more per token than the smaller ones, noise aside.
 
-    A size after which the time per token jumps up was measured wrong: it is dropped, and judges no later size.
+    A size after which the time per token jumps by more than the noise of two timings was measured wrong: it is dropped,
+    and judges no later size.
     """
     kept: list[int] = []
     best = float("inf")
     per_token = [ns / n for n, ns in zip(prefill.sizes, prefill.base, strict=True)]
     for i, n in enumerate(prefill.sizes):
-        is_wrong = i + 1 < len(per_token) and per_token[i + 1] > WRONG * per_token[i]
-        if n < 8 or is_wrong or min(prefill.base[i:]) < prefill.base[i] or per_token[i] > NO_DEARER * best:
+        is_wrong = i + 1 < len(per_token) and per_token[i + 1] > NOISE * NOISE * per_token[i]
+        if n < 8 or is_wrong or min(prefill.base[i:]) < prefill.base[i] or per_token[i] > NOISE * best:
             continue
         best = min(best, per_token[i])
         kept.append(n)

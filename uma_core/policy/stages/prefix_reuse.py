@@ -12,7 +12,9 @@ from uma_core.policy.index import index_of
 from uma_core.policy.plan import Admission, Plan
 from uma_core.policy.state import SchedulerState, SessionView
 
-STEPS_MOST = 256  # decode steps that a sequence is judged by: longer answers are rare
+# Decode steps for which a gap between running sequences is charged, where neighbours share a pass (llama.cpp's engine):
+# longer answers are rare. The simulator cannot tell: it has no cache.
+STEPS_MOST = 256
 
 
 def run(state: SchedulerState, plan: Plan) -> Plan:

@@ -14,14 +14,13 @@ from uma_core.policy.index import SessionIndex, index_of, rows_time
 from uma_core.policy.plan import Plan
 from uma_core.policy.state import SchedulerState
 
-# Where the streams' round takes far longer than one stream's limit, the limit is 1 + part x (cap - 1) rounds: 1.1 at a
-# `guard_cap` of 1.2, so that a tenth of a round is left for others ...
+# Where the streams' round is far beyond one stream's limit, the limit is 1 + part x (cap - 1) rounds: 1.1 at a
+# `guard_cap` of 1.2, so that a tenth of a round is left for others (half of it: background +19 %; twice: TBT +1 %) ...
 EVERYDAY_PART = 0.5
 # ... and 1.75 rounds at a `pause_cap` of 2.0. Without this part, a paste beside three chats on the GPU is read 20 times
-# slower; with a part of 1 the chats pause 0.25 rounds longer.
+# slower; with 0.5 two chats on llama.cpp's kernels have no long gaps; with a part of 1 the chats pause 0.25 rounds
+# longer.
 LONG_PART = 0.75
-# "Far": the round exceeds the step by this many times the amount by which one stream's limit exceeds it. Not tuned.
-FAR = 2.0
 
 
 class TbtLimits(NamedTuple):
@@ -55,8 +54,8 @@ def _limit(steps: float, part: float, step_ns: int, round_ns: int) -> int:
     With a round of 1.15 steps the limit stays at 1.2 steps: 1.1 rounds would stretch every gap beyond what each stream
     was promised.
     """
-    distance = FAR * (steps - 1.0) * step_ns
-    share = min(1.0, (round_ns - step_ns) / distance) if distance > 0 else 1.0
+    far_ns = (steps - 1.0) * step_ns / EVERYDAY_PART
+    share = min(1.0, (round_ns - step_ns) / far_ns) if far_ns > 0 else 1.0
     return int(min(steps * round_ns, max(steps * step_ns, (1.0 + part * (steps - 1.0) * share) * round_ns)))
 
 
