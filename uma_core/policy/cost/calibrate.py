@@ -17,6 +17,9 @@ DECODE, CHUNK, PIECE, TRANSFER, MIXED = "decode", "prefill", "piece", "transfer"
 PAGE = 64  # cells that a sequence takes at a time, at most
 SHORT, LONG = PAGE, 1024  # contexts at which rows are timed
 N_STEPS = 2  # decode calls by which rows are timed: the first one of a shape builds its graph
+# A size that is this much cheaper per token than the next one was timed wrong. With 1.21 two shared cores of a Zen 3
+# lost their best size (128 tokens at 4.75 ms each; 256 at 6.16, 512 at 5.46); `ERROR_MOST` has what a storm lost.
+WRONG = 1.4
 BYTES_PER_NS = 20.0  # guess of a plain machine's memory bandwidth, until calls were observed: half and twice move 2 %
 
 
@@ -127,14 +130,13 @@ def build(
 def legal_chunks(prefill: Curve) -> tuple[int, ...]:
     """Measured sizes that no larger one undercuts, and that cost no more per token than the smaller ones, noise aside.
 
-    A size after which the time per token jumps by more than the noise of two timings was measured wrong: it is dropped,
-    and judges no later size.
+    A size after which the time per token jumps up was measured wrong: it is dropped, and judges no later size.
     """
     kept: list[int] = []
     best = float("inf")
     per_token = [ns / n for n, ns in zip(prefill.sizes, prefill.base, strict=True)]
     for i, n in enumerate(prefill.sizes):
-        is_wrong = i + 1 < len(per_token) and per_token[i + 1] > NOISE * NOISE * per_token[i]
+        is_wrong = i + 1 < len(per_token) and per_token[i + 1] > WRONG * per_token[i]
         if n < 8 or is_wrong or min(prefill.base[i:]) < prefill.base[i] or per_token[i] > NOISE * best:
             continue
         best = min(best, per_token[i])
