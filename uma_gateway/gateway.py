@@ -120,10 +120,11 @@ class Gateway:
             log.error("the keys stay as they are: %s", error)
 
     async def close(self) -> None:
-        if self._greeting is not None:
-            self._greeting.cancel()
-            # to its end: it may be about to open the connection that is closed below
-            await asyncio.wait([self._greeting], timeout=CLOSE_S)
+        for task in (self._greeting, self._asking):
+            if task is not None and not task.done():
+                task.cancel()
+                # to its end: it may be about to open the connection that is closed below
+                await asyncio.wait([task], timeout=CLOSE_S)
         await self.daemon.close()
 
 

@@ -44,6 +44,34 @@ def test_the_model_is_asked_for_once_it_is_loaded():
     assert asyncio.run(run()) == ["health", "health", "health", "props"]
 
 
+class Silent(Daemon):
+    """A daemon that answers nothing about its model."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+        self.is_asked_for_model = asyncio.Event()
+
+    async def call(self, operation: str, timeout_s: float = CALL_S, **fields: Any) -> Event:
+        if operation == "health":
+            return {"is_ready": True}
+        self.is_asked_for_model.set()
+        await asyncio.sleep(timeout_s)
+        raise no_daemon("it says nothing")
+
+
+def test_a_question_about_the_model_ends_with_the_gateway():
+    """It would be left to an event loop that is gone, and Python writes about that where an error has one line."""
+
+    async def run() -> set[asyncio.Task[Any]]:
+        daemon = Silent()
+        gateway = Gateway(Config(), Keys("", ""), daemon)
+        await asyncio.wait_for(daemon.is_asked_for_model.wait(), 60)
+        await gateway.close()
+        return asyncio.all_tasks() - {asyncio.current_task()}
+
+    assert not asyncio.run(run())
+
+
 class Reloaded(Daemon):
     """A daemon whose adapters `adapters` names. `n_asked`: how often it told them."""
 
