@@ -20,7 +20,7 @@ GAIN = 0.15
 # background work takes 4 % longer.
 CLIP = 1.25
 # Cells at which a one-row call's error is split evenly between step and cells: their attention takes a quarter of a
-# step on the 2-core CPU. Half and twice move nothing; 0 and infinity would.
+# step on the 2-core CPU. Half and twice move nothing.
 DEEP_CELLS = 8192
 # Part of the mixed rows' correction that each call without such rows forgets: rows that were dear once are tried again
 # after some 20 steps. The simulator cannot tell, because its mixed rows cost what was measured; `ERROR_MOST` has what a
