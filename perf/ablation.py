@@ -63,7 +63,7 @@ _SAME = (lambda model, reports: model,)
 MECHANISMS: dict[str, Mechanism] = {
     m.name: m
     for m in (
-        Mechanism("error", "learned error of predictions", ((_P + "tbt.controller", "STEP", 0.0),)),
+        Mechanism("error", "learned error of predictions", ((_P + "tbt.controller", "ERROR_MOST", 0.0),)),
         Mechanism("least-room", "room that a noisy machine leaves", ((_P + "tbt.controller", "LEAST", 0.0),)),
         Mechanism("reserve", "reserve below the long limit", ((_P + "tbt.controller", "RESERVE", 0.0),)),
         Mechanism(

@@ -232,6 +232,8 @@ def ablate(
     """Switch off one of the scheduler's MECHANISMS (default: all) at a time, and report which figures that moves."""
     from perf.ablation import MECHANISMS, constants, moved, row, simulate
 
+    if are_constants and (mechanisms or is_daemon):
+        raise click.UsageError("--constants goes with neither MECHANISMS nor --daemon")
     unknown = [name for name in mechanisms if name not in MECHANISMS]
     if unknown:
         raise click.BadParameter(f"no mechanism {', '.join(unknown)}; known are {', '.join(MECHANISMS)}")

@@ -78,10 +78,10 @@ static inline int bits_of(const enum kind kind) {
 // Whether lines are fetched one at a time between products: while all of a sub-block's are asked for at once, nothing
 // is computed. Not for one or two rows of bytes, which compute next to nothing. (2 cores, AVX-512 VNNI: a step of 1, 2,
 // 4 and 8 rows of the 1B Q4_K_M takes 0.94, 0.91, 0.91 and 0.95 of the time so; of the 0.5B Q8_0 1.05 with one row,
-// 0.98 with four, 0.96 with eight.) Not with AVX2, whose panels are half as
-// wide: each vector of weights would take the same branch for half of the products. (2 cores of a Zen 3, weights in
-// memory: products of 1, 4, 8 and 16 rows by Q4_K would take 1.02, 1.02, 1.00 and 1.00 of the time, by Q6_K 1.11, 0.99,
-// 1.12 and 1.15, by Q8_0 0.98, 0.99, 1.03 and 1.08; on a Xeon 0.98 to 1.10.)
+// 0.98 with four, 0.96 with eight.) Not with AVX2, whose panels are half as wide: each vector of weights would take the
+// same branch for half of the products. (2 cores of a Zen 3, weights in memory: products of 1, 4, 8 and 16 rows by Q4_K
+// would take 1.02, 1.02, 1.00 and 1.00 of the time, by Q6_K 1.11, 0.99, 1.12 and 1.15, by Q8_0 0.98, 0.99, 1.03 and
+// 1.08.)
 #if defined(V_HAS_I8MM) || defined(V_FETCHES_AT_ONCE)
 V_INLINE bool is_spread(const enum kind kind, const int R) { return (void)kind, (void)R, false; }
 #else

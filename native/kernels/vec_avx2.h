@@ -11,11 +11,12 @@
 #include "vec_target_x86.h"
 
 #define V_LANES 8
-// The sums of a sub-block stay in registers, those before it do not all: twice as many rows share the reading, parting
-// and making positive of a weight. (2 cores, weights in memory: products of 6, 8, 16 and 32 rows take of the time that
-// they took with 4 rows a tile and up to 8 in place, on a Zen 3 by Q8_0 0.77, 0.85, 0.79 and 0.81, by Q4_K 0.76, 0.84,
-// 0.81 and 0.84, by Q6_K 0.80, 0.82, 0.76 and 0.83; on a Xeon by Q4_K 0.83, 0.86, 0.82 and 0.97, with AVX-VNNI 0.78,
-// 0.78, 0.68 and 0.80.)
+// The sums of a sub-block stay in registers, those of the sub-blocks before it do not all. In return twice as many rows
+// share loading a weight, taking its bits apart and finding its magnitude. (2 cores, weights in memory: products of 6,
+// 8, 16 and 32 rows take of the time that they took with 4 rows a tile and up to 8 in place, on a Zen 3 by Q8_0 0.77,
+// 0.85, 0.79 and 0.81, by Q4_K 0.76, 0.84, 0.81 and 0.84, by Q6_K 0.80, 0.82, 0.76 and 0.83; on a Xeon by Q4_K 0.83,
+// 0.86, 0.82 and 0.97, by Q6_K 0.82, 0.86, 1.01 and 1.05; with AVX-VNNI by Q4_K 0.78, 0.78, 0.68 and 0.80, by Q5_K
+// 0.79, 0.91, 0.94 and 1.03.)
 #define V_TILE_ROWS 8
 #define V_QUANT_PANELS 1
 #define V_MOST_IN_PLACE 32

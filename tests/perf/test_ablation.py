@@ -57,6 +57,12 @@ def test_unknown_mechanisms_are_refused() -> None:
     assert ablation.main(["turbo", "daemon"]) == 2
 
 
+@pytest.mark.parametrize("other", ["error", "--daemon"])
+def test_what_constants_would_leave_out_is_refused(other: str) -> None:
+    result = CliRunner().invoke(main, ["ablate", "--constants", other])
+    assert result.exit_code == 2 and "--constants goes with neither" in result.output
+
+
 def test_the_daemon_runs_without_one(tmp_path: Path) -> None:
     """Its own help comes from the product's command line."""
     shown = subprocess.run(

@@ -20,7 +20,8 @@ N_STEPS = 2  # decode calls by which rows are timed: the first one of a shape bu
 # A size that is this much cheaper per token than the next one was timed wrong. With 1.21 two shared cores of a Zen 3
 # lost their best size (128 tokens at 4.75 ms each; 256 at 6.16, 512 at 5.46); `ERROR_MOST` has what a storm lost.
 WRONG = 1.4
-BYTES_PER_NS = 20.0  # guess of a plain machine's memory bandwidth, until calls were observed: half and twice move 2 %
+# Guess of a plain machine's memory bandwidth, until calls were observed. Half and twice move no figure by 4 %.
+BYTES_PER_NS = 20.0
 
 
 class Shape(NamedTuple):
@@ -99,7 +100,8 @@ def guess(device: DeviceView) -> CostModel:
     """
     step, cell = max(1e5, device.weight_bytes / BYTES_PER_NS), max(10.0, device.kv_bytes_per_cell / BYTES_PER_NS)
     decode = Curve((1, 2, 4, 8, 16, 32), tuple(step * g for g in (1.0, 1.3, 1.8, 2.5, 4.0, 7.0)), (cell,) * 6)
-    sizes, token = (8, 32, 64, 128, 256, 512), decode.base[-1] / decode.sizes[-1]
+    token = decode.base[-1] / decode.sizes[-1]
+    sizes = (8, 32, 64, 128, 256, 512)
     prefill = Curve(sizes, tuple(step + token * n for n in sizes), tuple(cell * n / 4 for n in sizes))
     return build(decode, prefill, _scaled(prefill, 1 / 48), (5e4, 2 / BYTES_PER_NS), device.n_layer, False)
 

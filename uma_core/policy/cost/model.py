@@ -15,8 +15,8 @@ from uma_core.policy.cost.curve import Curve
 REGIMES = ("decode_1", "decode_2", "decode_4", "decode_8", "decode_16", "decode_more", "prefill", "mixed")
 PREFILL, MIXED = REGIMES.index("prefill"), REGIMES.index("mixed")
 MAX_ROWS = 32  # rows for which the best split into calls is looked up; more are one call
-# Two timings of one thing differ by this factor. Calls that differ by less stay together, chunks are equally dear. With
-# 1.2 background rows have calls of their own too often (TBT +1.4 %); 1.05 and 1.03 move nothing.
+# Two timings of one thing differ by this factor: a split must save more than that, and chunks that differ by less cost
+# the same. With 1.2 TBT grows by 1.4 %; 1.05 moves nothing.
 NOISE = 1.1
 
 

@@ -31,8 +31,8 @@ MISSES = 0.02
 # 6 % longer; with 0.02 a machine that turns noisy is noticed too late (TTFT three times as long in one case).
 STEP = 0.04
 # A machine that busy is no excuse to stop: its chats pause anyway. No machine of the simulator is that noisy. A real
-# one is (Zen 3, two shared cores): without this, and with the two numbers in `cost/` that refer to it changed, TBT
-# beside a storm was 1.20 steps instead of 1.00, and the storm took 4 % longer (medians of seven and six repeats).
+# one is (Zen 3, two shared cores): without this, and with `WRONG`, `FORGET` and `STEP_PART` changed as well, TBT beside
+# a storm was 1.20 steps instead of 1.00, and the storm took 4 % longer (medians of seven and six repeats).
 ERROR_MOST = 0.25
 # Part of the time between round and everyday limit that other work always gets. Without it, an error of some per cent
 # would leave nothing; on the noisiest machine prompts were then read 13 times slower. With 0.6 background work takes
