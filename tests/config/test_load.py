@@ -200,9 +200,9 @@ def test_aliases_of_aliases_are_refused_at_once(write):
 @pytest.mark.parametrize(
     "text",
     [
-        "".join(f"a{i}: 1\n" for i in range(60_000)),
-        "engine:\n" + "".join(f"  a{i}: 1\n" for i in range(60_000)),
-        "engine: [" + "x, " * 100_000 + "]",
+        "".join(f"a{i}: 1\n" for i in range(15_000)),
+        "engine:\n" + "".join(f"  a{i}: 1\n" for i in range(15_000)),
+        "engine: [" + "x, " * 25_000 + "]",
         "engine: {n_ctx: '" + "x" * 500_000 + "'}",
         "engine: {kv_type: '" + "x" * 500_000 + "'}",
         "scheduler: {stages: ['" + "x" * 500_000 + "']}",

@@ -14,7 +14,7 @@ from tests.kernels import build
 from uma_core.models import default_model_path
 
 MODELS = Path(__file__).parents[1] / "data" / "models"
-N_TEXT = {"target": 1024, "draft": 2048, "moe": 2048}
+N_TEXT = 1024
 pytestmark = pytest.mark.model
 
 
@@ -54,7 +54,7 @@ def report(request: pytest.FixtureRequest, program: Path) -> Report:
         "draft": MODELS / "uma-draft-q8_0.gguf",
         "moe": MODELS / "uma-moe-q8_0.gguf",
     }
-    command = [str(program), str(names[request.param]), str(N_TEXT[request.param])]
+    command = [str(program), str(names[request.param]), str(N_TEXT)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
     lines = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines()}

@@ -322,12 +322,12 @@ def shown(answer: Message) -> tuple[Any, ...]:
 
 
 HARD = {  # what a parser has to be asked about at every token
-    "numbers": '<tool_call>\n{"name": "search", "arguments": {"query": "a", "limit": 3, "filters": [' + "12, " * 20_000,
-    "names": '<tool_call>\n{"name": "search", "arguments": {"filters": {' + '"name": {"a": 1}, ' * 5_000,
-    "calls": '<tool_call>\n{"name": "search", "arguments": {"query": "a", "limit": 3}}\n</tool_call>\n' * 1_000,
-    "tags": "text <tool_call text <tool_call " * 3_000,
-    "no form": "<tool_call>\nno call " * 5_000,
-    "text": "word " * 16_000,
+    "numbers": '<tool_call>\n{"name": "search", "arguments": {"query": "a", "limit": 3, "filters": [' + "12, " * 5_000,
+    "names": '<tool_call>\n{"name": "search", "arguments": {"filters": {' + '"name": {"a": 1}, ' * 1_500,
+    "calls": '<tool_call>\n{"name": "search", "arguments": {"query": "a", "limit": 3}}\n</tool_call>\n' * 300,
+    "tags": "text <tool_call text <tool_call " * 1_000,
+    "no form": "<tool_call>\nno call " * 1_500,
+    "text": "word " * 5_000,
 }  # fmt: skip
 
 
