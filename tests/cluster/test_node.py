@@ -115,6 +115,20 @@ def test_a_folder_of_somebody_else_is_told(folder: Path, monkeypatch: pytest.Mon
     assert "uma-cluster-4242 can be written by others" in asyncio.run(node.load("m"))["error"]
 
 
+def test_models_whose_names_begin_alike_have_sockets_of_their_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever finds a daemon on its socket uses it: one model would answer for the other."""
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    names = [f"{'a' * 63}{end}" for end in "bc"] + ["a" * 40, "a"]
+    node = Node(parse({"models": [{"name": name} for name in names]}), "n", "node" * 14)
+    paths = [node._socket(name) for name in names]
+    assert len(set(paths)) == len(names)
+    longest = max(len(Path(path).name) for path in paths)
+    assert longest <= 58, "a longer one would not fit into the path of a Unix socket where it fitted before"
+    assert Path(paths[-1]).name == "nodenodenode-a.sock"
+
+
 @pytest.mark.daemon
 def test_a_model_of_ones_own_is_estimated_started_asked_and_stopped(
     folder: Path, monkeypatch: pytest.MonkeyPatch

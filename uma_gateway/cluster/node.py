@@ -9,6 +9,7 @@ Rules: knows Ray only by name (`rayless`, the tests', is the same class on its o
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
 import os
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 
 MIB = 1 << 20
 ESTIMATE_S = 120.0
+NAME_MOST = 40  # characters of a model in its socket's name: the path of a Unix socket has room for about 100 in all
 Result = dict[str, Any]
 
 
@@ -146,7 +148,9 @@ class Node:
         owner = os.stat(folder)
         if owner.st_uid != os.getuid() or owner.st_mode & 0o077:
             raise PermissionError(f"{folder} can be written by others")
-        return os.path.join(folder, f"{self.node_id[:12]}-{model[:40]}.sock")
+        if len(model) > NAME_MOST:  # of a name that is cut the hash keeps what tells it from others
+            model = f"{model[: NAME_MOST - 9]}-{hashlib.sha256(model.encode()).hexdigest()[:8]}"
+        return os.path.join(folder, f"{self.node_id[:12]}-{model}.sock")
 
     # what it is asked
 
