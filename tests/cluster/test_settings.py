@@ -101,6 +101,9 @@ def test_a_file_that_is_no_strict_mapping_is_refused_by_name(tmp_path: Path, tex
         ({**DEMO, "gateway": []}, "`gateway` must be a mapping"),
         ({**DEMO, "gateway": {"acces": {"api_key": "x"}}}, "did you mean `access.api_key`?"),
         ({**DEMO, "gateway": {"limits": {"max_connections": "many"}}}, "max_connections"),
+        ({**DEMO, "gateway": {"access": {"api_key": None}}}, "`access.api_key` has no value"),
+        ({**DEMO, "gateway": {"serve": {"host": "127.0.0.1"}}}, "not `gateway.serve.host`"),
+        ({**DEMO, "gateway": {"serve": {"port": 9}}}, "not `gateway.serve.port`"),
     ],
 )
 def test_what_is_wrong_is_named(values: dict[str, Any], words: str) -> None:

@@ -92,6 +92,10 @@ def gateway_config(settings: ClusterSettings) -> Config:
             key = f"{section}.{name}".rstrip(".")
             if key not in known:
                 raise _invalid("gateway", f"there is no option `{key}`{_hint(key, list(known))}")
+            if value is None:
+                raise _invalid("gateway", f"`{key}` has no value: give one, or leave the line out")
+            if key in ("serve.host", "serve.port"):  # whoever reads them here would not know where Serve listens
+                raise _invalid("gateway", f"the cluster listens where `{name}` says, not `gateway.{key}`")
             text = (
                 ",".join(map(str, value))
                 if isinstance(value, list)
