@@ -12,12 +12,13 @@ import pytest
 
 from tests.cluster.sockets import Sockets
 from tests.daemon.support import WAIT_S
+from uma_core.errors import ErrorCode, UmaError
 from uma_gateway.cluster.cluster import Cluster
 from uma_gateway.cluster.facade import ClusterDaemon, ClusterGateway
 from uma_gateway.cluster.link import TRIES_MOST
 from uma_gateway.cluster.transport import Unit, UnitLost
 from uma_gateway.config import Config
-from uma_gateway.errors import GatewayError
+from uma_gateway.errors import GatewayError, from_daemon
 from uma_gateway.keys import Keys
 
 
@@ -85,3 +86,54 @@ def test_a_question_waits_for_a_daemon_that_is_started_again(
 
     asyncio.run(asyncio.wait_for(work(), WAIT_S))
     assert n_lost - transport.n_lost <= TRIES_MOST
+
+
+class Refusing(Sockets):
+    """Two daemons; each question is refused this often, wherever it is asked."""
+
+    def __init__(self, n_refused: int, code: ErrorCode) -> None:
+        super().__init__({})
+        self.n_refused = n_refused
+        self.code = code
+        self.asked: list[str] = []
+
+    async def units(self) -> list[Unit]:
+        return [Unit(name, "n", "m") for name in "ab"]
+
+    async def call(self, unit: Unit, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> dict[str, Any]:
+        if operation == "digest":
+            raise UnitLost("not of interest")
+        self.asked.append(unit.name)
+        if len(self.asked) <= self.n_refused:
+            raise from_daemon(UmaError(self.code, retry_after_ms=700).to_dict())
+        return {"embeddings": []}
+
+
+@pytest.mark.parametrize(
+    ("n_refused", "code", "n_asked", "told"),
+    [
+        (1, ErrorCode.OVERLOADED, 2, None),
+        (1, ErrorCode.DRAINING, 2, None),
+        (2, ErrorCode.OVERLOADED, 2, "overloaded"),
+        (1, ErrorCode.UNSUPPORTED, 1, "not_supported"),
+    ],
+)
+def test_an_embedding_that_one_daemon_refuses_is_taken_once_to_another(
+    n_refused: int, code: ErrorCode, n_asked: int, told: str | None
+) -> None:
+    transport = Refusing(n_refused, code)
+
+    async def work() -> None:
+        cluster = Cluster(transport, bytes(32))
+        cluster.fingerprints |= {"a": "f", "b": "f"}
+        computing = ClusterDaemon(cluster, "m").compute("embed", "r", {"input": ["text"]})
+        if told is None:
+            assert await computing == {"embeddings": []}
+        else:
+            with pytest.raises(GatewayError) as caught:
+                await computing
+            assert caught.value.code == told
+        await cluster.close()
+
+    asyncio.run(asyncio.wait_for(work(), WAIT_S))
+    assert len(set(transport.asked)) == len(transport.asked) == n_asked

@@ -7,19 +7,21 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from uma_core.errors import UmaError
 from uma_gateway.cluster import merge
 from uma_gateway.cluster.cluster import POLL_S, Cluster
-from uma_gateway.cluster.link import TRIES_MOST, RoutedLink
+from uma_gateway.cluster.link import ELSEWHERE, TRIES_MOST, RoutedLink
 from uma_gateway.cluster.transport import Event, Unit, UnitLost
 from uma_gateway.config import Config
 from uma_gateway.daemon import CALL_S, Daemon, Generation, no_daemon
-from uma_gateway.errors import GatewayError, Kind
+from uma_gateway.errors import GatewayError, Kind, from_daemon
 from uma_gateway.gateway import Gateway
 from uma_gateway.keys import Keys
 from uma_gateway.model import Model
 
 # an embedding or a reranking of many texts beside chats; past it a daemon that hangs would hold its callers for ever
 COMPUTE_S = 600.0
+REFUSALS = frozenset(from_daemon(UmaError(code).to_dict()).code for code in ELSEWHERE)  # as the gateway has them
 OF_ALL: dict[str, Callable[[list[tuple[Unit, Event]]], Event]] = {
     "status": merge.status,
     "sessions": merge.sessions,
@@ -68,11 +70,13 @@ class ClusterDaemon(Daemon):
         return {"found": any(reply["found"] for _, reply in replies)}
 
     async def _ask_one(self, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> Event:
-        """Waits as long for a daemon that comes back as a request that generates does, and loses as many at most.
+        """Waits as long for a daemon that comes back as a request that generates does, loses as many at most, and goes
+        once to another one where the first refuses it.
 
         Raises: GatewayError.
         """
         router, n_lost = self.cluster.router, 0
+        refusal: GatewayError | None = None
         deadline_ns = time.monotonic_ns() + router.knobs.closed_ns
         while n_lost < TRIES_MOST and time.monotonic_ns() <= deadline_ns:
             units = await self.cluster.available(self.model, self.cluster.load_s)
@@ -82,6 +86,13 @@ class ClusterDaemon(Daemon):
                 except UnitLost:
                     n_lost += 1
                     router.set_open(unit.name, False)  # until its next digest
+                except GatewayError as error:
+                    if refusal is not None or error.code not in REFUSALS:
+                        raise
+                    refusal = error
+                    router.set_open(unit.name, False)
+            if refusal is not None:
+                raise refusal
             while not any(router.is_open(unit.name) for unit in units) and time.monotonic_ns() <= deadline_ns:
                 await asyncio.sleep(POLL_S)
         raise no_daemon(f"no daemon of {self.model} answers")
