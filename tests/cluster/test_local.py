@@ -131,6 +131,28 @@ def test_running_answers_end_before_the_daemon_does(folder: Path) -> None:
     assert events[-1] == "length" and events.count("token") == 30
 
 
+def test_a_daemon_that_computes_embeddings_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is idle may be evicted, and one that leaves waits for what is in use."""
+
+    async def work() -> None:
+        daemon, has_begun, is_done = LocalDaemon("/absent"), asyncio.Event(), asyncio.Event()
+
+        async def compute(operation: str, request_id: str, fields: object) -> dict[str, object]:
+            has_begun.set()
+            await is_done.wait()
+            return {"embeddings": []}
+
+        monkeypatch.setattr(daemon.daemon, "compute", compute)
+        computing = asyncio.ensure_future(daemon.call("embed", WAIT_S, {"id": "r", "input": ["text"]}))
+        await has_begun.wait()
+        t_begun, n_computing = daemon.t_used, daemon.n_streams
+        is_done.set()
+        assert await computing == {"embeddings": []}
+        assert (n_computing, daemon.n_streams) == (1, 0) and daemon.t_used > t_begun
+
+    asyncio.run(work())
+
+
 def test_requests_that_have_the_same_id_are_cancelled_and_end_apart(fakes: Callable[..., list[DaemonProcess]]) -> None:
     """Clients choose ids."""
     (other,) = fakes(1, "--model", "step-20ms")

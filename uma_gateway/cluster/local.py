@@ -43,7 +43,7 @@ class LocalDaemon:
         self.is_adopted = False
         self.state = "starting"  # as the daemon says; `gone` without one
         self.t_used = time.monotonic()
-        self.n_streams = 0
+        self.n_streams = 0  # requests that it answers, those that it computes for included
         self.daemon = Daemon(path)
         # of running requests, by id and attempt: clients choose ids, and two requests may have the same one
         self._links: dict[tuple[str, str], Link] = {}
@@ -199,14 +199,20 @@ class LocalDaemon:
                     link.send({"type": operation, **message})
                 return {"found": bool(links)}
             if operation in COMPUTED:  # on a connection of its own: who is cancelled here cancels it
-                self.t_used = time.monotonic()
-                computing = self.daemon.compute(operation, str(fields["id"]), fields)
-                return await within(timeout_s, computing)
+                return await within(timeout_s, self._compute(operation, fields))
             return await self.daemon.call(operation, timeout_s, **fields)
         except LinkLost as error:
             raise UnitLost(error.message) from None
         except asyncio.TimeoutError:
             raise GatewayError(Kind.GENERATION_TIMEOUT, f"no answer within {timeout_s:g} s", code="timeout") from None
+
+    async def _compute(self, operation: str, fields: Mapping[str, Any]) -> Event:
+        self.n_streams += 1
+        try:
+            return await self.daemon.compute(operation, str(fields["id"]), fields)
+        finally:
+            self.n_streams -= 1
+            self.t_used = time.monotonic()
 
 
 def is_end(payload: bytes) -> bool:
