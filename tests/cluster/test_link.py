@@ -114,6 +114,8 @@ class Got:
 
     def __init__(self) -> None:
         self.text = ""
+        self.prompt: list[int] = []
+        self.n_answers = 0  # of several, that have ended
         self.ends: list[str] = []
         self.usage: dict[str, int] = {}
         self.error: GatewayError | None = None
@@ -133,6 +135,10 @@ def ask(transport: Scripted, is_resumable: bool = False, knobs: Knobs | None = N
                     if event["event"] == "token":
                         assert not got.ends, "something came after the end"
                         got.text += event["text"]
+                    elif event["event"] == "prompt":
+                        got.prompt += [each["id"] for each in event["logprobs"]]
+                    elif event["event"] == "end":
+                        got.n_answers += 1
                     elif event["event"] == "eos":
                         got.ends.append(event["reason"])
                         got.usage = event["usage"]
@@ -243,6 +249,40 @@ def test_tokens_that_came_together_are_all_counted() -> None:
     got = ask(transport, is_resumable=True)
     assert (got.text, got.ends, got.usage["completion_tokens"]) == ("012345", ["length"], N_TOKENS)
     assert len(transport.seen) == 2, "nothing but the end was lost"
+
+
+class Reading(Scripted):
+    """Reports each of a prompt's ten tokens first, four an event; an act `read` loses its daemon after two events."""
+
+    async def stream(self, unit: Unit, fields: Mapping[str, Any]) -> AsyncIterator[list[bytes]]:
+        act = next(self.acts, "whole")
+        for at in (0, 4, 8) if "prompt_logprobs" in fields else ():
+            if act == "read" and at == 8:
+                raise UnitLost("it broke")
+            rows = [{"id": each} for each in range(at, min(at + 4, 10))]
+            yield [json.dumps({"event": "prompt", "logprobs": rows}).encode()]
+        self.acts = iter((act, *self.acts))
+        async for payloads in super().stream(unit, fields):
+            yield payloads
+
+
+@pytest.mark.parametrize("acts", [("whole",), ("read",), ("read", "read"), (2,)])
+def test_a_prompts_log_probabilities_come_once(acts: tuple[str | int, ...]) -> None:
+    got = ask(Reading(2, *acts), is_resumable=True, prompt_logprobs=0)
+    assert (got.prompt, got.text, got.ends) == (list(range(10)), "012345", ["length"])
+
+
+class Several(Scripted):
+    """The first of two answers is empty and has ended when the daemon is lost."""
+
+    async def stream(self, unit: Unit, fields: Mapping[str, Any]) -> AsyncIterator[list[bytes]]:
+        yield [json.dumps({"event": "end", "index": 0, "reason": "stop", "usage": {}}).encode()]
+        raise UnitLost("it broke")
+
+
+def test_an_answer_of_several_that_has_ended_is_not_begun_anew() -> None:
+    got = ask(Several(2), n=2)
+    assert (got.n_answers, got.ends) == (1, ["replica_lost"])
 
 
 def test_an_answer_that_lost_nothing_but_its_end_is_whole() -> None:

@@ -60,6 +60,9 @@ class RoutedLink:
         self._sent_text = ""
         self._tail: list[str | int] = []  # what was sent, as a prompt goes on with it: token ids, or their text
         self._n_sent = 0  # token events
+        self._n_read = 0  # tokens of the prompt whose log probabilities were sent ...
+        self._n_read_here = 0  # ... and those that the present daemon has reported
+        self._has_ended_one = False  # the end of one of several answers was sent
         self._token_ids: list[int] = []  # that completed their texts
         self._usage: dict[str, int] = {}  # of attempts before this one
         self._avoid: set[str] = set()
@@ -160,7 +163,7 @@ class RoutedLink:
     def _check_hope(self, loss: UnitLost) -> None:
         """Whether the request can go on elsewhere. Raises: GatewayError."""
         counts = self._cluster.counts
-        if not self._is_last_try and self._n_sent == 0:
+        if not self._is_last_try and self._n_sent == 0 and not self._has_ended_one:
             counts["replayed"] += 1
         elif not self._is_last_try and self._is_resumable:
             counts["resumed"] += 1
@@ -379,6 +382,7 @@ class RoutedLink:
 
     async def _read(self, stream: AsyncIterator[list[bytes]], unit: Unit) -> bool:
         """Hand on what comes. Result and errors: those of `_answer`."""
+        self._n_read_here = 0
         try:
             async for payloads in stream:
                 passed: list[bytes] = []
@@ -407,6 +411,13 @@ class RoutedLink:
             self._n_sent += 1
             self._sent_text += event["text"]
             self._token_ids.append(event["token_id"])
+        elif kind == "prompt":
+            n_before, self._n_read_here = self._n_read_here, self._n_read_here + len(event["logprobs"])
+            n_twice = max(0, self._n_read - n_before)
+            self._n_read = max(self._n_read, self._n_read_here)
+            return {**event, "logprobs": event["logprobs"][n_twice:]} if n_twice else None
+        elif kind == "end":
+            self._has_ended_one = True
         elif kind == "error":
             code = BY_CODE.get(str(event.get("code")))
             is_first = not self._n_refusals and not self._is_last_try
@@ -458,6 +469,7 @@ def resumed(fields: Mapping[str, Any], tail: list[str | int], text: str, n_token
     prompt = fields["prompt"]
     parts = [prompt] if isinstance(prompt, str) else list(prompt)
     more = {**fields, "prompt": [*parts, *tail]}
+    more.pop("prompt_logprobs", None)  # they came before any text
     if fields.get("max_tokens"):
         more["max_tokens"] = max(1, fields["max_tokens"] - n_tokens)
     if fields.get("min_tokens"):
