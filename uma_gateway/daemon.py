@@ -364,11 +364,14 @@ class Daemon:
 
         Raises: GatewayError.
         """
-        if self._control is not None and self._control.is_open:
+        link = self._control
+        if link is not None and link.is_open:
             try:
                 return await self._call(operation, timeout_s, fields)
-            except LinkLost:  # closed for having been idle, or the daemon was restarted: another connection shows which
-                pass
+            except LinkLost:
+                if link.is_open:  # it is there and does not answer: it is not asked twice
+                    raise
+                # closed for having been idle, or the daemon was restarted: another connection shows which
         return await self._call(operation, timeout_s, fields)
 
     async def cancel(self, request_id: str, conn: int | None = None) -> Event:
