@@ -13,6 +13,8 @@ from uma_gateway.daemon import content_of
 
 Replies = list[tuple[Unit, Event]]
 STATES = ("stopping", "starting", "draining", "degraded", "ready")  # the last that any daemon has is the cluster's
+LEAST = frozenset({"copy_free_ratio", "hit_ratio"})  # numbers that do not add up, by which of them is the worst
+MOST = frozenset({"avg_batch", "device_idle_share", "prediction_error", "time_logits_to_first_chunk"})
 SAMPLE = re.compile(r"^([A-Za-z_:][A-Za-z0-9_:]*)(\{(.*)\})? (.*)$")
 
 
@@ -37,7 +39,11 @@ def reload(replies: Replies) -> Event:
     return {**replies[0][1], "units": {unit.name: content_of(reply) for unit, reply in replies}}
 
 
-cache = reload
+def cache(replies: Replies) -> Event:
+    """The sums of `stats`; of other actions the first daemon's reply."""
+    merged = reload(replies)
+    parts = [reply["stats"] for _, reply in replies if isinstance(reply.get("stats"), dict)]
+    return {**merged, "stats": _summed(parts)} if parts else merged
 
 
 def sessions(replies: Replies) -> Event:
@@ -61,19 +67,35 @@ def status(replies: Replies) -> Event:
 
 
 def _summed(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Numbers added, but waits, of which the longest is taken."""
+    """Numbers added, but times, shares and quantiles, of which the worst is taken."""
+    if "count" in parts[0] and "mean" in parts[0]:
+        return _distribution(parts)
     out: dict[str, Any] = {}
-    for name in parts[0]:
+    for name in dict.fromkeys(name for part in parts for name in part):  # one may have users that another has not
         values = [part[name] for part in parts if part.get(name) is not None]
         if not values:
             out[name] = None
         elif isinstance(values[0], dict):
             out[name] = _summed(values)
         elif isinstance(values[0], int | float) and not isinstance(values[0], bool):
-            out[name] = max(values) if name.endswith("_ms") else sum(values)
+            out[name] = _number(name, values)
         else:
             out[name] = values[0]
     return out
+
+
+def _number(name: str, values: list[float]) -> float:
+    if name in LEAST:
+        return min(values)
+    is_time = "_ms" in name and not name.endswith("_total")
+    return max(values) if is_time or name in MOST else sum(values)
+
+
+def _distribution(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of one histogram: all values, their mean, and the highest of each quantile."""
+    n = sum(part["count"] for part in parts)
+    mean = round(sum(part["count"] * part["mean"] for part in parts) / n, 4) if n else parts[0]["mean"]
+    return {name: max(part[name] for part in parts) for name in parts[0]} | {"count": n, "mean": mean}
 
 
 def _worst(parts: list[dict[str, Any]]) -> dict[str, Any]:
