@@ -356,6 +356,12 @@ def test_a_cancel_while_no_daemon_has_the_request_ends_it() -> None:
     assert len(transport.seen) == 1
 
 
+def test_a_request_that_is_refused_while_it_is_cancelled_goes_nowhere_else() -> None:
+    transport = Scripted(2, "refuse", pause_s=0.05)
+    assert cancelled(transport, lambda: bool(transport.seen)) == ["cancelled"]
+    assert len(transport.seen) == 1
+
+
 def test_a_cancel_before_the_model_is_there_ends_the_request() -> None:
     transport = Scripted(0)
 

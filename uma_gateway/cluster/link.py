@@ -133,6 +133,9 @@ class RoutedLink:
             ask = await self._ask()
             for n in range(TRIES_MOST):
                 self._is_last_try = n == TRIES_MOST - 1
+                if None in self._cancels:  # the daemon that was told of it has refused the request
+                    await self._end_cancelled()
+                    return
                 try:
                     if await self._attempt(ask._replace(id=attempt_id(self._id), avoid=frozenset(self._avoid))):
                         return
