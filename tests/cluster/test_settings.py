@@ -88,6 +88,7 @@ def test_a_file_that_is_no_strict_mapping_is_refused_by_name(tmp_path: Path, tex
         ({"models": [{"name": "a", "replicas": 0}]}, "at least one model must have `replicas`"),
         ({"models": [{"name": "a", "replicas": -1}]}, "must not be negative"),
         ({"models": [{"name": "a", "replicas": True}]}, "`models[0].replicas` must be an integer"),
+        ({"models": [{"name": "a", "daemon": ["-v"], "socket": "/s"}]}, "`models[0]`: `daemon` or `socket`, not both"),
         ({"models": [{"name": "a", "daemon": 5}]}, "`models[0].daemon` must be a list of flags"),
         ({"models": [{"name": "a", "daemons": []}]}, "did you mean `daemon`?"),
         ({**DEMO, "node": 2}, "did you mean `nodes`?"),
@@ -114,6 +115,7 @@ def test_the_gateways_options_are_those_of_its_own_file() -> None:
     settings = parse({**DEMO, "port": 9, "gateway": {"log": {"access": False}, "access": {"api_key": "k"}}})
     config = gateway_config(settings)
     assert (config.serve.port, config.log.access, config.access.api_key) == (9, False, "k")
+    assert gateway_config(parse({**DEMO, "gateway": {"access": None}})) == gateway_config(parse(DEMO)), "all as it was"
 
 
 values = st.recursive(

@@ -88,7 +88,7 @@ def gateway_config(settings: ClusterSettings) -> Config:
     given = {"serve.host": settings.host, "serve.port": str(settings.port)}
     known = {opt.key: opt for opt in SCHEMA.options}
     for section, options in settings.gateway.items():
-        for name, value in (options if isinstance(options, dict) else {"": options}).items():
+        for name, value in (options if isinstance(options, dict) else {} if options is None else {"": options}).items():
             key = f"{section}.{name}".rstrip(".")
             if key not in known:
                 raise _invalid("gateway", f"there is no option `{key}`{_hint(key, list(known))}")
@@ -120,6 +120,8 @@ def _model(value: Any, source: str, where: str) -> ModelSettings:
         raise _invalid(source, f"`{where}daemon` must be a list of flags")
     if model.replicas < 0 or not model.idle_s >= 0 or model.memory_mb < 0:  # which NaN is not
         raise _invalid(source, f"`{where}`: counts and times must not be negative")
+    if model.socket and flags:  # they would start nothing
+        raise _invalid(source, f"`{where[:-1]}`: `daemon` or `socket`, not both")
     return dataclasses.replace(model, daemon=tuple(str(flag) for flag in flags))
 
 
