@@ -71,3 +71,20 @@ def test_nodes_that_refuse_are_asked_again_after_a_while(nodes: Nodes, monkeypat
 
     asyncio.run(later())
     assert nodes.asked == ["large", "large"]
+
+
+def test_a_node_that_leaves_while_it_refuses_a_model_keeps_nobody_from_another(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are found out at the same time: its refusal comes when it is not known any more."""
+    ask = nodes._ask
+
+    async def leaving(method: str, replica: str, *args: Any, timeout_s: float = 60.0) -> dict[str, Any]:
+        if method == "load" and replica == "large":
+            monkeypatch.setattr(replicas, "running", lambda deployment: {"small": "2"})
+            await nodes._look()
+        return await ask(method, replica, *args, timeout_s=timeout_s)
+
+    monkeypatch.setattr(nodes, "_ask", leaving)
+    asyncio.run(nodes.load("m"))
+    assert nodes.asked == ["large", "small"]

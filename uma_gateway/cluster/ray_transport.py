@@ -62,7 +62,8 @@ class RayTransport:
         if self._refusals.get((replica, model), (0.0, ""))[1] != why:
             log.error("%s cannot be loaded on %s: %s", model, replica, why)
         self._refusals[replica, model] = time.monotonic() + REFUSED_S, why
-        self._about[replica].setdefault("refused", {})[model] = why
+        if replica in self._about:  # else it has left meanwhile
+            self._about[replica].setdefault("refused", {})[model] = why
 
     async def _look(self) -> None:
         """Ask all replicas what they have. One that does not answer in time has what it had."""
