@@ -461,5 +461,19 @@ def test_a_thought_that_goes_on_has_what_is_left_of_its_budget() -> None:
 def test_a_thought_goes_on_only_while_it_is_not_finished() -> None:
     request = {"prompt": "p", "reasoning": {"start": "<think>", "end": "</think>"}}
     assert resumed(request, ["<think>a"], "<think>a", 2)["reasoning"] == {"start": "", "end": "</think>"}
-    for text in ("<think>a</think>b", "no thought"):
-        assert "reasoning" not in resumed(request, [text], text, 2)
+    assert "reasoning" not in resumed(request, ["<think>a</think>b"], "<think>a</think>b", 2)
+    request["reasoning"] = {"start": "<think>\n", "end": "\n</think>\n"}  # compared without what is around them
+    assert resumed(request, ["<think>a"], "<think>a", 2)["reasoning"]["start"] == ""
+    assert "reasoning" not in resumed(request, ["<think>a</think>b"], "<think>a</think>b", 2)
+    assert resumed(request, ["\n"], "\n", 1)["reasoning"] == request["reasoning"], "it may begin yet"
+
+
+@pytest.mark.parametrize("prompt", ["hi<think>\n", ["hi", 7, "<think>\n"], "<think></think><think>"])
+def test_a_thought_that_the_prompt_began_goes_on(prompt: Any) -> None:
+    """Templates begin one: what was sent of the answer does not have its start."""
+    thought = {"start": "<think>", "end": "</think>", "budget_tokens": 10}
+    request = {"prompt": prompt, "reasoning": thought}
+    assert resumed(request, ["abcd"], "abcd", 4)["reasoning"] == {**thought, "start": "", "budget_tokens": 6}
+    assert "reasoning" not in resumed(request, ["a</think>b"], "a</think>b", 3)
+    request["prompt"] = "<think>\n\n</think>\n"
+    assert resumed(request, ["abcd"], "abcd", 4)["reasoning"] == thought, "the template ended it, too"

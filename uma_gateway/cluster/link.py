@@ -31,6 +31,7 @@ TRIES_MOST = 4  # daemons that a request may lose before it is given up: it may 
 HASHES_S = 5.0
 FIRST_NEWS_S, NEWS_S = 0.02, 0.5  # until a client that waits is told so, and between two words about it
 GRACE_S = 5.0  # past its deadline, for the daemon's own word that it passed
+PROMPT_TAIL = 256  # characters of a prompt in which a template may have begun a thought
 CANCEL_S = 0.05  # until a daemon that does not have the request yet is told again to cancel it
 ELSEWHERE = frozenset(  # refusals that another daemon may not share
     {
@@ -480,15 +481,21 @@ def resumed(fields: Mapping[str, Any], tail: list[str | int], text: str, n_token
     if fields.get("constraint") is not None:
         more["constraint"] = {**fields["constraint"], "prefix": fields["constraint"].get("prefix", "") + text}
     thought = fields.get("reasoning")
-    if thought is not None:
-        is_inside = thought["end"] not in text and (not thought.get("start") or thought["start"] in text)
-        if is_inside:
+    if thought is not None and thought["end"].strip() in text:
+        del more["reasoning"]
+    elif thought is not None:  # one that has not begun may begin yet: it is left as it is
+        start = thought.get("start", "").strip()
+        at = text.find(start) + len(start) if start in text else 0 if _begins_thought(parts[-1:], thought) else None
+        if at is not None:
             more["reasoning"] = {**thought, "start": ""}
             if thought.get("budget_tokens") is not None:
                 # of the tokens that were counted, those after its start, as far as their text shows
-                start = thought.get("start", "")
-                n_thought = round(n_tokens * len(text[text.find(start) + len(start) :]) / max(1, len(text)))
+                n_thought = round(n_tokens * len(text[at:]) / max(1, len(text)))
                 more["reasoning"]["budget_tokens"] = max(0, thought["budget_tokens"] - n_thought)
-        else:
-            del more["reasoning"]
     return more
+
+
+def _begins_thought(parts: list[str | int], thought: Mapping[str, Any]) -> bool:
+    """Whether a prompt that ends so has begun to think, as templates do: the daemon looks for it there as well."""
+    tail = "".join(part for part in parts if isinstance(part, str))[-PROMPT_TAIL:]
+    return tail.rfind(thought["start"].strip()) > tail.rfind(thought["end"].strip())
