@@ -93,7 +93,7 @@ def test_a_file_that_is_no_strict_mapping_is_refused_by_name(tmp_path: Path, tex
         ({"models": [{"name": "a", "daemons": []}]}, "did you mean `daemon`?"),
         ({**DEMO, "node": 2}, "did you mean `nodes`?"),
         ({**DEMO, "nodes": "two"}, "`nodes` must be an integer"),
-        ({**DEMO, "port": 65_536}, "must be counts"),
+        ({**DEMO, "port": 65_536}, "must be counts, `port` at most 65535"),
         ({**DEMO, "gateways": 0}, "must be counts"),
         ({**DEMO, "lost_s": 0}, "must be times in seconds"),
         ({**DEMO, "lost_s": float("nan")}, "must be times in seconds"),

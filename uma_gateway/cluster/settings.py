@@ -72,7 +72,8 @@ def parse(values: dict[str, Any], source: str = "cluster.yaml") -> ClusterSettin
     if not re.fullmatch(r"([0-9a-f]{2}){16,64}", key):
         raise _invalid(source, "`key` must be 16 to 64 bytes in hexadecimal")
     if min(settings.nodes, settings.port, settings.memory_mb) < 0 or settings.gateways < 1 or settings.port > 65_535:
-        raise _invalid(source, "`nodes`, `port`, `memory_mb` and `gateways` must be counts")
+        text = "`nodes`, `port`, `memory_mb` and `gateways` must be counts, `port` at most 65535, `gateways` at least 1"
+        raise _invalid(source, text)
     if (
         not all(0 < time_s <= MOST_S for time_s in (settings.lost_s, settings.load_s))
         or not 0 <= settings.drain_s <= MOST_S
