@@ -137,3 +137,19 @@ def test_an_embedding_that_one_daemon_refuses_is_taken_once_to_another(
 
     asyncio.run(asyncio.wait_for(work(), WAIT_S))
     assert len(set(transport.asked)) == len(transport.asked) == n_asked
+
+
+def test_a_reload_that_one_daemon_refuses_says_so() -> None:
+    transport = Refusing(1, ErrorCode.CONFIG_INVALID)
+
+    async def work() -> dict[str, Any]:
+        cluster = Cluster(transport, bytes(32))
+        cluster.fingerprints |= {"a": "f", "b": "f"}
+        reply = await ClusterDaemon(cluster, "m").call("reload")
+        await cluster.close()
+        return reply
+
+    units = asyncio.run(asyncio.wait_for(work(), WAIT_S))["units"]
+    refused = transport.asked[0]
+    assert units[refused]["error"]["code"] == "config_invalid" and units[refused]["error"]["message"]
+    assert all("error" not in told for name, told in units.items() if name != refused) and len(units) == 2

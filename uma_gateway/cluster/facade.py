@@ -29,7 +29,6 @@ OF_ALL: dict[str, Callable[[list[tuple[Unit, Event]]], Event]] = {
     "health": merge.health,
     "drain": merge.drain,
     "undrain": merge.states,
-    "reload": merge.reload,
     "cache": merge.cache,
     "trace": merge.trace,
 }
@@ -56,6 +55,10 @@ class ClusterDaemon(Daemon):
 
     async def call(self, operation: str, timeout_s: float = CALL_S, **fields: Any) -> Event:
         given = {name: value for name, value in fields.items() if value is not None}
+        if operation == "reload":  # who keeps the old configuration is not left out in silence
+            refused: dict[str, Event] = {}
+            merged = merge.reload(await self.ask_all(operation, timeout_s, given, refused))
+            return {**merged, "units": merged["units"] | refused}
         if operation in OF_ALL:
             return OF_ALL[operation](await self.ask_all(operation, timeout_s, given))
         return await self._ask_one(operation, timeout_s, given)
@@ -104,10 +107,13 @@ class ClusterDaemon(Daemon):
         turned = units[at:] + units[:at]
         return sorted(turned, key=lambda unit: unit.name not in is_open)
 
-    async def ask_all(self, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> list[tuple[Unit, Event]]:
+    async def ask_all(
+        self, operation: str, timeout_s: float, fields: Mapping[str, Any], refused: dict[str, Event] | None = None
+    ) -> list[tuple[Unit, Event]]:
         """Ask every daemon of the cluster.
 
-        Those that do not answer are left out. Raises: GatewayError where none answers, or all refuse.
+        Those that do not answer are left out, and those that refuse; `refused` gets why, by unit. Raises: GatewayError
+        where none answers, or all refuse.
         """
         units = await self.cluster.heard(CALL_S)
         replies = await asyncio.gather(
@@ -117,6 +123,12 @@ class ClusterDaemon(Daemon):
         if not found:
             refusal = next((reply for reply in replies if isinstance(reply, GatewayError)), None)
             raise refusal or no_daemon("no daemon of the cluster answers")
+        if refused is not None:
+            refused |= {
+                unit.name: {"error": {"code": reply.code, "message": reply.message}}
+                for unit, reply in zip(units, replies, strict=True)
+                if isinstance(reply, GatewayError)
+            }
         return found
 
     async def close(self) -> None:
