@@ -188,7 +188,12 @@ def accept(
 @main.command()
 @click.argument("stages", nargs=-1)
 @click.option(
-    "--scenario", "names", multiple=True, default=("storm", "paste", "chain", "throughput"), show_default=True
+    "--scenario",
+    "names",
+    multiple=True,
+    default=("storm", "paste", "chain", "throughput"),
+    show_default=True,
+    help="Scenarios to run. Repeatable.",
 )
 @_shared
 def stages(stages: tuple[str, ...], names: tuple[str, ...], **options: Any) -> None:
@@ -218,6 +223,7 @@ def stages(stages: tuple[str, ...], names: tuple[str, ...], **options: Any) -> N
     multiple=True,
     default=("storm", "two-chats", "paste", "chain", "mixed", "crowd"),
     show_default=True,
+    help="Scenarios to run. Repeatable.",
 )
 @_shared
 def ablate(
@@ -629,11 +635,18 @@ def greedy(text: tuple[Path, ...], model: str, n_prompts: int, n_new: int, threa
         )
 
 
+def _load(folder: Path) -> Results:
+    try:
+        return load(folder)
+    except (OSError, ValueError) as error:
+        raise click.ClickException(f"{folder} has no results: {error}") from error
+
+
 @main.command(name="report")
 @click.argument("folder", type=_FOLDER)
 def report_(folder: Path) -> None:
     """Write the tables and plots of stored results again."""
-    results = load(folder)
+    results = _load(folder)
     _write(results, folder, scorecard.criteria_of(results))
 
 
@@ -645,7 +658,7 @@ def scorecard_(folders: tuple[Path, ...], docs: Path) -> None:
     those of perf/measured).
     """
     try:
-        paths = scorecard.write([load(folder) for folder in folders or scorecard.measured()], docs)
+        paths = scorecard.write([_load(folder) for folder in folders or scorecard.measured()], docs)
     except MixedCommits as error:
         raise click.ClickException(str(error)) from error
     for path in paths:

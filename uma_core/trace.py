@@ -277,7 +277,7 @@ def differences(lines: Iterable[str]) -> Iterator[str]:
             if again.get(field) != value:
                 yield f"line {number}, tick {line['tick']}: {field}: recorded {value!r}, now {again.get(field)!r}"
     if not n_ticks:
-        raise ValueError("it has no ticks")
+        raise ValueError("it has no ticks (a daemon without requests records none)")
 
 
 def shown(lines: Iterable[str], tick: int | None, settings: Mapping[str, Any]) -> Iterator[str]:
@@ -303,6 +303,14 @@ def _told(view: SessionView) -> dict[str, Any]:
     return fields | {"priority": view.priority.name.lower(), "phase": view.phase.name.lower()}
 
 
+def _tick(text: str) -> int:
+    """Raises: ValueError."""
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"TICK is a number, not {text!r}") from None
+
+
 def _settings(texts: Iterable[str]) -> dict[str, Any]:
     """Raises: ValueError."""
     pairs = (text.partition("=") for text in texts)
@@ -312,11 +320,20 @@ def _settings(texts: Iterable[str]) -> dict[str, Any]:
 PIPE_CLOSED = 141  # 128 + SIGPIPE, as of a program that the signal ended
 USAGE = """usage: python -m uma_core.trace replay FILE
        python -m uma_core.trace show FILE [TICK] [SETTING=VALUE ...]"""
+HELP = f"""{USAGE}
+
+FILE is a recording: what `uma-ctl trace --jsonl --out FILE` wrote, or the daemon's option log.trace.
+
+replay  Plan every recorded state again. Exit status: 0 where every plan is the same, 1 where one differs, 2 where FILE
+        is no recording.
+show    Print, for each tick or for TICK alone, its sessions and its plan, planned with other settings where some are
+        given: starvation_ticks=16, guard_cap=1.5. Exit status: 0, 1 where FILE does not have TICK, 2 where FILE is no
+        recording or an argument is wrong."""
 
 
 def main(argv: list[str]) -> int:
     if any(text in ("-h", "--help") for text in argv):
-        print(USAGE)
+        print(HELP)
         return 0
     command, path, *more = (*argv, "", "")
     if command not in ("replay", "show") or not path or (command == "replay" and any(more)):
@@ -348,7 +365,7 @@ def _replay(file: TextIO, path: str) -> int:
 
 def _show(file: TextIO, path: str, more: list[str]) -> int:
     """1 where the recording does not have the tick."""
-    ticks = [int(text) for text in more if "=" not in text]
+    ticks = [_tick(text) for text in more if "=" not in text]
     n = 0
     for text in shown(file, ticks[0] if ticks else None, _settings(text for text in more if "=" in text)):
         print(text)

@@ -6,6 +6,7 @@ import csv
 import math
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -84,6 +85,18 @@ def test_the_command_writes_them_from_stored_results(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert {"figures.csv", "long_ctx.uma.csv", "ipc_overhead.csv"} <= {path.name for path in tmp_path.iterdir()}
     assert "figures.csv, long_ctx.uma.csv, ipc_overhead.csv" in result.output
+
+
+def test_a_folder_without_results_is_refused_in_a_line(tmp_path: Path) -> None:
+    for command in ("report", "scorecard"):
+        result = CliRunner().invoke(cli.main, [command, str(tmp_path)])
+        assert result.exit_code == 1 and result.output.startswith(f"Error: {tmp_path} has no results: ")
+
+
+def test_every_option_of_every_command_says_what_it_does() -> None:
+    for name, command in cli.main.commands.items():
+        for option in command.params:
+            assert not isinstance(option, click.Option) or option.help, f"{name}: {option.opts}"
 
 
 def test_what_the_daemon_measures_of_itself_becomes_figures() -> None:

@@ -72,7 +72,9 @@ def test_the_command_tells_same_from_different(tmp_path, capsys):
     assert "recorded 1, now 500000000" in capsys.readouterr().out
     assert trace.main([]) == 2
     assert trace.main(["replay", "--help"]) == trace.main(["-h"]) == 0
-    assert capsys.readouterr().out.startswith("usage: python -m uma_core.trace replay FILE")
+    told = capsys.readouterr().out
+    assert told.startswith("usage: python -m uma_core.trace replay FILE")
+    assert "uma-ctl trace --jsonl" in told and "Exit status" in told
 
 
 def test_a_tick_is_shown_with_names_and_with_other_settings(tmp_path, capsys):
@@ -90,6 +92,8 @@ def test_a_tick_is_shown_with_names_and_with_other_settings(tmp_path, capsys):
     assert f"{path} has ticks {ticks[0].state.tick} to {ticks[-1].state.tick}" in capsys.readouterr().err
     assert trace.main(["show", str(path), number, "no_such=1"]) == 2
     assert "no_such" in capsys.readouterr().err
+    assert trace.main(["show", str(path), "first"]) == 2
+    assert "TICK is a number, not 'first'" in capsys.readouterr().err
 
 
 def test_the_command_survives_a_closed_pipe_and_names_an_absent_file(tmp_path):
