@@ -49,6 +49,16 @@ _ISA = click.option(
 )
 
 
+def _counts(ctx: click.Context, param: click.Parameter, value: str) -> list[int]:
+    try:
+        counts = [int(n) for n in value.split(",")]
+    except ValueError:
+        counts = [0]
+    if min(counts) < 1:
+        raise click.BadParameter(f"{value!r} is not a list of whole numbers from 1 on, such as 1,4")
+    return counts
+
+
 class _Group(click.Group):
     """Says in a line what the product refuses, such as a model that is not there."""
 
@@ -358,7 +368,9 @@ def batches(model: str, threads: int, engine: str, gpu_layers: int, depth: int, 
 @click.argument("workloads", nargs=-1, metavar="[WORKLOAD]...")
 @click.option("--model", default="0.5b-q8_0", show_default=True, metavar="SHAPE|PATH", help="A shape, or a GGUF file.")
 @click.option("--threads", default=2, show_default=True, help="Compute threads.")
-@click.option("--streams", default="1,2,4,8", show_default=True, help="How many at a time.")
+@click.option(
+    "--streams", metavar="N,...", callback=_counts, default="1,2,4,8", show_default=True, help="How many at a time."
+)
 @click.option("--storm/--no-storm", "has_storm", default=True, help="Beside a prefill storm, too.")
 @click.option("--repeats", default=5, show_default=True, help="How often everything is measured.")
 @click.option(
@@ -374,7 +386,7 @@ def replay(
     workloads: tuple[str, ...],
     model: str,
     threads: int,
-    streams: str,
+    streams: list[int],
     has_storm: bool,
     repeats: int,
     mode: str,
@@ -390,9 +402,8 @@ def replay(
 
     _check_names(workloads, WORKLOADS)
     path = Path(model) if model.endswith(".gguf") else ensure(model)
-    counts = [int(n) for n in streams.split(",")]
     storms = (False, True) if has_storm else (False,)
-    cases = [replaying.Case(w, n, s) for w in workloads or WORKLOADS for n in counts for s in storms]
+    cases = [replaying.Case(w, n, s) for w in workloads or WORKLOADS for n in streams for s in storms]
     results = _results({"model": model, "threads": threads, **({"gpu_layers": gpu_layers} if gpu_layers else {})})
     server = replaying.ReplayServer(OURS, replaying.settings(path, threads, gpu_layers), out / "logs")
     rows: dict[tuple[replaying.Case, str], list[dict[str, float]]] = {}
@@ -423,11 +434,13 @@ def replay(
 @click.argument("tasks", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--draft", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A draft model's GGUF.")
 @click.option("--kinds", default="edit,tools,json,chat", show_default=True, help="Which tasks.")
-@click.option("--streams", default="1,4", show_default=True, help="How many at a time.")
+@click.option(
+    "--streams", metavar="N,...", callback=_counts, default="1,4", show_default=True, help="How many at a time."
+)
 @click.option("--repeats", default=5, show_default=True, help="Each has tasks of its own.")
 @click.option("--out", type=_FOLDER, default=_OUT / "answers", show_default=True, help="Folder for logs.")
 def answers(
-    model: Path, tasks: tuple[Path, ...], draft: Path | None, kinds: str, streams: str, repeats: int, out: Path
+    model: Path, tasks: tuple[Path, ...], draft: Path | None, kinds: str, streams: list[int], repeats: int, out: Path
 ) -> None:
     """Compare tokens a second of a trained MODEL that answers TASKS (JSON lines of kind, messages, tools, answer), with
     speculation and without, beside llama-server's own modes.
@@ -436,10 +449,10 @@ def answers(
 
     rows = [json.loads(line) for path in tasks for line in path.read_text().splitlines()]
     rows = [row for row in rows if row["kind"] in kinds.split(",")]
-    named, counts = answering.labels(draft), [int(n) for n in streams.split(",")]
+    named = answering.labels(draft)
     found: dict[tuple[str, int, str], list[answering.Figures]] = {}
     try:
-        for kind, n, name, figures in answering.measure(model, rows, named, counts, repeats, out / "logs"):
+        for kind, n, name, figures in answering.measure(model, rows, named, streams, repeats, out / "logs"):
             found.setdefault((kind, n, name), []).append(figures)
     except (ServerError, OSError) as error:
         raise click.ClickException(str(error)) from error
@@ -532,18 +545,20 @@ def bandwidth(models: tuple[str, ...], threads: int, rounds: int, isa: str) -> N
 @click.option("--model", default="1b-q4_k_m", show_default=True, metavar="SHAPE|PATH", help="A shape, or a GGUF file.")
 @click.option(
     "--counts",
+    metavar="N,...",
+    callback=_counts,
     default="1,2,4,8,16,32",
     show_default=True,
     help="Numbers of threads; those beyond the processors are left out.",
 )
 @click.option("--rounds", default=9, show_default=True, help="Calls of each engine per case; the median is shown.")
-def threads_(model: str, counts: str, rounds: int) -> None:
+def threads_(model: str, counts: list[int], rounds: int) -> None:
     """Tell how decode steps and prompts scale with threads, beside llama.cpp's."""
     from perf.threads import measure, table  # loads the engine
     from uma_core.config.options import EngineOptions
     from uma_core.engine.llama.params import n_threads_of
 
-    chosen = tuple(n for n in map(int, counts.split(",")) if n <= n_threads_of(EngineOptions()))
+    chosen = tuple(n for n in counts if n <= n_threads_of(EngineOptions()))
     click.echo(table(list(measure(model, chosen, rounds))))
 
 

@@ -99,6 +99,13 @@ def test_every_option_of_every_command_says_what_it_does() -> None:
             assert not isinstance(option, click.Option) or option.help, f"{name}: {option.opts}"
 
 
+@pytest.mark.parametrize("option", [["replay", "--streams"], ["threads", "--counts"]])
+@pytest.mark.parametrize("counts", ["x", "0", "1,", ""])
+def test_what_is_no_list_of_counts_is_refused_before_anything_runs(option: list[str], counts: str) -> None:
+    result = CliRunner().invoke(cli.main, [*option, counts])
+    assert result.exit_code == 2 and "is not a list of whole numbers" in result.output
+
+
 def test_what_the_daemon_measures_of_itself_becomes_figures() -> None:
     counters = {
         "tick_overhead_ms.sum": 1.0, "tick_overhead_ms.count": 10.0, "tick_ms.sum": 100.0, "engine_ms_total": 90.0,
