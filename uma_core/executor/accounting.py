@@ -1,5 +1,4 @@
-"""What calls cost, noted while there is no time and booked later: between two decode calls every cache miss is
-somebody's pause.
+"""Costs of calls: noted between two decode calls, where every cache miss is a client's pause, and booked later.
 
 Rules: compute thread only. Metrics, client shares and the cost model learn of a call when `Accounting.settle` is
 called.
@@ -39,14 +38,14 @@ class Accounting:
         self._charged_ns = 0
 
     def add(self, report: CallReport, session: Session) -> None:
-        """A prefill run: booked at once."""
+        """Note a prefill run, and book it at once."""
         self._reports.append(report)
         self._meters.piece.observe(report.longest_ns)
         self._charge([session], report.elapsed_ns)
 
     def settle(self, cost: CostModel) -> tuple[CallReport, ...]:
-        """Book all notes; returns what was reported since the last time, as the cost model that planned it predicted
-        it.
+        """Book all notes. Returns the reports since the last time, each with the prediction of the cost model that
+        planned it.
         """
         notes, self.notes = self.notes, []
         reports = [self._book(note, cost) for note in notes] + self._reports

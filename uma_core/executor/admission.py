@@ -1,4 +1,6 @@
-"""Who gets in: limits, priority inference, and the bounded queues. The one place that accepts or refuses a request."""
+"""Admission of requests: limits, priority inference, and the bounded queues. The one place that accepts or refuses a
+request.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ Peek = Callable[[Session], int]  # how much of a prompt the engine's cache has
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """From the configuration; replaced whole on reload."""
+    """Limits from the configuration; replaced whole on reload."""
 
     max_sessions: int = 32
     max_tokens: int = 2048
@@ -197,7 +199,7 @@ class AdmissionControl:
 
 
 def adapters_of(request: Request, info: EngineInfo) -> AdapterSet:
-    """What a request asks for, or what is configured for those that do not say. Raises: BAD_REQUEST."""
+    """Return the adapters that a request asks for, or the configured ones if it names none. Raises: BAD_REQUEST."""
     if request.lora is None:
         return info.default_adapters
     known = [each.id for each in info.adapters]
@@ -209,7 +211,7 @@ def adapters_of(request: Request, info: EngineInfo) -> AdapterSet:
 
 
 def _check_tokens(tokens: np.ndarray, n_vocab: int, field: str) -> None:
-    """Raises: BAD_REQUEST."""
+    """Check the token ids of a request. Raises: BAD_REQUEST."""
     if not len(tokens):
         raise UmaError(ErrorCode.BAD_REQUEST, "the prompt is empty", field="prompt")
     if tokens.min() < 0 or tokens.max() >= n_vocab:
@@ -217,7 +219,7 @@ def _check_tokens(tokens: np.ndarray, n_vocab: int, field: str) -> None:
 
 
 def time_left_ns(session: Session, now: int) -> int:
-    """By the session's own pace so far; one of which nothing was computed is not guessed at."""
+    """Estimate a session's remaining time by its own pace so far; 0 for a session without progress."""
     n_done = session.n_past
     n_left = session.n_prompt + session.n_max - n_done
     elapsed = max(1, now - session.t_admitted_ns)

@@ -1,6 +1,6 @@
 """Several answers to one request: they share its prompt, end one by one, and the request ends once.
 
-One of them reads the prompt; the others wait until it is there, and begin with it as with any cached beginning.
+One of them reads the prompt. The others wait until it has been read, and begin with it as with any cached beginning.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Group:
         return len(self._ended) == len(self.sessions)
 
     def has_others(self, session: Session) -> bool:
-        """Answers besides this one that have not ended."""
+        """Whether any other answer has not ended."""
         return any(other is not session and other.phase is not Phase.DONE for other in self.sessions)
 
     @property
@@ -51,7 +51,9 @@ class Group:
         return any(session.is_waiting and session.phase is Phase.QUEUED for session in self.sessions)
 
     def follow(self) -> Iterable[Session]:
-        """Those that may begin now: all once the prompt is there, the next one where nobody reads it any more."""
+        """Return the answers that may begin now: all once the prompt has been read, or the next one if no answer reads
+        it any more.
+        """
         waiting = [session for session in self.sessions if session.is_waiting and session.phase is Phase.QUEUED]
         begun = [session for session in self.sessions if not session.is_waiting and session.phase is not Phase.DONE]
         if any(
@@ -78,7 +80,7 @@ class Group:
         return Final(first.conn_id, first.id, reason, "", usage, self._timing(answers), self._error, answers=told)
 
     def _told(self) -> tuple[Ended, ...]:
-        """In order of their index; where more were made than asked for, the likeliest, best first."""
+        """Return the answers in order of their index; if more were made than asked for, the likeliest, best first."""
         n = self.sessions[0].request.n
         kept = sorted(self._ended, key=lambda pair: pair[1].which)
         if n < len(kept):
@@ -101,7 +103,9 @@ class Group:
 
 
 def _sum_of(usages: list[dict[str, int]]) -> dict[str, int]:
-    """Of several answers. Their prompt is read once, and what of it was restored is what the first to read it found."""
+    """Add up the usage of several answers. Their prompt is read once, and the restored part is what the first reader
+    found in the cache.
+    """
     total: dict[str, int] = {}
     for usage in usages:
         for name, n in usage.items():

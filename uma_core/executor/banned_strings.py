@@ -1,7 +1,9 @@
-"""Banned strings: what completes one is taken back, KV too, and another token is drawn at the place where it began.
+"""Banned strings: the tokens that complete one are taken back, with their KV, and another token is drawn where the
+string began.
 
-The text that may become one is held back (`session.answer`), so that no reader sees what is taken back. The last token
-that stays is computed again, as a row like any other: its logits are gone, and so is the KV of all that followed it.
+Text that may become a banned string is held back (`session.answer`), so that no reader sees text that is taken back.
+The last token that stays is computed again, as a row like any other: its logits are gone, and so is the KV of all
+tokens after it.
 """
 
 from __future__ import annotations

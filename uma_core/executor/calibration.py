@@ -1,4 +1,4 @@
-"""Times the shapes that the cost model is fitted to, and keeps the result per model, device and threads."""
+"""Times the shapes that the cost model is fitted to, and stores the result per model, device and threads."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ Times = tuple[int, int]  # ns of the whole, and of its longest piece
 
 
 def calibrate(engine: Engine, device: DeviceView, clock: Clock, mode: str) -> CostModel:
-    """A cost model: stored, measured now, or guessed.
+    """Return a cost model: stored, measured now, or guessed.
 
     `mode` is engine.calibrate (auto, off, force), or "stored": never measure.
     """
@@ -78,8 +78,8 @@ def calibrate(engine: Engine, device: DeviceView, clock: Clock, mode: str) -> Co
 
 
 def is_calm(times: dict[Shape, list[Times]]) -> bool:
-    """Whether the machine was free. The two least times of each call of few rows must not differ much, and several rows
-    must not take much longer than one by one.
+    """Whether the machine was free. The two shortest times of each call of few rows must not differ much, and several
+    rows must not take much longer than the same rows one by one.
     """
     rows = {shape: sorted(ns for ns, _ in of) for shape, of in times.items() if shape.kind in (DECODE, MIXED)}
     alone = rows.get(Shape(DECODE, 1, SHORT))
@@ -91,7 +91,8 @@ def is_calm(times: dict[Shape, list[Times]]) -> bool:
 
 
 def warm_up(engine: Engine) -> None:
-    """One decode call as a stream makes it: proof that the engine computes, before anybody is told that it is ready.
+    """Make one decode call as a stream does: proof that the engine computes, before the daemon reports that it is
+    ready.
 
     Raises: MODEL_LOAD_FAILED.
     """
@@ -104,7 +105,7 @@ def warm_up(engine: Engine) -> None:
 
 
 def time_shapes(engine: Engine, device: DeviceView, clock: Clock) -> dict[Shape, list[Times]]:
-    """Time shapes in rounds, the most telling first, until the budget is used up. Leaves every sequence empty."""
+    """Time shapes in rounds, the most informative first, until the budget is used up. Leaves every sequence empty."""
     deadline = clock.now_ns() + BUDGET_NS
     timers = {DECODE: _decode, CHUNK: _chunk, TRANSFER: _transfer, MIXED: _mixed}
     times: dict[Shape, list[Times]] = {}
@@ -120,7 +121,7 @@ def time_shapes(engine: Engine, device: DeviceView, clock: Clock) -> dict[Shape,
 
 
 def samples_of(times: dict[Shape, list[Times]], device: DeviceView) -> list[Sample]:
-    """Each shape's least time, and the longest piece of prompts' chunks. Pure."""
+    """Return each shape's shortest time, and the longest piece of the prompts' chunks. Pure."""
     samples = [Sample(*shape, ns=min(ns for ns, _ in of)) for shape, of in times.items()]
     if device.n_prefill_slots:
         chunks = [(shape, of) for shape, of in times.items() if shape.kind == CHUNK and not shape.n_kv]
@@ -147,7 +148,7 @@ def _decode(engine: Engine, shape: Shape, device: DeviceView, clock: Clock) -> T
 
 
 def _mixed(engine: Engine, shape: Shape, device: DeviceView, clock: Clock) -> Times:
-    """One row of a stream, the others of a prompt."""
+    """Time a call with one row of a stream and further rows of a prompt."""
     n_own = min(SHORT, device.n_ctx_seq // 2)
     engine.pretend(0, n_own)
     if shape.n_kv:
@@ -162,7 +163,9 @@ def _mixed(engine: Engine, shape: Shape, device: DeviceView, clock: Clock) -> Ti
 
 
 def _chunk(engine: Engine, shape: Shape, device: DeviceView, clock: Clock) -> Times:
-    """Cut wherever it can be: that costs nothing measurable, and shows how long a decode tick would wait."""
+    """Time a chunk that pauses at every possible node: pausing costs nothing measurable, and shows how long a decode
+    tick would wait.
+    """
     tokens = np.zeros(shape.n_rows, np.int32)
     if shape.n_kv:
         engine.pretend(0, shape.n_kv)
@@ -215,7 +218,9 @@ def _load(path: Path) -> CostModel | None:
 
 
 def _save(path: Path, model: CostModel) -> None:
-    """Losing a calibration costs seconds at the next start: a failure to store it is only worth a warning."""
+    """Store a calibration. A failure is only worth a warning: without the file the next start takes some seconds
+    longer.
+    """
     try:
         measured.save(path, model.to_dict())
     except OSError as error:

@@ -1,7 +1,7 @@
 """The three ways in which a plan's items reach the engine: decode calls, prefill runs, transfers.
 
-Rules: nothing here chooses. Every outcome is reported to the policy as measured; every failure is either
-retried by construction (FULL, ABORTED) or ends exactly the sessions that it concerns.
+Rules: nothing here chooses. Every outcome is reported to the policy as measured. Every failure either is retried by
+construction (FULL, ABORTED) or ends exactly the sessions that it concerns.
 """
 
 from __future__ import annotations
@@ -158,15 +158,15 @@ class Calls:
         return outcome.status
 
     def _begin_next(self, rows: Sequence[Session]) -> None:
-        """Where the batch goes on: have the device compute while this thread does whatever follows.
+        """If the batch goes on, have the device begin its next step while this thread does other work.
 
-        The tokens are announced first: beginning takes half a step of a large model on a GPU.
+        The tokens are announced first, because beginning takes half a step of a large model on a GPU.
         """
         if self._computes_ahead and self._batch.goes_on and all(session.phase is Phase.DECODE for session in rows):
             self._engine.begin_next(self.wake_fd())
 
     def _add_known(self, session: Session, scoring: Scoring, n: int) -> int:
-        """Rows of a prompt whose log probabilities are wanted. The cells that they read."""
+        """Add rows of a prompt whose log probabilities are wanted. Returns the number of cells that they read."""
         end = session.n_past + n
         self._batch.extend(scoring.tokens[session.n_past : end], session.n_past, session.seq_id, True, True)
         return sum(range(session.n_past + 1, end + 1))
@@ -175,9 +175,9 @@ class Calls:
         return session.sampler if session.scoring is None else session.scoring.rows(session.n_prompt - 1, 1)[0]
 
     def _compute(self, sessions: Sequence[Session], n_prompt: int, n_read: int) -> DecodeOutcome:
-        """The engine's call for what is in the batch, and a note of what it took.
+        """Have the engine compute the batch, and note the time it took.
 
-        `n_prompt` rows are prompts', after `n_read` cells.
+        `n_prompt` rows are those of prompts, after `n_read` cells.
         """
         self._batch.wake_fd = self.wake_fd()
         self._t_logits_ns = 0
@@ -284,7 +284,9 @@ class Calls:
         self._meters.on_drafts(session.draft, len(drafts), n_accepted)
 
     def _recover(self, items: Items, status: DecodeStatus, now: int) -> None:
-        """After FULL nothing changed. Otherwise some ubatches may stand: roll every sequence back to what we know."""
+        """Restore a known state after a call that failed. After FULL nothing changed. Otherwise some ubatches may have
+        been computed: roll every sequence back to the positions that we know.
+        """
         for _, session in items:
             error, seq_id, n_past = None, session.seq_id, session.n_past
             if status is DecodeStatus.FULL:
@@ -353,9 +355,10 @@ class Calls:
             self._output.fail(session, UmaError(ErrorCode.DECODE_FAILED, "reading the prompt failed"), now)
 
     def _open_chunk(self, item: PlanItem, session: Session) -> int:
-        """Tokens of the chunk, or of the whole inputs, that were begun; 0: all prefill slots are taken.
+        """Return the number of tokens of the chunk, or of the whole inputs, that were begun; 0: all prefill slots are
+        taken.
 
-        Of inputs no more is read than to their ends.
+        Inputs are read no further than to their ends.
         """
         engine, embedding, seq_id = self._engine, session.embedding, session.seq_id
         if embedding is None:
@@ -370,7 +373,7 @@ class Calls:
     # inputs that become vectors
 
     def embed(self, item: PlanItem, session: Session) -> None:
-        """A chunk of an input, where none can pause: a decode call of its own, no longer than planned."""
+        """Compute a chunk of an input where no chunk can pause: a decode call of its own, no longer than planned."""
         embedding, batch = session.embedding, self._batch
         assert embedding is not None
         if session.phase is Phase.DONE:
@@ -413,7 +416,7 @@ class Calls:
         self._end_input(session, embedding)
 
     def _take_rows(self, session: Session, embedding: Embedding, n_tokens: int, rows: Callable[[], np.ndarray]) -> bool:
-        """Hidden states of a chunk that is computed. True: its input, or the request, is over."""
+        """Take the hidden states of a computed chunk. True: its input, or the request, is finished."""
         now = self._clock.now_ns()
         session.progress(n_tokens, now)
         self._count_read(n_tokens)
@@ -465,7 +468,7 @@ class Calls:
     def deliver_first(self, session: Session) -> None:
         """Hand out the first token, which was kept when the prompt ended.
 
-        So the reader's first gap begins when the second token is about to follow.
+        The reader's first gap therefore begins when the second token is about to follow.
         """
         token, session.first_token = session.first_token, None
         if token is not None:

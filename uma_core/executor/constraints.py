@@ -29,7 +29,7 @@ class Constraints:
         self._resting: list[Session] = []
 
     def begin(self, session: Session) -> None:
-        """The first token may already be the grammar's to choose."""
+        """Prepare the grammar for the first token, which it may already determine."""
         assert session.matcher is not None and session.sampler is not None
         session.sampler.set_mask(session.matcher.mask)
 
@@ -53,7 +53,7 @@ class Constraints:
         return None
 
     def _rest(self, session: Session, spent_ns: int, budget_ns: int) -> None:
-        """Skip so many ticks that the grammars' time, spread over them, stays within the budget."""
+        """Skip enough ticks that the grammars' time, spread over them, stays within the budget."""
         n_constrained = sum(other.matcher is not None and other.phase is Phase.DECODE for other in self._table)
         n_rest = min(N_REST_MOST, spent_ns * max(1, n_constrained) // budget_ns)
         if n_rest and any(other is not session and other.phase is Phase.DECODE for other in self._table):

@@ -1,7 +1,7 @@
 """One tick: snapshot, plan, admissions, calls, outcomes. Carries plans out; chooses nothing.
 
-Rules: runs on the compute thread only. A plan that breaks its contract is our bug: it is counted, and the
-tick falls back to `decode_only`.
+Rules: runs on the compute thread only. A plan that breaks its contract is our bug: it is counted, and the tick falls
+back to `decode_only`.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class Executor:
         speculator: Speculator | None = None,
         events: deque[Event] | None = None,
     ) -> None:
-        """`speculator`: where draft tokens come from; None: nothing is drafted. `events`: where events go, in order;
-        None: into a deque of its own.
+        """`speculator`: the source of draft tokens; None: nothing is drafted. `events`: the deque that events go to, in
+        order; None: a deque of its own.
         """
         self.engine = engine
         self.table = SessionTable(engine.info)
@@ -170,7 +170,7 @@ class Executor:
             self._speculator.end(session)
 
     def cancel(self, conn_id: int, request_id: str, which: int | None = None) -> bool:
-        """One of a request's answers; None: all."""
+        """Cancel one of a request's answers; None: all of them."""
         found = [s for s in self.table.find(conn_id, request_id) if which is None or which == max(0, s.index)]
         for session in found:
             if session.group is not None and which is None:
@@ -229,7 +229,7 @@ class Executor:
         return is_busy
 
     def _repeat(self, now: int) -> bool:
-        """The last plan once more, as the policy allowed: only its decode calls, for it had nothing else."""
+        """Carry out the last plan once more, as the policy allowed. It has nothing but decode calls."""
         self._n_repeats -= 1
         goes_on = self._goes_on(self._n_repeats)
         for group in self._groups:
@@ -249,7 +249,7 @@ class Executor:
         return not any(session.is_at_its_last for _, session in self._groups[0])
 
     def _follow(self) -> None:
-        """Answers whose prompt is there now go to the policy."""
+        """Pass answers whose prompt has been read to the policy."""
         for group in self._groups_waiting:
             for session in group.follow():
                 self.output.scores.begin(session)
@@ -334,7 +334,7 @@ class Executor:
         return bool(groups or sliced or embeds or moving or plan.admit or plan.park or self.cache.is_settling)
 
     def _run_draft_model(self, plan: Plan, speculator: Speculator) -> None:
-        """What it drafts is verified in the next tick."""
+        """Let the draft model draft. Its tokens are verified in the next tick."""
         self.calls.t_returned_ns = 0  # what follows is not overhead between two decode calls
         self.calls.announce()
         until = self._clock.now_ns() + plan.drafting_ns
@@ -368,7 +368,7 @@ class Executor:
         return [groups[call] for call in sorted(groups)], sliced, embeds
 
     def _learn(self, state: SchedulerState, plan: Plan) -> None:
-        """What this tick taught the policy, the metrics and the recorder."""
+        """Give this tick's outcome to the policy, the metrics and the recorder."""
         self._memory = plan.memory
         self.last_plan, self._last_state = plan, state
         self._end_tick(state.now_ns)
@@ -389,7 +389,7 @@ class Executor:
         self._t_served_ns = now
 
     def settle(self) -> tuple[CallReport, ...]:
-        """Correct the cost model, bring the metrics up to date; returns what was measured since the last time."""
+        """Correct the cost model and bring the metrics up to date. Returns the reports since the last time."""
         self._t_settled_ns = self._clock.now_ns()
         ticks, self._tick_ns = self._tick_ns, []
         if not ticks:
@@ -413,17 +413,19 @@ class Executor:
 
     @property
     def has_streams(self) -> bool:
-        """Its last plan had decode calls."""
+        """Whether the last plan had decode calls."""
         return bool(self._groups)
 
     # when nothing is to be done
 
     def idle(self) -> float | None:
-        """Look after the cache for a moment; seconds until there may be more to do, None: only after a command."""
+        """Look after the cache for a moment. Returns the seconds until there may be more to do; None: only after a
+        command.
+        """
         return self.housekeeper.idle()
 
     def relieve(self) -> int:
-        """Memory is short: snapshots first; where there are none, what idle sequences hold.
+        """Give memory back when it is short: snapshots first; if there are none, the KV of idle sequences.
 
         Returns the bytes given up.
         """
@@ -432,9 +434,9 @@ class Executor:
         return n_bytes
 
     def close(self, timeout_s: float) -> None:
-        """Every session has ended, and the engine is about to.
+        """Keep what is to survive the engine. Every session has ended, and the engine is about to close.
 
-        Keeps what is to survive; blocks for `timeout_s` at most.
+        Blocks for `timeout_s` at most.
         """
         self.housekeeper.close(timeout_s)
         forget(self.cache)
@@ -442,7 +444,7 @@ class Executor:
     # what others may ask between ticks
 
     def record(self, recorder: Sink) -> None:
-        """Tell it of every tick from now on. Idempotent."""
+        """Tell a sink of every tick from now on. Idempotent."""
         if recorder in self.recorders:
             return
         for session in self.table:
@@ -453,14 +455,16 @@ class Executor:
         self.recorders = tuple(r for r in self.recorders if r is not recorder)
 
     def cache_admin(self, args: dict[str, Any]) -> dict[str, Any]:
-        """The `cache` operation; what `clear` frees goes back to the system. Raises: NOT_FOUND, BAD_REQUEST."""
+        """Carry out the `cache` operation; memory that `clear` frees goes back to the system. Raises: NOT_FOUND,
+        BAD_REQUEST.
+        """
         reply = cache_admin(self.cache, args)
         if args["action"] == "clear":
             self.engine.trim()
         return reply
 
     def queue(self) -> dict[int, Standing]:
-        """Where the requests that waited in the last tick stand, by sid."""
+        """Return the places of the requests that waited in the last tick, by sid."""
         state = self._last_state
         if state is None or not any(self.table.n_queued.values()):
             return {}
@@ -468,11 +472,11 @@ class Executor:
 
     @property
     def client_ns(self) -> dict[int, int]:
-        """Measured engine time by fairness account."""
+        """Return the measured engine time by fairness account."""
         return self.calls.accounting.client_ns
 
     def guard_state(self) -> str:
-        """off, idle (nobody interactive streams), open (what waits fits), active (holds prompts or background
+        """Return off, idle (no interactive stream), open (waiting work fits) or active (holds prompts or background
         streams back).
         """
         if "latency_guard" not in self.config.stages:

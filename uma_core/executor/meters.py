@@ -99,7 +99,7 @@ class Meters:
         self.overhead_ns *= step if ns > self.overhead_ns else 1.0 / step
 
     def on_engine(self, plan: Plan, n_ticks: int, n_bytes: int, ns: int) -> None:
-        """What `n_ticks` ticks of one plan moved through memory, and how long their engine calls took."""
+        """Count the bytes that `n_ticks` ticks of one plan moved through memory, and the time of their engine calls."""
         self.bmt_estimate.set(plan.bmt_bytes)
         self.bmt_budget.set(plan.bmt_budget)
         self.bmt_moved.set(n_bytes // n_ticks)
@@ -159,7 +159,7 @@ class Meters:
                 self.slo["tbt", priority].add()
 
     def on_end(self, session: Session) -> None:
-        """Of an answer."""
+        """Count the end of an answer."""
         self.settle()
         elapsed, worst = 0, 0
         for gap in session.gaps_ns:

@@ -1,4 +1,4 @@
-"""How sessions begin and end: acceptance, tokens on their way out, and exactly one final event each."""
+"""Begins and ends sessions: acceptance, the way of tokens to clients, and exactly one final event each."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ class Output:
             self._steer(session, now_ns)
 
     def _watch(self, session: Session, answer: Answer, token: TokenId, mark: Any) -> None:
-        """A token of an answer whose tokens matter one by one."""
+        """Handle a token of an answer whose tokens matter one by one."""
         if len(session.generated) == session.request.sampling.min_tokens and session.sampler is not None:
             session.sampler.allow_end()
         self._echo(session)
@@ -204,7 +204,7 @@ class Output:
         return token_logprob(self._engine, token, found)
 
     def _echo(self, session: Session) -> None:
-        """What the answer begins with, once."""
+        """Return the text that the answer begins with, once."""
         text, session.echo = session.echo, ""
         self._send(session, text, int(session.prompt[-1]))
 
@@ -258,7 +258,7 @@ class Output:
             self._end(final)
 
     def _end(self, final: Final) -> None:
-        """Of a request, however many answers it had."""
+        """End a request, however many answers it had."""
         self._meters.ended[final.reason].add()
         self._events.append(final)
 
@@ -292,7 +292,9 @@ class Output:
         self._table.remove(session)
 
     def open_sampler(self, session: Session) -> None:
-        """Greedy sessions need none. A penalty window starts with the prompt's tail, as llama.cpp's server does it."""
+        """Open the session's sampler. Greedy sessions need none. A penalty window starts with the prompt's tail, as in
+        llama.cpp's server.
+        """
         request = session.request
         if session.embedding is not None:
             return

@@ -1,7 +1,7 @@
 """What to do when a prompt, or prompt and answer, exceed the context. Pure.
 
-Sources: the head stays because models lean on the first positions ("attention sinks", arXiv 2309.17453) and on the
-system message; of the rest the latest part stays.
+Sources: the head stays because models rely on the first positions ("attention sinks", arXiv 2309.17453) and on the
+system message. Of the rest, the latest part stays.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ ANSWER_SHARE = 4  # of the context: at least 1 / this stays free for the answer 
 
 
 def room_for_answer(n_ctx: int, n_wanted: int) -> int:
-    """Cells that a cut prompt leaves to its answer."""
+    """Return the number of cells that a truncated prompt leaves to its answer."""
     return max(1, min(n_wanted, n_ctx // ANSWER_SHARE))
 
 
 def head_of(message_ends: tuple[int, ...], n_most: int) -> int:
-    """Tokens at the front that are never dropped: the first message, where it is no longer than `n_most`."""
+    """Return how many tokens at the front are never dropped: the first message if it has at most `n_most` tokens, else
+    at most N_SINK.
+    """
     first = message_ends[0] if message_ends else 0
     return first if 0 < first <= n_most else min(N_SINK, n_most)
 
@@ -27,7 +29,7 @@ def head_of(message_ends: tuple[int, ...], n_most: int) -> int:
 def without_middle(
     tokens: np.ndarray, message_ends: tuple[int, ...], n_kept: int
 ) -> tuple[np.ndarray, tuple[int, ...]]:
-    """The head and the tail of a prompt, `n_kept` tokens in all, and the message ends that are left."""
+    """Return the head and the tail of a prompt, `n_kept` tokens in all, and the message ends that remain."""
     n_head = head_of(message_ends, n_kept // 2)
     n_dropped = len(tokens) - n_kept
     ends = [
@@ -37,6 +39,6 @@ def without_middle(
 
 
 def without_oldest(tokens: np.ndarray, n_head: int) -> np.ndarray:
-    """A full context's tokens without the older half of what follows the head."""
+    """Return a full context's tokens without the older half of the part after the head."""
     n_tail = (len(tokens) - n_head) // 2
     return np.concatenate([tokens[:n_head], tokens[len(tokens) - n_tail :]])

@@ -1,4 +1,4 @@
-"""Reports to requests that asked for it (`prompt_progress`) how far their prompts are read.
+"""Reports the progress of prompts to requests that asked for it (`prompt_progress`).
 
 Rules: on the compute thread; at most one event per PERIOD_NS, and always one at a prompt's end, before the first token.
 """

@@ -1,9 +1,9 @@
-"""Tells requests that wait, and asked for it, where they stand and how long it may take.
+"""Tells waiting requests that asked for it (`queue_updates`) their place in the queue and their expected wait.
 
-The wait is predicted by letting the waiting requests, in the policy's order, take the sequences in the order in which
-the running ones should end. Most answers end before their `max_tokens`: the mean length of recent answers is expected.
+The prediction gives the sequences to the waiting requests, in the policy's order, as the running requests are expected
+to end. Most answers end before their `max_tokens`, so the mean length of recent answers is expected.
 
-Rules: on the compute thread; costs nothing while nobody asked; at most one event per request and UPDATE_NS.
+Rules: on the compute thread; costs nothing while no request asked; at most one event per request and UPDATE_NS.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class QueuePositions:
 
 
 class Standing(NamedTuple):
-    """Of a request that waits for a sequence."""
+    """The place of a request that waits for a sequence."""
 
     position: int  # in the queue; 0: the next
     wait_ns: int  # predicted, from now
@@ -78,7 +78,7 @@ class Standing(NamedTuple):
 
 
 def standings(state: SchedulerState, plan: Plan, mean_answer: float) -> dict[int, Standing]:
-    """Where those stand who wait and whom this plan does not admit, in the policy's order."""
+    """Return the places of the waiting requests that this plan does not admit, in the policy's order."""
     admitted = {admission.sid for admission in plan.admit}
     ordered = sorted(index_of(state).waiting, key=urgency_key(state, plan.charged))
     queue = [view for view in ordered if view.sid not in admitted]
@@ -90,9 +90,10 @@ def standings(state: SchedulerState, plan: Plan, mean_answer: float) -> dict[int
 def expected_waits(
     state: SchedulerState, running: list[SessionView], queue: list[SessionView], mean_answer: float
 ) -> list[tuple[int, int]]:
-    """When each request of the queue, in order, should get a sequence; the last entry is for a request that came next.
+    """Predict when each request of the queue, in order, gets a sequence; the last entry is for a request that would
+    come next.
 
-    An entry is ns from now, and the sid of the request whose end frees the sequence (0: one is free).
+    An entry is a time in ns from now, and the sid of the request whose end frees the sequence (0: a sequence is free).
     """
     n_kv = sum(view.n_past for view in running)
     pace_ns = state.cost.rows_ns(max(1, len(running)), n_kv)
@@ -117,6 +118,6 @@ def _left_ns(state: SchedulerState, view: SessionView, pace_ns: int, mean_answer
 
 
 def unread_ns(state: SchedulerState, view: SessionView) -> int:
-    """Time that the rest of its prompt takes once it has what the cache holds of it."""
+    """Return the time for reading the rest of a prompt once the cached part of it is restored."""
     n_past = max(view.n_past, view.cached_hint)
     return state.cost.prompt_ns(view.n_prompt - n_past, n_past)

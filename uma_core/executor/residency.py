@@ -1,8 +1,8 @@
-"""What running sequences share in one paged pool of cells: each of them reserves it, memory has one copy.
+"""The cells that running sessions share in one paged pool: each session reserves them, but memory holds one copy.
 
-Rules: only whole pages of positions that a session has computed count, for nobody writes into them again; the page that
-it writes next may have to be copied. A session that goes on past the context's end will read it anew: all of its
-reservation counts.
+Rules: only whole pages of positions that a session has computed count, because no session writes into them again; the
+page that it writes next may have to be copied. A session that may go on past the end of the context will read the
+context anew, so its whole reservation counts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from uma_core.session.session import Session
 
 
 class Residency(NamedTuple):
-    """At one moment, between two calls of the engine."""
+    """The sharing at one moment, between two calls of the engine."""
 
     pages: np.ndarray = NO_PAGES  # (distinct pages,) that count
     n_saved: int = 0  # cells that are reserved more than once
@@ -25,7 +25,7 @@ class Residency(NamedTuple):
 
 
 def residency(engine: Engine, sessions: Iterable[Session]) -> Residency:
-    """Cost: one look at the page table of each running sequence."""
+    """Compute the sharing. Cost: one look at the page table of each running sequence."""
     size = engine.info.kv_page
     if size == 1 or not engine.info.is_unified:  # with streams each sequence has its share, whatever others hold
         return Residency()

@@ -1,5 +1,5 @@
-"""Log probabilities of prompts: their tokens go through the decode calls one by one, or several where that costs
-nobody anything.
+"""Log probabilities of prompts: their tokens go through the decode calls one by one, or several at once if that delays
+no other session.
 """
 
 from __future__ import annotations

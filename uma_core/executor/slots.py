@@ -1,4 +1,4 @@
-"""Sequences change hands: parking, restoring, shifting. What the plan says about places, carried out."""
+"""Sequences change hands: parking, restoring, shifting. Carries out the plan's decisions about sequences and cells."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Slots:
         make_cells(self._cache, table.n_cells_total - table.n_cells_reserved + there.n_saved - n_leaving, there.pages)
 
     def shift(self) -> None:
-        """Sessions that reached the context's end and may go on past it."""
+        """Shift the contexts of sessions that reached the end of the context and may go on past it."""
         n_ctx = self._engine.info.n_ctx_seq
         shifting = [session for session in self._table if session.is_shifting]
         self.can_shift = bool(shifting)
@@ -98,8 +98,8 @@ class Slots:
         self._cache.shift(session, n_kept)
 
     def _shift(self, session: Session) -> None:
-        """Its tokens change when its cells do: a session that ends before, while others still copy, leaves what its
-        cells hold.
+        """Shift one session. Its tokens change together with its cells, so that a session that ends earlier, while
+        others still copy, leaves tokens that match its cells.
         """
 
         def reread() -> None:

@@ -26,7 +26,7 @@ class ComputeThread:
     def __init__(
         self, wake: Callable[[], None], clock: Clock | None = None, wake_fd: Callable[[], int] | None = None
     ) -> None:
-        """`wake` ends the I/O thread's sleep; `wake_fd`: so does writing 8 bytes to it, -1: no need."""
+        """`wake` ends the I/O thread's sleep. Writing 8 bytes to `wake_fd` does the same; -1: there is no need to."""
         self.events: deque[Event] = deque()
         self.executors: tuple[Executor, ...] = ()  # replaced whole: other threads iterate over it
         self.current: Executor | None = None
@@ -42,7 +42,10 @@ class ComputeThread:
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
 
     def install(self, executor: Executor) -> None:
-        """Make it the current one; its events go to `self.events`. On the compute thread, or before `start`."""
+        """Make an executor the current one; its events go to `self.events`.
+
+        On the compute thread, or before `start`.
+        """
         assert executor.events is self.events
         executor.calls.announce = self._announce
         executor.calls.wake_fd = self._fd_to_wake
@@ -62,7 +65,7 @@ class ComputeThread:
         threads.start(self._thread)
 
     def submit(self, command: Command) -> None:
-        """Any thread; never blocks."""
+        """Queue a command. Any thread; never blocks."""
         self._commands.append(command)
         self._signal.set()
         for executor in self.executors:
@@ -104,7 +107,7 @@ class ComputeThread:
         self._end()
 
     def _pause_s(self) -> float | None:
-        """How long to sleep; None: until a command. Where no session waits, a slice of idle-time work is done first."""
+        """Return how long to sleep; None: until a command. If no session waits, do a slice of idle-time work first."""
         if any(len(e.table) for e in self.executors):
             return RETRY_S
         try:
@@ -133,7 +136,7 @@ class ComputeThread:
     def _announce(self) -> None:
         """Wake the I/O thread if events wait.
 
-        Where the GIL is about to come free: earlier, both would contend for it.
+        This is called when the GIL is about to come free: earlier, both threads would contend for it.
         """
         if self.events:
             self._wake_io()
@@ -144,9 +147,9 @@ class ComputeThread:
             executor.calls.on_announced()
 
     def _fd_to_wake(self) -> int:
-        """What the engine writes to as it is entered.
+        """Return the descriptor that the engine writes to as it is entered.
 
-        Nothing is lost if it does not: events that stay are announced again.
+        Nothing is lost if it does not write: events that stay are announced again.
         """
         if not self.events:
             return -1

@@ -1,4 +1,4 @@
-"""What the I/O thread may know of an executor: a value, made between ticks on the compute thread.
+"""The I/O thread's view of an executor: a value, made between ticks on the compute thread.
 
 Rules: readers never wait for the compute thread; during a decode call of seconds they see the last view.
 """
@@ -19,7 +19,7 @@ from uma_core.types import Phase, Priority
 
 
 class ExecutorView(NamedTuple):
-    """Plain JSON-able values only."""
+    """Plain values that JSON can hold."""
 
     at_ns: int
     engine: dict[str, Any]
@@ -126,7 +126,7 @@ def _tick(executor: Executor) -> dict[str, Any]:
 
 
 def _speculation(executor: Executor) -> dict[str, Any]:
-    """Draft tokens that were verified, and accepted, by where they came from."""
+    """Count the draft tokens that were verified and accepted, by their source."""
     meters, model = executor.meters, executor.draft_model
     return {
         "is_exact": executor.engine.info.is_deterministic,
@@ -140,7 +140,7 @@ def _speculation(executor: Executor) -> dict[str, Any]:
 
 
 def _bmt(executor: Executor) -> dict[str, Any]:
-    """Memory traffic of the last plan: estimated, allowed, and what it came to."""
+    """Return the memory traffic of the last plan: estimated, allowed and measured."""
     meters = executor.meters
     moved, ns = meters.bmt_moved.value, meters.bmt_time.value
     return {

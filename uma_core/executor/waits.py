@@ -1,5 +1,5 @@
-"""How long a request that came now would wait until its own prompt is read: what a router of several daemons goes
-by.
+"""Predicts how long a request that arrived now would wait until its own prompt is read. A router of several daemons
+uses this figure.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An answer whose tokens matter one by one: which of them a piece of text is made of, and which are to be taken back.
+"""An answer whose tokens matter one by one: which tokens a piece of text consists of, and which are to be taken back.
 
 Plain answers need no more than `session.text`. Positions are characters of the answer's text.
 """
@@ -63,11 +63,11 @@ class Answer:
 
     @property
     def n_pending(self) -> int:
-        """Tokens that can be taken back."""
+        """The number of tokens that can be taken back."""
         return len(self._pending)
 
     def push(self, token: TokenId, data: bytes, logprob: TokenLogprob | None = None, mark: Any = None) -> str:
-        """One more token; the text that is ready. `mark` comes back should the token be taken back."""
+        """Take one more token; return the text that is ready. `mark` is returned if the token is taken back."""
         if self.stopped_by:
             return ""
         state = self._decoder.getstate() if self._banned else None
@@ -86,7 +86,7 @@ class Answer:
         return self._cut(max(start + found.at, self._n_released))
 
     def _release(self, end: int) -> str:
-        """The text up to this position, or less: a token that may be taken back is not released in part."""
+        """Release the text up to this position, or less: a token that may be taken back is not released in part."""
         if self._banned:
             first_kept = bisect.bisect_right(self._pending, end, key=lambda p: p.end)
             if first_kept < len(self._pending):
@@ -99,7 +99,9 @@ class Answer:
         return text
 
     def _cut(self, end: int) -> str:
-        """The last text there will be, up to this position. A token that is only in part in it is carried."""
+        """Release the last text that there will be, up to this position. A token that is only partly in the text is
+        carried.
+        """
         text, self._tail = self._tail[: end - self._n_released], ""
         self._carry(lambda p: p.start < end)
         self._pending.clear()
@@ -112,15 +114,15 @@ class Answer:
                 self._carried.append(logprob)
 
     def take(self) -> tuple[TokenLogprob, ...]:
-        """Of the tokens of the text that was released since the last time."""
+        """Return the tokens of the text that was released since the last time."""
         carried, self._carried = tuple(self._carried), []
         return carried
 
     def rewind(self) -> Taken:
         """Take back the tokens from the one in which the banned string begins.
 
-        What came before a token that was taken back may have been released before another one made a banned string of
-        it: then all that was not.
+        Text of an earlier token that belongs to the string may already have been released. Then all tokens that were
+        not released are taken back.
         """
         at, self._banned_at = max(self._banned_at, self._n_released), -1
         first = next(i for i, p in enumerate(self._pending) if at < p.end)
@@ -132,7 +134,7 @@ class Answer:
         return Taken(len(taken), oldest.token, oldest.mark)
 
     def finish(self) -> str:
-        """The rest, when no more tokens come: an unfinished character becomes U+FFFD."""
+        """Return the rest when no more tokens come: an unfinished character becomes U+FFFD."""
         if self.is_stopped:
             return ""
         self._tail += self._decoder.decode(b"", True)

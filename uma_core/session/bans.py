@@ -13,7 +13,7 @@ WASTE_LEAST = 1_024
 class Bans:
     """A place is the number of tokens before it.
 
-    What was found out about a place holds while the tokens before it stay.
+    The bans of a place hold while the tokens before it stay.
     """
 
     def __init__(self, n_max: int) -> None:

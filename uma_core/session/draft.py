@@ -9,7 +9,7 @@ from uma_core.types import TokenId
 
 
 class Agreement(IntEnum):
-    """What the two latest places of a match say of a token that follows it (uma_speculation.h: uma_agreement)."""
+    """Whether the two latest places of a match agree on a token that follows it (uma_speculation.h: uma_agreement)."""
 
     ONE = 0  # there is one place, or the other one goes on differently
     SAME = 1

@@ -1,7 +1,8 @@
-"""An embed or rerank request in progress: which input is next, and what has come of those before.
+"""An embed or rerank request in progress: which input is next, and the results of those before.
 
-Rules: owned by the compute thread. Inputs are computed in order: where the engine cuts them into chunks one by one, and
-what the pooling needs of each chunk is kept here; where it computes them whole, as many in a call as fit.
+Rules: owned by the compute thread. Inputs are computed in order. If the engine cuts them into chunks, they are computed
+one by one, and the parts of each chunk that pooling needs are kept here. If it computes them whole, a call takes as
+many as fit.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Pool:
 
 
 class Embedding:
-    """`vectors`: what came of the first inputs."""
+    """`vectors`: the results of the first inputs."""
 
     def __init__(self, wanted: Embed, tokens: np.ndarray, ends: Sequence[int], info: EmbeddingInfo) -> None:
         """`tokens`: of all inputs in a row, (n,) int32; `ends`: where each input ends. Thousands of inputs cost no tick
@@ -100,7 +101,9 @@ class Embedding:
             raise UmaError(ErrorCode.PROMPT_TOO_LARGE, message, index=index, n_tokens=int(lengths[index]), limit=limit)
 
     def input(self, index: int) -> np.ndarray:
-        """Its tokens, (n,) int32. One that is cut keeps its last token: models end theirs with one of its own."""
+        """Return an input's tokens, (n,) int32. A truncated input keeps its last token, because models end inputs with
+        a token of their own.
+        """
         start, n = self._starts[index], self._given[index]
         tokens, limit = self._tokens[start : start + n], self.info.n_input
         return tokens if n <= limit else np.concatenate([tokens[: limit - 1], tokens[-1:]])
@@ -110,7 +113,7 @@ class Embedding:
         return "documents" if self.wanted.op == "rerank" else "input"
 
     def _check_size(self) -> None:
-        """What an answer needs is known before anything is computed."""
+        """Check the size of the reply, which is known before anything is computed."""
         wanted = self.wanted
         n_rows = self.n_tokens if self.pooling == "none" else self.n_inputs
         n_bytes = int(n_rows * (wanted.dimensions or self.n_width) * (BASE64_BYTES if wanted.is_base64 else TEXT_BYTES))
@@ -129,34 +132,34 @@ class Embedding:
 
     @property
     def current(self) -> np.ndarray:
-        """The input that is computed now."""
+        """The input that is being computed."""
         return self.input(len(self.vectors))
 
     @property
     def n_later(self) -> int:
-        """Tokens of the inputs after that."""
+        """The number of tokens in the inputs after the current one."""
         return 0 if self.is_done else self.n_tokens - self._ends[len(self.vectors)]
 
     @property
     def n_done(self) -> int:
-        """Tokens of the inputs before it."""
+        """The number of tokens in the inputs before the current one."""
         return self._ends[len(self.vectors) - 1] if self.vectors else 0
 
     # inputs in chunks
 
     def chunk(self, n_past: int, n_most: int) -> tuple[np.ndarray, Rows]:
-        """The next tokens of the current input, at most this many, and which of their hidden states are wanted."""
+        """Return the current input's next tokens, at most this many, and which of their hidden states are wanted."""
         left = self.current[n_past:]
         rows = self.pool.wants(n_past, max(0, len(left) - n_most))
         n = min(n_most, len(left), self.info.n_rows if rows is Rows.ALL else n_most)
         return left[:n], rows
 
     def restart(self) -> None:
-        """The current input is computed anew."""
+        """Compute the current input anew."""
         self.pool = self._new_pool()
 
     def add(self, n_tokens: int, rows: np.ndarray) -> bool:
-        """A chunk is computed. True: it was the input's last one. Raises: DECODE_FAILED."""
+        """Take a computed chunk. True: it was the input's last one. Raises: DECODE_FAILED."""
         self.pool.add(n_tokens, rows)
         if self.pool.n_tokens < len(self.current):
             return False
@@ -167,7 +170,7 @@ class Embedding:
     # whole inputs
 
     def call(self, n_most: int, n_batch: int) -> list[np.ndarray]:
-        """The next inputs: at least one, and others while they have at most `n_most` tokens together, never more
+        """Return the next inputs: at least one, and others while they have at most `n_most` tokens together, never more
         than `n_batch`.
         """
         chosen: list[np.ndarray] = []
@@ -181,7 +184,7 @@ class Embedding:
         return chosen
 
     def add_whole(self, results: Sequence[np.ndarray]) -> None:
-        """The call is computed. Raises: DECODE_FAILED."""
+        """Take the results of a computed call. Raises: DECODE_FAILED."""
         for rows in results:
             self._keep(rows)
 
@@ -196,7 +199,7 @@ class Embedding:
 
 
 def normalized(rows: np.ndarray) -> np.ndarray:
-    """Each row with the Euclidean length 1; one of zeros stays."""
+    """Scale each row to the Euclidean length 1; a row of zeros stays as it is."""
     length = np.sqrt((rows.astype(np.float64) ** 2).sum(1, keepdims=True))
     scaled: np.ndarray = (rows / np.where(length > 0, length, 1.0)).astype(np.float32)
     return scaled

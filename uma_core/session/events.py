@@ -1,7 +1,7 @@
-"""What crosses between the I/O thread and the compute thread. Values only.
+"""The values that cross between the I/O thread and the compute thread.
 
-Commands go to the compute thread, events come back; both through lock-free deques and a wake-up.
-`conn_id` and `request_id` together name a request for both sides.
+Commands go to the compute thread, events come back, both through lock-free deques and a wake-up. `conn_id` and
+`request_id` together name a request for both sides.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Cancel(NamedTuple):
 
 
 class HangUp(NamedTuple):
-    """The peer is gone: cancel all that it asked for; no events are wanted any more."""
+    """The peer is gone: cancel all its requests; it gets no more events."""
 
     conn_id: int
 

@@ -1,4 +1,4 @@
-"""What an answer thinks before it answers: tokens between two texts, counted apart, and ended by force at a budget."""
+"""The thinking part of an answer: tokens between two texts, counted apart, and ended by force at a budget."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Thinking:
         self.forced: deque[TokenId] = deque()  # what is left of the end, once the budget is spent
 
     def push(self, data: bytes) -> None:
-        """One more token's bytes."""
+        """Take one more token's bytes."""
         if self.has_ended:
             return
         text = self._decoder.decode(data)
@@ -61,7 +61,7 @@ class Thinking:
         self.forced.clear()
 
     def mark(self) -> tuple[object, ...]:
-        """Where it stands, for `go_back`."""
+        """Return the present state, for `go_back`."""
         return (
             self.is_inside,
             self.has_ended,
@@ -73,7 +73,7 @@ class Thinking:
         )
 
     def go_back(self, mark: Any) -> None:
-        """Tokens since the mark were taken back."""
+        """Return to a mark: the tokens since then were taken back."""
         self.is_inside, self.has_ended, self.n_tokens, state, self._text, lengths, forced = mark
         self._decoder.setstate(state)
         self._lengths, self.forced = list(lengths), deque(forced)

@@ -34,7 +34,7 @@ TRANSITIONS: dict[Phase, frozenset[Phase]] = {
 
 
 class Grant(NamedTuple):
-    """What acceptance decided about a request."""
+    """The decisions that acceptance made about a request."""
 
     priority: Priority
     n_max: int  # most tokens to generate
@@ -187,16 +187,16 @@ class Session:
 
     @property
     def is_held(self) -> bool:
-        """Paused by its slow reader."""
+        """Whether its slow reader pauses the session."""
         return self.t_held_ns > 0
 
     def hold(self, is_held: bool, now_ns: int) -> None:
-        """Pause it, or let it go on. One that is held already stays held since then."""
+        """Pause the session, or let it go on. The time since which it is held does not change if it is already held."""
         self.t_held_ns = (self.t_held_ns or now_ns) if is_held else 0
         self._view = None
 
     def drop_chunk(self) -> None:
-        """What a paused chunk has computed is given up."""
+        """Give up what a paused chunk has computed."""
         self.n_chunk, self.chunk_fraction = 0, 0.0
         self._view = None
 
@@ -249,7 +249,7 @@ class Session:
         return self.prompt[start:end] if end <= self.n_prompt else self.content(end)[start:]
 
     def content(self, n: int) -> np.ndarray:
-        """(n,) int32: the tokens of the first n positions."""
+        """Return (n,) int32: the tokens of the first n positions."""
         if n <= self.n_prompt:
             return self.prompt[:n]
         return np.concatenate(
@@ -257,7 +257,7 @@ class Session:
         )
 
     def score(self, scoring: Scoring) -> None:
-        """Read the prompt token by token from now on. Before it has a sequence."""
+        """Read the prompt token by token from now on. Only before the session has a sequence."""
         self.scoring = scoring
         self.prompt, self.n_prompt = scoring.tokens[:1], 1
         self._view = None
@@ -277,7 +277,7 @@ class Session:
         return self.n_prompt + len(self.generated) - self.n_folded
 
     def take_back(self, n: int) -> None:
-        """Forget the last n generated tokens. What is left is to be read, as far as its KV is not there."""
+        """Forget the last n generated tokens. The remaining ones are to be read again as far as their KV is gone."""
         tokens = self.content(self.n_content - n)
         del self.generated[len(self.generated) - n :]
         self.reread(tokens[:-1] if self.generated else tokens)
@@ -290,14 +290,14 @@ class Session:
             self.reread(self.content(self.n_prompt + len(self.generated) - 1 - self.n_folded))
 
     def reread(self, tokens: np.ndarray) -> None:
-        """Read these before the next token: they stand for everything up to it."""
+        """Read these tokens before the next one: they stand for everything up to it."""
         self.prompt, self.n_prompt = tokens, len(tokens)
         self.n_folded = max(0, len(self.generated) - 1)
         self.cache_version = 0
         self._view = None
 
     def next_input(self) -> None:
-        """The present input of an embedding is to be computed, from its beginning."""
+        """Compute the present input of an embedding, from its beginning."""
         assert self.embedding is not None
         self.embedding.restart()
         self.prompt = self.embedding.current
@@ -314,7 +314,7 @@ class Session:
         self._view = None
 
     def progress(self, n_tokens: int, now_ns: int) -> None:
-        """n more positions are computed."""
+        """Note that n more positions are computed."""
         self.n_past += n_tokens
         self.t_progress_ns = now_ns
         self._view = None
@@ -361,7 +361,7 @@ class Session:
 
     @property
     def likelihood(self) -> float:
-        """Mean log probability of its tokens."""
+        """The mean log probability of the answer's tokens."""
         return self.logprob_sum / len(self.generated) if self.generated else float("-inf")
 
     def usage(self) -> dict[str, int]:

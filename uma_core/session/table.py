@@ -23,7 +23,7 @@ EWMA = 0.1  # weight of the last answer in the mean length
 
 
 class Account(NamedTuple):
-    """Who gets a fair share: a process, or whom a gateway asks for."""
+    """The unit of fair sharing: a process, or the account that a gateway names."""
 
     uid: int
     pid: int  # 0 where `name` is given: the same account may be asked for by several processes
@@ -64,7 +64,7 @@ class SessionTable:
         self.n_queued[session.priority] += 1
 
     def n_held(self, peer: Peer, name: str) -> int:
-        """Requests, of all states, that this account has here."""
+        """Return how many requests, of all states, this account has here."""
         client = self._clients.get(account_of(peer, name))
         return sum(session.client == client for session in self._by_sid.values()) if client is not None else 0
 
@@ -82,7 +82,7 @@ class SessionTable:
         return self._by_sid[sid]
 
     def find(self, conn_id: int, request_id: str) -> list[Session]:
-        """The answers to a request that have not ended."""
+        """Return the answers to a request that have not ended."""
         return list(self._by_key.get((conn_id, request_id), ()))
 
     def of_connection(self, conn_id: int) -> list[Session]:
@@ -148,7 +148,7 @@ class SessionTable:
             del self._by_key[session.conn_id, session.id]
 
     def position(self, session: Session) -> int:
-        """How many of its priority are queued before it."""
+        """Return how many requests of its priority are queued before it."""
         ahead = 0
         for other in self._by_sid.values():
             if other is session:

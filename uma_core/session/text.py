@@ -32,7 +32,7 @@ class TextStream:
         return self._filter(text, self._state) if self._state is not None else text
 
     def finish(self) -> str:
-        """The rest, when no more tokens come: an unfinished character becomes U+FFFD."""
+        """Return the rest when no more tokens come: an unfinished character becomes U+FFFD."""
         if self.is_stopped:
             return ""
         text = self._held + self._decoder.decode(b"", True)

@@ -1,4 +1,4 @@
-"""Who may do what, by peer credentials and the `access` options. Pure."""
+"""Decides who may do what, by peer credentials and the `access` options. Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ UNKNOWN = -1
 
 
 def may_connect(peer: Peer, owner_uid: int, options: AccessOptions) -> bool:
-    """Let in the owner, root, and who is allowed.
+    """Admit the owner, root, and permitted users and groups.
 
-    Unknown peers passed the socket's file mode, which is then all there is.
+    Unknown peers have passed the socket's file mode, which is then the only check.
     """
     return (
         peer.uid in (owner_uid, ROOT, UNKNOWN)
@@ -29,7 +29,7 @@ def is_admin(peer: Peer, owner_uid: int, options: AccessOptions) -> bool:
 
 
 def is_trusted(peer: Peer, owner_uid: int, options: AccessOptions) -> bool:
-    """It may ask on behalf of others: a gateway."""
+    """Whether the peer may send requests on behalf of others, as a gateway does."""
     return peer.uid in (owner_uid, ROOT) or peer.uid in options.trusted_uids
 
 

@@ -110,7 +110,7 @@ class IoApp:
             client.drop("shutting down")
 
     def apply(self, config: Config) -> None:
-        """A configuration is in force now: what connections read anew for every use they have already."""
+        """Put a configuration in force: it changes the values that connections do not read anew for every use."""
         for client in self.clients.values():
             client.restart_idle(ns(config.ipc.idle_timeout_ms))
 
@@ -157,11 +157,13 @@ class IoApp:
         self._open(sock, peer, refusal, is_reserve)
 
     def _n_connections(self, peer: Peer) -> int:
-        """Of the same process."""
+        """Count the connections of the same process."""
         return sum((client.peer.uid, client.peer.pid) == (peer.uid, peer.pid) for client in self.clients.values())
 
     def _has_reserve_for(self, peer: Peer) -> bool:
-        """Whoever fills the daemon's places must not lock its administrator out."""
+        """Whether a reserved place is left for this administrator: clients that fill the daemon's places must not lock
+        its administrator out.
+        """
         n_taken = sum(client.is_reserve for client in self.clients.values())
         return n_taken < RESERVE_PLACES and is_admin(peer, os.getuid(), self.services.config().access)
 
@@ -383,7 +385,7 @@ class IoApp:
             client.pump()
 
     def _reply_vectors(self, client: Client, event: Final) -> None:
-        """Their JSON may be megabytes: the intake writes it, and the request ends with it."""
+        """Have the intake write the vectors' JSON, which may be megabytes; the request ends with that reply."""
         embedding, key = event.embedding, (event.conn_id, event.request_id)
 
         def finish(outcome: bytes | UmaError) -> None:
@@ -412,7 +414,7 @@ class IoApp:
 
 
 def _own_id(message: Message) -> str:
-    """The id under which a message itself is answered: that of a cancel is another request's."""
+    """Return the id under which a message itself is answered: a cancel carries the id of another request."""
     return "" if message.op.name == "cancel" else message.id
 
 

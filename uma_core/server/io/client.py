@@ -52,15 +52,15 @@ class Owner(Protocol):
     def on_message(self, client: Client, message: Message) -> None: ...
 
     def on_large(self, client: Client, large: Large) -> None:
-        """Call `resume` with what comes of it."""
+        """Have a large request read; call `resume` with the result."""
 
     def on_dirty(self, client: Client) -> None:
-        """It has bytes to write: call `flush` before the loop waits."""
+        """The client has bytes to write: call `flush` before the loop waits."""
 
     def on_hold(self, client: Client, is_held: bool) -> None: ...
 
     def on_abandon(self, client: Client) -> None:
-        """Nothing more will be delivered to it: cancel all that it asked for. Called once, before `on_gone`."""
+        """The client will receive nothing more: cancel all its requests. Called once, before `on_gone`."""
 
     def on_gone(self, client: Client) -> None:
         """The socket is closed. Called once."""
@@ -152,7 +152,7 @@ class Client:
         self._end_if_done()
 
     def pump(self) -> None:
-        """Hand the messages that are complete to the owner. Also after each final event: a line may wait for it."""
+        """Hand complete messages to the owner. Also called after each final event, because a line may wait for it."""
         if self._is_pumping or self._is_lingering:
             return
         self._is_pumping = True
@@ -189,7 +189,7 @@ class Client:
             self._owner.on_message(self, event)
 
     def resume(self, outcome: Message | Unfit) -> None:
-        """Go on with what a large request turned out to be."""
+        """Go on with the result of a large request."""
         if self.is_open and not self._is_lingering:
             self._take(self.connection.resume(outcome))
             self.pump()
@@ -221,7 +221,7 @@ class Client:
         self._n_expected += n_bytes
 
     def flush(self) -> None:
-        """Write what the socket takes; hold, resume, drop or end the client by what remains."""
+        """Write as much as the socket takes; hold, resume, drop or end the client according to what remains."""
         if not self.is_open:
             return
         if self._tx and not self._write():
@@ -299,7 +299,7 @@ class Client:
         function()
 
     def restart_idle(self, limit_ns: int) -> None:
-        """The idle timeout changed: judge by the new one, from the last activity on."""
+        """Apply a new idle timeout, counted from the last activity."""
         if self.refusal is not None:
             return
         timer = self._timers.pop("idle", None)
@@ -347,7 +347,7 @@ class Client:
         self.send(Error("", error))
 
     def close_when_written(self) -> None:
-        """Close as soon as all is written that was sent until now."""
+        """Close as soon as everything sent so far is written."""
         self.connection.is_closing = True
         self._abandon()
         self._owner.on_dirty(self)

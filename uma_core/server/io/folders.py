@@ -1,8 +1,9 @@
-"""Whether another user could put something else in place of a file: a socket there would lead clients to him.
+"""Whether another user could put something else in place of a file: a false socket there would receive clients'
+prompts.
 
-A folder is safe where only its owner can rename what is in it, and the owner is this user or root: others may not write
-to it, or it is sticky as /tmp is, which keeps an entry for the entry's own owner. That must hold for every folder on
-the way, since whoever can rename one of them replaces all that is below, and for the links that lead there.
+A folder is safe if only its owner can rename its entries, and the owner is this user or root: other users may not write
+to it, or it is sticky as /tmp is, where only an entry's owner may rename it. That must hold for every folder on the
+way, because a user who can rename one of them replaces everything below it, and for the links that lead there.
 """
 
 from __future__ import annotations

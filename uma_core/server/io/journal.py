@@ -1,6 +1,6 @@
-"""What is logged about requests: who asked, under which id, and how it ended.
+"""Log lines about requests: who asked, under which id, and how the request ended.
 
-Rules: one line at info for each end or refusal; what was asked is a private field (`log.prompts`); no text of answers.
+Rules: one line at info for each end or refusal; the prompt is a private field (`log.prompts`); no text of answers.
 """
 
 from __future__ import annotations

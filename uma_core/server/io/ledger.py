@@ -1,4 +1,4 @@
-"""Which requests are under way, and proof that each ends with exactly one final event."""
+"""Keeps track of the requests under way, and checks that each ends with exactly one final event."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ class Ledger(Generic[T]):
         return True
 
     def find(self, key: Key) -> T | None:
-        """Give back what the request is."""
+        """Return the work of a request."""
         entry = self._entries.get(key)
         return None if entry is None else entry.work
 
     def work(self, key: Key) -> T | None:
-        """Give back what the request is, while it is not accepted."""
+        """Return the work of a request that is not accepted yet."""
         entry = self._entries.get(key)
         return None if entry is None or entry.is_accepted else entry.work
 

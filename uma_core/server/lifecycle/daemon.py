@@ -99,7 +99,7 @@ class Daemon:
         )
 
     def _join(self) -> None:
-        """Who hears of what."""
+        """Connect the parts: decide which part hears of which events."""
         self.host.is_in_use = self.app.intake.is_using
         self.host.on_doing = self.supervision.on_doing
         self.status.gateway = self.gateway.report
@@ -169,7 +169,7 @@ class Daemon:
         log.info("ready after %.1f s: %s", self.status.start_ms / 1e3, what)
 
     def _reload(self, then: object = None) -> None:
-        """For SIGHUP and `drain --then reload`: nobody waits for the answer, the log and `status` have it."""
+        """Reload for SIGHUP and `drain --then reload`: no client waits for the answer; the log and `status` have it."""
 
         def answered(outcome: dict[str, Any] | UmaError) -> None:
             if isinstance(outcome, UmaError) and outcome.error is ErrorCode.RELOAD_BUSY:
@@ -180,7 +180,7 @@ class Daemon:
         self.reloader.reload(answered)
 
     def _let_go(self) -> None:
-        """The program that started the daemon is gone."""
+        """Stop, because the program that started the daemon is gone."""
         if not self.lifecycle.is_leaving:
             log.warning("standard input closed: running requests may end, then the daemon does")
             self.lifecycle.drain(None, EXIT)
@@ -196,7 +196,7 @@ class Daemon:
         self.gateway.apply(config.http)
 
     def _housekeep(self) -> None:
-        """What has no event of its own: windows move on, hangs begin and end, llama.cpp's log fills."""
+        """Check things that raise no event: windows move on, hangs begin and end, llama.cpp's log fills."""
         self.loop.call_later(ns(self._config().metrics.tick_interval_ms), self._housekeep)
         self.registry.rotate(self.clock.now_ns())
         self.lifecycle.check()

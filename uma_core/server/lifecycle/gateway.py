@@ -149,7 +149,9 @@ class Gateway:
             self._start()
 
     def _tell_of_reload(self) -> None:
-        """It reads its keys and its certificate again: whoever reloads the daemon knows nothing of its child."""
+        """Have the gateway read its keys and its certificate again: an operator who reloads the daemon need not know of
+        its child.
+        """
         if self._lifeline >= 0:
             with contextlib.suppress(BlockingIOError, ConnectionError):  # it has not read for ages, or has just ended
                 os.write(self._lifeline, RELOADED)
@@ -261,7 +263,7 @@ class Gateway:
             self._hang_up()
 
     def _drain_ns(self) -> int:
-        """The time for its running answers, as it said; 0: it does not answer anybody yet."""
+        """Return the time for the gateway's running answers, as it reported it; 0: it does not serve yet."""
         try:
             return int(float(os.read(self._lifeline, 64)) * 1e9)
         except (OSError, ValueError):

@@ -151,7 +151,7 @@ class Host:
         self._start(self._wait_closed, lambda _: done(None), done)
 
     def give_up(self) -> None:
-        """Make a load under way end soon, without an engine."""
+        """Make a load in progress end soon, without an engine."""
         self._is_given_up = True
 
     def _start(
@@ -190,7 +190,7 @@ class Host:
         self._threads = [*(t for t in self._threads if t.is_alive()), thread]
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for loading and closing to end. True when they did."""
+        """Wait for loading and closing to end. True if they did."""
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -437,7 +437,7 @@ def _load_failure(error: Exception) -> UmaError:
 
 
 def log_failure(what: str) -> Callable[[object, BaseException | None], None]:
-    """The reply of a Call whose result nobody waits for."""
+    """Make the reply of a Call whose result nobody waits for: it logs a failure."""
 
     def reply(result: object, failure: BaseException | None) -> None:
         if failure is not None:

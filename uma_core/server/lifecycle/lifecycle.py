@@ -1,7 +1,7 @@
-"""Where the daemon stands, and the ways out: drain, undrain, swap, stop.
+"""The daemon's state, and the ways out: drain, undrain, swap, stop.
 
-Rules: readiness flips first; refused work is told when to come back; a drain past its deadline ends what is
-left with reason `draining` and everything generated so far. A later drain or undrain replaces an earlier one.
+Rules: readiness changes first; refused clients are told when to come back; a drain past its deadline ends the remaining
+requests with reason `draining` and everything generated so far. A later drain or undrain replaces an earlier one.
 """
 
 from __future__ import annotations
@@ -73,19 +73,19 @@ class Lifecycle:
 
     @property
     def is_leaving(self) -> bool:
-        """The process ends, now or after a drain."""
+        """Whether the process will end, now or after a drain."""
         return self._state == STOPPING or (
             self._state == DRAINING and self._drain is not None and self._drain.then == EXIT
         )
 
     def reason(self) -> str:
-        """Why the state is not `ready`."""
+        """Return the reason why the state is not `ready`."""
         if self._state == DRAINING and self._drain is not None:
             return AFTER_DRAIN[self._drain.then]
         return {STARTING: self._host.doing, STOPPING: "running requests are told so"}.get(self._state) or self._fault()
 
     def hung_ns(self) -> int:
-        """How long the compute thread's turn has taken, once that is too long; 0: it is well."""
+        """Return the duration of the compute thread's turn once it is too long; 0: the thread is well."""
         since, limit = self._compute.turn_since_ns, ns(self._config().engine.hang_timeout_ms)
         elapsed = self._clock.now_ns() - since
         return elapsed if since and limit and elapsed > limit else 0
@@ -97,7 +97,7 @@ class Lifecycle:
         return f"the engine has not returned for {hung_ns / 1e9:.1f} s" if hung_ns else ""
 
     def gate(self) -> UmaError | None:
-        """Why no generate request is taken now."""
+        """Return the error with which generate requests are refused now; None: they are accepted."""
         closed = self._closed()
         if closed is None and self._state == READY and self.hung_ns():
             return UmaError(
@@ -153,7 +153,7 @@ class Lifecycle:
     # drain
 
     def drain(self, timeout_ns: int | None, then: str) -> dict[str, Any]:
-        """Idempotent; a later call may set another deadline or what follows."""
+        """Begin a drain. Idempotent; a later call may set another deadline or another next step."""
         self._abandon_swap(UmaError(ErrorCode.DRAINING, "a drain was asked for during the reload"))
         if self._state != STOPPING:
             self._begin(timeout_ns, then)
@@ -186,7 +186,9 @@ class Lifecycle:
         }
 
     def n_remaining(self) -> int:
-        """Requests that still run: known to the I/O side, or only to the compute side because their client is gone."""
+        """Return the number of requests that still run: known to the I/O side, or only to the compute side because
+        their client is gone.
+        """
         return max(len(self._host.rows), self.n_in_flight())
 
     def _schedule(self) -> None:
@@ -278,7 +280,7 @@ class Lifecycle:
     # stop
 
     def stop(self) -> None:
-        """End now: what still runs is told so. The event loop returns after its answers are on their way."""
+        """End now: running requests are told so. The event loop returns once their final events are on their way."""
         if self._state == STOPPING:
             return
         self._abandon_swap(UmaError(ErrorCode.SHUTTING_DOWN))

@@ -1,4 +1,4 @@
-"""What a supervisor is told: sd_notify(3). Silent where none asked to be told.
+"""Messages to a supervisor: sd_notify(3). Silent if no supervisor asked for them.
 
 Rules: nothing here blocks or fails the daemon; a supervisor that does not read loses messages.
 """

@@ -34,7 +34,7 @@ Answer = Callable[[dict[str, Any] | UmaError], None]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What somebody wants. `answer` is called once."""
+    """One request for a reload. `answer` is called once."""
 
     answer: Answer
     is_check: bool
@@ -43,7 +43,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One reload on its way, with the configuration that was read for it."""
+    """One reload in progress, with the configuration that was read for it."""
 
     asked: Asked
     config: Config
@@ -233,7 +233,7 @@ class Reloader:
             self.on_end()
 
     def give_up(self) -> None:
-        """The daemon stops."""
+        """Give up the reload, because the daemon stops."""
         if self._asked is not None:
             self._end(self._asked, UmaError(ErrorCode.SHUTTING_DOWN))
 

@@ -57,7 +57,7 @@ class Supervision:
             self._notifier.send(STATUS=self._status())
 
     def on_doing(self) -> None:
-        """The load goes on with something else."""
+        """Report the next step of a load."""
         self._notifier.extend(ASK_FOR_NS)
         self._notifier.send(STATUS=self._status())
 
@@ -65,7 +65,7 @@ class Supervision:
         self._notifier.reloading("reloading")
 
     def on_reloaded(self) -> None:
-        """Also after a failure: what was in force is in force again."""
+        """Report the end of a reload, also after a failure: the old configuration is in force again."""
         self._notifier.send(READY=1, STATUS=self._status())
 
     def _status(self) -> str:
@@ -82,7 +82,7 @@ class Supervision:
     # time
 
     def _ask_for_time(self) -> None:
-        """A model of 40 GB from a slow disk, or a drain of minutes, is no failure."""
+        """Ask for more time: a model of 40 GB from a slow disk, or a drain of minutes, is no failure."""
         self._loop.call_later(ASK_EVERY_NS, self._ask_for_time)
         state = self._lifecycle.state
         is_loading = state == STARTING and self._loop.clock.now_ns() - self._starting_ns < LOAD_LIMIT_NS

@@ -1,1 +1,1 @@
-"""How much memory there is, and what is done when it runs short."""
+"""How much memory there is, and how the daemon reacts when it runs short."""

@@ -1,8 +1,7 @@
 """Memory pressure, as the system reports it: PSI on Linux, a dispatch source on macOS.
 
-Rules: a watcher calls `on_pressure` on the loop's thread and does nothing else; where the system offers nothing,
-nothing is watched and the log says so. What is done about it is `Relief`: cached KV first, then idle sequences, never
-streams.
+Rules: a watcher calls `on_pressure` on the loop's thread and does nothing else; if the system offers no such report,
+nothing is watched and the log says so. `Relief` reacts to it: cached KV first, then idle sequences, never streams.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Watcher(Protocol):
 
 
 def watch(loop: Loop, on_pressure: Signal, environ: Mapping[str, str]) -> Watcher | None:
-    """Watch what there is; None where there is nothing."""
+    """Watch the source that the system offers; None: it offers none."""
     try:
         if sys.platform == "darwin":
             return DispatchSource(loop, on_pressure, ctypes.CDLL(None))

@@ -1,4 +1,4 @@
-"""What is done about memory pressure, a step at a time: cached KV, then idle sequences. Streams lose nothing."""
+"""The reaction to memory pressure, a step at a time: cached KV, then idle sequences. Streams lose nothing."""
 
 from __future__ import annotations
 

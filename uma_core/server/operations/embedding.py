@@ -1,4 +1,4 @@
-"""Tokens of what `embed` and `rerank` are asked, and their replies. Runs on the intake's threads."""
+"""Tokens of the inputs of `embed` and `rerank`, and the replies. Runs on the intake's threads."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ SLICE = 2048  # numbers that become text in one go
 
 
 def input_tokens(text: Reading, wanted: Embed) -> tuple[np.ndarray, tuple[int, ...]]:
-    """All inputs' tokens in a row, int32, and where each input ends.
+    """Return all inputs' tokens in a row, int32, and where each input ends.
 
-    Blocks: for as long as the tokeniser takes. Raises: BAD_REQUEST.
+    Blocks for as long as the tokeniser takes. Raises: BAD_REQUEST.
     """
     inputs = _pairs(text, wanted) if wanted.op == "rerank" else [_tokens(text, item) for item in wanted.inputs]
     for i, tokens in enumerate(inputs):
@@ -60,7 +60,7 @@ def _pair(facts: ModelFacts, query: list[TokenId], document: list[TokenId]) -> l
 
 
 def reply_json(embedding: Embedding, usage: dict[str, int], timing: dict[str, float]) -> bytes:
-    """The reply's fields as JSON, without braces."""
+    """Return the reply's fields as JSON, without braces."""
     told = {
         "usage": {"prompt_tokens": usage["prompt_tokens"]},
         "timing": {name: timing[name] for name in ("queue_ms", "total_ms") if name in timing},
@@ -87,6 +87,8 @@ def _base64(vector: np.ndarray) -> str:
 
 
 def _numbers(vector: np.ndarray) -> str:
-    """Nine digits tell every 32-bit float apart. In slices: whoever else needs the interpreter gets it in between."""
+    """Write floats with nine digits, which distinguish all 32-bit floats. In slices, so that other threads get the
+    interpreter in between.
+    """
     parts = [",".join([f"{x:.9g}" for x in vector[i : i + SLICE].tolist()]) for i in range(0, len(vector), SLICE)]
     return f"[{','.join(parts)}]"

@@ -26,7 +26,7 @@ from uma_core.types import Request
 
 
 class Context(Protocol):
-    """What handlers ask of the app."""
+    """What handlers need from the app."""
 
     services: Services
     reader: Reader
@@ -56,7 +56,7 @@ def on_generate(ctx: Context, client: Client, message: Message) -> None:
 
 
 def on_embed(ctx: Context, client: Client, message: Message) -> None:
-    """Embed and rerank: like a generate request without an answer, but for the size of the reply, which is known
+    """Embed and rerank: like a generate request without an answer, except that the size of the reply is known
     beforehand.
     """
     assert message.request is not None and message.request.embed is not None
@@ -160,7 +160,9 @@ def on_props(ctx: Context, client: Client, message: Message) -> None:
 
 
 def on_digest(ctx: Context, client: Client, message: Message) -> None:
-    """What requests of this peer could begin with, and no other user's: their prompts are in trees of their own."""
+    """Return hashes of the beginnings that requests of this peer could reuse, and of no other user's: prompts of
+    different users are in separate trees.
+    """
     check_trusted(client, ctx.services.config(), "digest")
     texts.to_key(message.args["key"])
     ctx.services.admin("digest", {**message.args, "uid": client.peer.uid}, ctx.reply_later(client, message))

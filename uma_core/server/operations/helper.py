@@ -1,11 +1,11 @@
-"""A process of its own that reads large requests: their JSON, their template, their tokens.
+"""A separate process that reads large requests: their JSON, their template, their tokens.
 
-All of that keeps the interpreter's lock or a processor for up to seconds; streams would wait for either. In another
-process it costs them no lock, and where all processors are computing, its work comes in short turns
-(native/runtime/gentle.c). What goes wrong in there, a crash of a tokeniser or a template without end, ends one request.
+This work holds the interpreter's lock or a processor for up to seconds, and streams would wait for either. In another
+process it costs them no lock, and if all processors are computing, it works in short turns (native/runtime/gentle.c). A
+failure in that process, such as a crash of a tokeniser or an endless template, ends one request.
 
-Protocol, over a socket pair: a header with kind and two lengths, then marshalled values, then bytes; the answers
-likewise.
+Protocol, over a socket pair: a header with kind and two lengths, then marshalled values, then bytes; answers have the
+same form.
 """
 
 from __future__ import annotations

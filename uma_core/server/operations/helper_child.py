@@ -1,4 +1,6 @@
-"""What the process of helper.py runs: one request after the other, until the daemon's end of the socket closes."""
+"""The program of the helper process: it answers one request after the other, until the daemon's end of the socket
+closes.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,7 @@ def main(fd: int, flag_fd: int) -> None:
 
 
 def _serve(connection: socket.socket) -> int:
-    """Answer one request. Its size."""
+    """Answer one request. Returns its size."""
     asked = receive(connection)
     if asked is None:
         return 0
@@ -107,7 +109,7 @@ def _prepare(payload: bytes, vocabulary: tuple[str, str, str]) -> Outcome:
 
 @functools.lru_cache(maxsize=VOCABULARIES)
 def _text(engine: str, path: str, fingerprint: str) -> Reading:
-    """The model's text side. Raises: Strange."""
+    """Return the model's text side. Raises: Strange."""
     if engine == "fake":
         return FakeEngine(FakeModel())
     try:

@@ -17,15 +17,15 @@ ANSWER_SHARE = 4  # 1 / this of the context stays free for the answer, unless th
 
 
 def gap_tokens(text: TextPort, before: list[TokenId], after: list[TokenId]) -> list[TokenId]:
-    """A gap between two texts. Raises: UNSUPPORTED."""
+    """Return the tokens of a prompt for a gap between two texts. Raises: UNSUPPORTED."""
     pre, suf, mid = _special(text, "fim_pre"), _special(text, "fim_suf"), _special(text, "fim_mid")
     return [*_bos(text), pre, *before, suf, *after, mid]
 
 
 def infill_tokens(text: TextPort, infill: Infill, n_answer: int | None) -> list[TokenId]:
-    """A gap in a file of a project.
+    """Return the tokens of a prompt for a gap in a file of a project.
 
-    What does not fit the context is left out, extra files first. Raises: UNSUPPORTED.
+    Text that does not fit the context is left out, extra files first. Raises: UNSUPPORTED.
     """
     before, after = (text.tokenize(part, False, False) for part in (infill.prefix, infill.suffix))
     extra = _extra(text, infill)

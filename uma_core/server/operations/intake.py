@@ -78,7 +78,7 @@ class Job:
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """Work of another operation. Answered once, unless its client is gone."""
+    """Work for another operation. Answered once, unless its client is gone."""
 
     conn_id: int
     t_received_ns: int
@@ -163,7 +163,7 @@ class Intake:
             threads.start(thread)
 
     def stop(self) -> None:
-        """Refuse what waits, and end the threads after the jobs they are at; large ones are given up."""
+        """Refuse the waiting jobs, and end the threads after the jobs in progress; large ones are given up."""
         with self._condition:
             self._is_stopping = True
             self._condition.notify_all()
@@ -176,7 +176,7 @@ class Intake:
             self._refuse(job)
 
     def _refuse(self, job: Work, error: UmaError | None = None) -> None:
-        """There is nobody any more to do it, or it cannot be done."""
+        """Refuse a job: its worker has ended, or it cannot be done."""
         error = error or UmaError(ErrorCode.SHUTTING_DOWN)
         if isinstance(job, Job):
             self._end(job, error)
@@ -206,7 +206,7 @@ class Intake:
             self._refuse(job)
 
     def prepare(self) -> None:
-        """Get the reader of large requests ready for the present model, when nothing else is to be done."""
+        """Get the reader of large requests ready for the present model, when there is nothing else to do."""
 
         def work(text: TextPort) -> bytes:
             self._reader.prepare(text)
@@ -306,7 +306,7 @@ class Intake:
             job.answer(outcome)
 
     def _with_text(self, conn_id: int, work: Callable[[TextPort], Outcome]) -> Outcome | UmaError:
-        """Do what needs the model's text side, which is not closed meanwhile."""
+        """Do the part of a job that needs the model's text side, which is not closed meanwhile."""
         with self._condition:
             text = self._text()
             self._in_use += [text] if text is not None else []
@@ -345,13 +345,13 @@ class Intake:
 
 
 def _waited(ns: int) -> dict[str, float]:
-    """The timing of a request that never came further than the queue, as `Session.timing` gives it."""
+    """Return the timing of a request that never left the queue, as `Session.timing` gives it."""
     ms = round(ns * 1e-6, 3)
     return {"queue_ms": ms, "ttft_ms": 0.0, "total_ms": ms, "itl_p50_ms": 0.0, "itl_max_ms": 0.0}
 
 
 def _unread(payload: bytes, error: UmaError) -> Unfit:
-    """A large request that nobody reads any more: at least it is reported under its id."""
+    """Make the refusal of a large request that will not be read any more, under its id if possible."""
     try:
         found = Local().digest(payload)
     except (MemoryError, RecursionError):

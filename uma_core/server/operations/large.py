@@ -1,9 +1,7 @@
-"""Large requests. Decoding one, putting it through a template and making tokens of it take long and keep the
-interpreter.
+"""Large requests. Decoding a large request, applying the template and tokenising take long and hold the interpreter.
 
-Here is what has to be done with one, as functions of its bytes: `Helper` has them run in a process of their own,
-`Local` right here. Nothing is kept between two calls but the bytes that came, so whatever reads them can be ended and
-begun anew.
+The work is defined here as functions of the request's bytes: `Helper` runs them in a separate process, `Local` in this
+one. Nothing but the received bytes is kept between two calls, so the reader can be ended and started again.
 """
 
 from __future__ import annotations
@@ -60,7 +58,7 @@ class Reader(Protocol):
         """Get ready for this model's vocabulary."""
 
     def close(self) -> None:
-        """Give up what is being read, soon."""
+        """Give up the request that is being read, soon."""
 
 
 class Local:
@@ -92,7 +90,7 @@ def digest(payload: bytes) -> Digest | Unfit:
 
 
 def message_of(found: Digest, payload: bytes) -> Message:
-    """The message that a digest stands for; its input is in the source."""
+    """Return the message that a digest stands for; its input is in the source."""
     id = "" if found.wire_id is None else str(found.wire_id)
     request = request_of(found.op, id, found.args)
     return Message(OPS[found.op], id, found.wire_id, found.args, request, Source(payload, False, found.n_bytes))
@@ -106,12 +104,12 @@ def encode_source(text: Reading, payload: bytes, is_text: bool) -> Encoded:
 
 
 def with_input(request: Request, source: Source) -> Request:
-    """The request of a digest with the input that is in its source."""
+    """Return the request of a digest with the input that is in its source."""
     return replace(request, **to_input(_args(source.payload)))
 
 
 def answer_source(text: Reading, op: str, payload: bytes, cap_bytes: int) -> bytes:
-    """The reply's fields to an operation on text that `digest` found fit. Raises: what texts.answer raises."""
+    """Return the reply's fields to an operation on text that `digest` found fit. Raises: what texts.answer raises."""
     return texts.answer(op, _args(payload), cap_bytes, text)
 
 

@@ -34,7 +34,7 @@ class Encoded(NamedTuple):
 
 
 def encode(text: Reading, request: Request) -> Encoded:
-    """Tokenise. Blocks: for as long as the tokeniser takes. Raises: TEMPLATE_FAILED, UNSUPPORTED, BAD_REQUEST.
+    """Tokenise. Blocks for as long as the tokeniser takes. Raises: TEMPLATE_FAILED, UNSUPPORTED, BAD_REQUEST.
 
     Gaps need a TextPort.
     """
@@ -53,7 +53,9 @@ def encode(text: Reading, request: Request) -> Encoded:
 
 
 def _encode_parts(text: Reading, prompt: str | tuple[str | TokenId, ...] | None, add_special: bool) -> list[TokenId]:
-    """Only a text that comes first gets what the model puts in front of a prompt."""
+    """Tokenise texts and token ids in a row. Only a text that comes first gets the tokens that the model puts in front
+    of a prompt.
+    """
     tokens: list[TokenId] = []
     parts = (prompt,) if isinstance(prompt, str) else prompt or ()
     for i, part in enumerate(parts):
@@ -62,7 +64,7 @@ def _encode_parts(text: Reading, prompt: str | tuple[str | TokenId, ...] | None,
 
 
 def echo_text(text: TextPort, request: Request) -> str:
-    """The prompt as it came, for answers that begin with it. Raises: BAD_REQUEST."""
+    """Return the prompt as it came, for answers that begin with it. Raises: BAD_REQUEST."""
     parts = (request.prompt,) if isinstance(request.prompt, str) else request.prompt or request.tokens or ()
     check_ids(text, (part for part in parts if not isinstance(part, str)), "tokens")  # admission does so too, later
     data = b"".join(part.encode() if isinstance(part, str) else text.piece(part) for part in parts)
@@ -100,7 +102,7 @@ def _message_ends(
 
 
 def apply_template(text: Reading, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
-    """The text that a chat becomes: as a `prompt` it gives the tokens that the messages give.
+    """Return the text that a chat becomes: used as a `prompt`, it gives the same tokens as the messages.
 
     Raises: TEMPLATE_FAILED.
     """
@@ -150,7 +152,7 @@ _compiled = functools.lru_cache(maxsize=8)(ChatTemplate)
 
 @functools.lru_cache(maxsize=1)
 def _environment() -> ImmutableSandboxedEnvironment:
-    """The dialect that models' templates are written in: that of Hugging Face's transformers."""
+    """Return an environment of the dialect of models' templates: that of Hugging Face's transformers."""
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception

@@ -1,4 +1,4 @@
-"""The reply of the `props` operation: what programs must know that write prompts or describe models, as gateways do."""
+"""The reply of the `props` operation: facts for programs that write prompts or describe models, such as gateways."""
 
 from __future__ import annotations
 

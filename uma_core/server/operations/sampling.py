@@ -1,4 +1,4 @@
-"""What a request says about tokens, in terms of the model's vocabulary. Runs on the intake's threads."""
+"""Translates what a request says about tokens into the model's vocabulary. Runs on the intake's threads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from uma_core.types import Request, SamplingParams, TokenId
 
 
 def resolve(text: TextPort, request: Request) -> Request:
-    """The request with token ids that the vocabulary has in place of texts. Raises: BAD_REQUEST."""
+    """Return the request with token ids of the vocabulary in place of texts. Raises: BAD_REQUEST."""
     if request.preserved_tokens:
         request = replace(request, preserved_tokens=_single_tokens(text, request.preserved_tokens))
     if isinstance(request.prediction, str) and request.prediction:
@@ -26,7 +26,7 @@ def resolve(text: TextPort, request: Request) -> Request:
 
 
 def check_ids(text: TextPort, tokens: Iterable[TokenId], field: str) -> None:
-    """Raises: BAD_REQUEST."""
+    """Check that the model has these token ids. Raises: BAD_REQUEST."""
     if any(token >= text.n_vocab for token in tokens):
         raise UmaError(ErrorCode.BAD_REQUEST, f"`{field}`: token ids go from 0 to {text.n_vocab - 1}", field=field)
 

@@ -1,4 +1,4 @@
-"""How large the text of a request is: what its caps and its turn go by."""
+"""The size of a request's text, which its caps and its turn depend on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `status` dict of docs/PROTOCOL.md, from views and metrics. Waits for nobody."""
+"""The `status` dict of docs/PROTOCOL.md, from views and metrics. Never waits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ JUDGED_FROM = 20  # gaps: of fewer, one long gap would be more than the share th
 
 
 class Status:
-    """Built anew for every question; a few hundred microseconds."""
+    """Builds the dict anew for every request, in a few hundred microseconds."""
 
     def __init__(
         self, host: Host, lifecycle: Lifecycle, reloader: Reloader, registry: m.Registry, clock: Clock

@@ -55,7 +55,7 @@ def prefix_hashes(text: Reading, args: Fields) -> Fields:
 
 
 def to_key(given: str) -> bytes:
-    """Raises: BAD_REQUEST."""
+    """Parse the key of the hashes. Raises: BAD_REQUEST."""
     try:
         return bytes.fromhex(given)
     except ValueError:
@@ -63,7 +63,7 @@ def to_key(given: str) -> bytes:
 
 
 def template(text: Reading, args: Fields) -> Fields:
-    """Raises: TEMPLATE_FAILED."""
+    """Return the text that the messages become. Raises: TEMPLATE_FAILED."""
     return {"prompt": apply_template(text, list(args["messages"]), args["add_generation_prompt"])}
 
 
@@ -77,9 +77,9 @@ WORK: dict[str, Callable[[Reading, Fields], Fields]] = {
 
 
 def answer(op: str, args: Fields, cap_bytes: int, text: Reading) -> bytes:
-    """Carry out an operation. The reply's fields as JSON, without braces.
+    """Carry out an operation. Returns the reply's fields as JSON, without braces.
 
-    Raises: PROMPT_TOO_LARGE where they are more than `cap_bytes`, and what the operation raises.
+    Raises: PROMPT_TOO_LARGE if they are more than `cap_bytes`, and what the operation raises.
     """
     encoded = fields_json(WORK[op](text, args))
     if len(encoded) > cap_bytes:
@@ -119,7 +119,7 @@ def _pieces(text: Reading, args: Fields, tokens: Sequence[TokenId], unparse_spec
 
 
 def _shown(piece: bytes) -> str | list[int]:
-    """Text, or the bytes of what is not text by itself."""
+    """Return the token's text, or its bytes if they are not text by themselves."""
     try:
         return piece.decode("utf-8")
     except UnicodeDecodeError:

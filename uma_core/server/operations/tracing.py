@@ -1,4 +1,4 @@
-"""`log.trace`: which file the ticks go to, as the configuration says it now."""
+"""`log.trace`: the file that ticks are written to, as the configuration names it now."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Tracing:
         self._file: TraceFile | None = None
 
     def apply(self, options: LogOptions) -> None:
-        """Begin, change or end the file; one that could not be written to is tried again. Blocks for nothing."""
+        """Begin, change or end the file; a file that could not be written to is tried again. Never blocks."""
         if self._file is not None and (self._file.has_failed or self._file.path != options.trace):
             old, self._file = self._file, None
             self._host.forget(old, lambda: self._end(old))
@@ -35,6 +35,6 @@ class Tracing:
         run_aside(self._loop, "trace", lambda: file.close(CLOSE_S), lambda _: None)
 
     def close(self) -> None:
-        """The daemon ends. Blocks for CLOSE_S at most."""
+        """End the file with the daemon. Blocks for CLOSE_S at most."""
         if self._file is not None:
             self._file.close(CLOSE_S)
