@@ -98,12 +98,12 @@ def cluster() -> None:
 @click.option(
     "--config", "path", metavar="FILE", default="", help="YAML file with the cluster's settings (docs/CLUSTER.md)."
 )
-@click.option("--nodes", type=int, help="Machines that get daemons; 0: all.")
+@click.option("--nodes", type=int, help="Machines that get daemons; 0: all; absent: as the file says, else all.")
 @click.option(
     "--address", help="Address of the Ray cluster, as host:port; absent: this machine's, which is started if need be."
 )
-@click.option("--host", help="Address to listen on.")
-@click.option("--port", type=int, help="Port to listen on.")
+@click.option("--host", help="Address to listen on; absent: the file's, else 127.0.0.1.")
+@click.option("--port", type=int, help="Port to listen on; absent: the file's, else 8080.")
 @click.option("--detach", is_flag=True, help="Return when it runs; it goes on until `cluster down`.")
 @click.option("--check-config", is_flag=True, help="Check the settings and exit.")
 def up(path: str, detach: bool, check_config: bool, **given: str | int | None) -> int:

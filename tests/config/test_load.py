@@ -173,6 +173,7 @@ def test_a_wrong_file_is_refused_by_name(write, text, said):
     message = refusal(path=path)
     assert said in message
     assert path in message
+    assert "<unicode string>" not in message  # the parser's name of the file
 
 
 def test_all_problems_are_told_at_once(write):

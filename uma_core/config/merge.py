@@ -225,6 +225,7 @@ def _read_yaml(path: str) -> Any:
         RecursionError,
     ) as error:  # ValueError: bytes that are not UTF-8, impossible dates
         text = " ".join(str(error).split())[:N_TEXT_MOST]
+        text = text.replace('in "<unicode string>", line', "in line")  # the file is named already
         raise UmaError(ErrorCode.CONFIG_INVALID, f"{path} is not YAML: {text}", path=path) from error
 
 
