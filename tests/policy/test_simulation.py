@@ -153,6 +153,25 @@ def test_an_agent_chain_beside_three_background_decoders(device):
     )
 
 
+@pytest.mark.parametrize("n_background", [4, 8])
+def test_each_background_stream_of_a_mixture_of_experts_gets_tokens_beside_a_chat(n_background):
+    """Two of them were looked at in each tick, in turn, and the tick in which one is forced came round with the turn:
+    the same two had all the tokens.
+    """
+    n_seq = n_background + 1
+    experts = {"n_expert": 8, "n_expert_used": 2, "expert_bytes": 400_000_000}
+    sim = Sim(CPU.cost, FakeModel(n_seq_max=n_seq, n_ctx=4096 * n_seq, **experts))
+    background = [sim.submit(Job(8, 400, BACK, 2)) for _ in range(n_background)]
+    chat = sim.submit(Job(16, 1200), at_ns=3 * S)
+    sim.run()
+    config = SchedulerConfig()
+    bound = config.starvation_ticks * n_background * 1.25 * percentile(chat.gaps, 0.5)
+    for job in background:
+        seen = [t for t in job.times if chat.times[0] < t < chat.times[-1]]
+        waits = [b - a for a, b in itertools.pairwise([chat.times[0], *seen, chat.times[-1]])]
+        assert max(waits) <= bound
+
+
 @DEVICES
 @pytest.mark.parametrize(
     ("stages", "priority", "least"), [(DEFAULT_STAGES, Priority.INTERACTIVE, 0.92), (DEFAULT_STAGES, BACK, 0.97)]

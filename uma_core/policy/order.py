@@ -78,7 +78,7 @@ def in_turn(views: list[SessionView], cursor: int) -> list[SessionView]:
 
 
 def is_starved(state: SchedulerState, view: SessionView, times: int = 1) -> bool:
-    """True if a stream decodes and the prompt made no progress for `starvation_ticks` x `times` predicted rounds.
+    """True if a chat streams and the session made no progress for `starvation_ticks` x `times` predicted rounds.
 
     Time is compared, not ticks: where rounds take longer than predicted, fewer of them pass.
     """

@@ -2,13 +2,15 @@
 
 Rules: interactive sessions are always served, in the first calls. Background sessions are served up to a cap
 (`max_background_decoders`; beside a chat on a MoE model `moe_max_decoders`, for further rows need further experts);
-the rest rotate: clients with less virtual time first, then round robin.
+the rest rotate: clients with less virtual time first, then round robin. While a chat streams, one that got no token
+for `starvation_ticks` decode rounds goes first: the latency guard lets few of those served into the gaps, and might
+always find the same ones.
 """
 
 from __future__ import annotations
 
 from uma_core.policy.index import SessionIndex, index_of
-from uma_core.policy.order import fair_share, in_turn
+from uma_core.policy.order import fair_share, in_turn, is_starved
 from uma_core.policy.plan import Plan
 from uma_core.policy.rows import decode_items
 from uma_core.policy.state import SchedulerState, SessionView
@@ -41,4 +43,7 @@ def _served(state: SchedulerState, plan: Plan, index: SessionIndex) -> list[Sess
     ordered = in_turn(everybody, state.memory.decode_first)
     if plan.charged:
         ordered.sort(key=fair_share(plan.charged))
+    starved = min((v for v in everybody if is_starved(state, v)), key=lambda v: (v.t_progress_ns, v.sid), default=None)
+    if starved is not None:
+        ordered = [starved, *(v for v in ordered if v is not starved)]
     return ordered[:cap]
