@@ -35,6 +35,20 @@ def test_a_parked_stream_goes_on_without_reading_anything_again(is_on: bool) -> 
     check_idle(w)
 
 
+def test_two_streams_are_parked_for_a_chat_that_needs_the_cells_of_both() -> None:
+    """The first one took its cells back while the second was parked, and so on for ten seconds."""
+    w = world(is_unified=True, n_seq_max=4, n_ctx=1024)
+    for i in range(2):
+        w.submit(f"work {i}", text(60, i), max_tokens=400, priority=Priority.BACKGROUND)
+    until(w, lambda: all(len(w.texts.get(f"work {i}", "")) >= 10 for i in range(2)))
+    w.submit("chat", text(40, 2), max_tokens=800, priority=Priority.INTERACTIVE)
+    until(w, lambda: w.texts.get("chat"))
+    assert w.executor.meters.preemptions.value == 2
+    w.run()
+    assert all(w.texts[f"work {i}"].encode() == bytes(answer(text(60, i), 400)) for i in range(2))
+    check_idle(w)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_parked_stream_without_room_for_its_kv_reads_it_again(shape: str) -> None:
     w = world(CacheSettings(is_on=True, ram_bytes=0), n_seq_max=1, n_ctx=2048, **SHAPES[shape])

@@ -103,6 +103,14 @@ def test_smaller_requests_pass_one_that_does_not_fit_until_it_has_aged():
         assert admitted(state_of(big, small, free_seqs=(0, 1), is_unified=True, n_cells_free=500)) == expected
 
 
+def test_background_requests_do_not_take_the_room_that_is_made_for_a_chat():
+    room = {"free_seqs": (0, 1), "is_unified": True, "n_cells_free": 500}
+    chat, small = waiting(1, n_prompt=20, n_max=3000), {"n_prompt": 50, "n_max": 50}
+    parked = waiting(2, BACK, phase=Phase.PARKED, n_past=10, **small)
+    assert admitted(state_of(chat, parked, waiting(3, BACK, **small), waiting(4, **small), **room)) == [4]
+    assert admitted(state_of(parked, waiting(3, BACK, n_prompt=20, n_max=3000), **room)) == [2]
+
+
 def test_no_more_than_two_background_prompts_hold_sequences():
     state = state_of(*[waiting(i, BACK) for i in range(5)], free_seqs=(0, 1, 2, 3))
     assert len(admitted(state)) == 2

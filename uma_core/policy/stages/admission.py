@@ -1,11 +1,12 @@
 """Admission: who gets a KV sequence and the cells for prompt + max_tokens.
 
-Rules: order of policy/order.py; a session is admitted only when a sequence is free and all cells it may ever
-use are there, so that nobody runs out later. Smaller requests may pass one that does not fit until that one
-has aged. No more background prompts hold sequences at once than there are prefill slots, or two: they are read
-one after the other anyway, and the rest of the sequences stays free for chats. When an interactive request finds no
-room, one background session at a time is parked. Before that, and for any waiting request, sessions whose reader takes
-nothing are parked: they cannot go on, and others need what they hold.
+Rules: order of policy/order.py; a session is admitted only when a sequence is free and all cells it may ever use are
+there, so that nobody runs out later. Smaller requests may pass one that does not fit until that one has aged;
+background ones pass no chat, or they would take the room that is being made for it. No more background prompts hold
+sequences at once than there are prefill slots, or two: they are read one after the other anyway, and the rest of the
+sequences stays free for chats. When an interactive request finds no room, one background session at a time is parked.
+Before that, and for any waiting request, sessions whose reader takes nothing are parked: they cannot go on, and others
+need what they hold.
 """
 
 from __future__ import annotations
@@ -86,6 +87,8 @@ def _admit(
     for view in ordered:
         is_background_prompt = view.priority is Priority.BACKGROUND and view.phase is Phase.QUEUED
         if is_background_prompt and n_prompts_left <= 0:
+            continue
+        if view.priority is Priority.BACKGROUND and blocked is not None and blocked.priority is Priority.INTERACTIVE:
             continue
         need = cells_needed(view, device)
         if not free or (device.is_unified and need > n_cells):
