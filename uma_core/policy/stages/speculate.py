@@ -129,7 +129,7 @@ def _verify(state: SchedulerState, plan: Plan, room: DraftRoom) -> tuple[Plan, i
 def _spend(state: SchedulerState, plan: Plan, ns: int, room_ns: int) -> Plan:
     """Drafts take `ns` of the room: what the prompt's pieces have no use for first."""
     spare_ns = _spare(state, plan)
-    from_prompt_ns = min(spare_ns, max(0, ns - (room_ns - spare_ns)))
+    from_prompt_ns = min(spare_ns, max(0, ns - max(0, room_ns - spare_ns)))
     return plan._replace(run_ns=plan.run_ns - from_prompt_ns, draft_ns=plan.draft_ns + ns - from_prompt_ns)
 
 
