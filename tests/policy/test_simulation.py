@@ -172,6 +172,21 @@ def test_each_background_stream_of_a_mixture_of_experts_gets_tokens_beside_a_cha
         assert max(waits) <= bound
 
 
+def test_a_chat_begins_beside_another_and_a_background_stream_whose_rows_exceed_the_bandwidth():
+    """The latency guard let the background row in and held the prompt back for it, the guard of the bandwidth took the
+    row out again: neither got anything for as long as the first chat streamed.
+    """
+    slow = replace(CPU_SHAPE, decode=((1, 160 * MS), (2, 165 * MS), (4, 180 * MS)))
+    experts = {"n_expert": 8, "n_expert_used": 2, "weight_bytes": 8_000_000_000, "expert_bytes": 6_400_000_000}
+    sim = Sim(slow, FakeModel(**experts), SchedulerConfig(bmt_budget=-1.0))
+    background = sim.submit(Job(8, 400, BACK, 2))
+    chat = sim.submit(Job(16, 200), at_ns=3 * S)
+    late = sim.submit(Job(60, 8, client=3), at_ns=5 * S)
+    sim.run()
+    assert late.times[0] < chat.times[-1]
+    assert any(chat.times[0] < t < chat.times[-1] for t in background.times)
+
+
 @DEVICES
 @pytest.mark.parametrize(
     ("stages", "priority", "least"), [(DEFAULT_STAGES, Priority.INTERACTIVE, 0.92), (DEFAULT_STAGES, BACK, 0.97)]

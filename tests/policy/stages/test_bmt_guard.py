@@ -12,6 +12,7 @@ from tests.policy.build import (
     MIX_ROWS,
     MIXING,
     MS,
+    NOW,
     S,
     cost_of,
     prefill_item,
@@ -89,6 +90,18 @@ def test_alone_nothing_is_ever_stopped():
     tiny = SchedulerConfig(bmt_budget=0.001)
     assert len(run(state_of(talking(0, BACK), talking(1, BACK), config=tiny)).items) == 1
     assert prefill_item(run(state_of(reading(0, BACK), config=tiny))) is not None
+
+
+def test_what_starves_beside_a_chat_is_not_stopped():
+    tiny, old = SchedulerConfig(bmt_budget=0.001), {"t_last_ns": NOW - 2 * S, "t_progress_ns": NOW - 2 * S}
+    for starved, served in (({}, [0]), (old, [0, 2])):
+        state = state_of(talking(0), talking(1, BACK), talking(2, BACK, **starved), config=tiny)
+        assert sids(run(state), Phase.DECODE) == served
+    for n_prefill_slots in (0, 2):
+        for waited_ns, is_read in ((0, False), (2 * S, True)):
+            prompt = reading(1, n_prompt=3000, t_queued_ns=NOW - waited_ns)
+            plan = run(state_of(talking(0), prompt, config=tiny, n_prefill_slots=n_prefill_slots))
+            assert (prefill_item(plan) is not None) is is_read
 
 
 def test_rows_that_fit_the_budget_stay_within_it():

@@ -2,14 +2,16 @@
 
 Rules: the time is the tick budget, or the prompt run or one step where that is longer. Over budget, prompt work is cut
 first, then background rows (those served most recently); an interactive prompt that cannot pause stays where these rows
-make room for it, or it would wait until they end. Interactive rows stay, and so does the last piece of work in a tick:
-the guard slows things down, it never stops them. With the budget off it only makes the estimate.
+make room for it, or it would wait until they end. Interactive rows stay, and so does the last piece of work in a tick,
+and what starves beside a chat: the guard slows things down, it never stops them. With the budget off it only makes the
+estimate.
 """
 
 from __future__ import annotations
 
 from uma_core.policy import traffic
 from uma_core.policy.index import prompt_view, views_of
+from uma_core.policy.order import is_starved
 from uma_core.policy.plan import Plan, PrefillMode
 from uma_core.policy.rows import decode_items
 from uma_core.policy.state import SchedulerState, SessionView
@@ -21,12 +23,22 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
         return plan
     budget, moved = _budget(state, plan), _estimate(state, plan)
     why = f"{sum(moved) / 1e6:.0f} MB > {budget / 1e6:.0f}"
-    is_forced = plan.guard is not None and plan.guard.kind == "forced"
-    for cut in (_fewer_rows,) if is_forced else (_for_interactive_prompts, _less_prompt, _fewer_rows):
+    for cut in (_fewer_rows,) if _must_stay(state, plan) else (_for_interactive_prompts, _less_prompt, _fewer_rows):
         if budget and sum(moved) > budget:
             plan = cut(state, plan, budget, why)
             moved = _estimate(state, plan)
     return plan._replace(bmt_bytes=sum(moved), bmt_budget=budget)
+
+
+def _must_stay(state: SchedulerState, plan: Plan) -> bool:
+    """Whether the latency guard forced what it let in, or something starves that it did not have to force: that would
+    be taken out of one gap after the other.
+    """
+    if plan.guard is not None and plan.guard.kind == "forced":
+        return True
+    prompts = {i.sid for i in plan.prompts}
+    others = (v for v in views_of(state, plan.items) if v.sid in prompts or v.priority is Priority.BACKGROUND)
+    return any(is_starved(state, v) for v in others)
 
 
 def _budget(state: SchedulerState, plan: Plan) -> int:
@@ -113,8 +125,7 @@ def _fewer_rows(state: SchedulerState, plan: Plan, budget: int, why: str) -> Pla
     background = [v for v in planned if v.priority is Priority.BACKGROUND]
     background.sort(key=lambda v: (v.t_last_ns, v.sid))
     n = n_all = len(background)
-    is_forced = plan.guard is not None and plan.guard.kind == "forced"
-    fewest = 0 if (interactive or others) and not is_forced else 1
+    fewest = 0 if (interactive or others) and not _must_stay(state, plan) else 1
     while n > fewest and _rows_bytes(state, interactive + background[:n]) > left:
         n -= 1
     if n == n_all:
