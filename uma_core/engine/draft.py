@@ -36,6 +36,7 @@ NO_WAY_BACK = (
     ".wkv.",
     "attention.sliding_window",
 )
+STATES = (".ssm.", ".shortconv.")  # the same in the graph engine: its recurrent layers
 
 
 def open_draft(engine: EngineOptions, path: str) -> Engine:
@@ -164,12 +165,23 @@ def check_draft(engine: EngineOptions, path: str) -> None:
         if draft.arch == EAGLE_ARCH:
             _check_eagle(draft, target, path)
             return
-        if _engine(engine, path) == "llama" and any(part in key for part in NO_WAY_BACK for key in draft.meta):
+        parts = NO_WAY_BACK if _engine(engine, path) == "llama" else STATES
+        if any(part in key for part in parts for key in draft.meta):
             raise _unfit(path, "its memory cannot drop the tokens that were drafted wrongly")
+        _check_kv(engine, path)
     finally:
         draft.close()
         if target is not None:
             target.close()
+
+
+def _check_kv(engine: EngineOptions, path: str) -> None:
+    """The type of KV is the served model's. Raises: CONFIG_INVALID that names the draft model."""
+    check_model = importlib.import_module("uma_core.engine.llama.params").check_model
+    try:
+        check_model(replace(engine, moe_top_k=0), path)
+    except UmaError as error:
+        raise _unfit(path, error.message) from error
 
 
 def _check_eagle(draft: Header, target: Header, path: str) -> None:

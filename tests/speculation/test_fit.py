@@ -1,0 +1,51 @@
+"""A draft model that does not fit the options is named, and so is what it lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.engine.graph.conftest import SMALL
+from tests.engine.graph.models import MODELS, RECURRENT, Model, write
+from uma_core.config.options import SpeculationOptions
+from uma_core.engine.draft import check_draft, estimate_with_draft, open_draft
+from uma_core.errors import ErrorCode, UmaError
+
+WAYS: list[Callable[..., object]] = [
+    check_draft,
+    open_draft,
+    lambda engine, path: estimate_with_draft(engine, SpeculationOptions(draft_model=path)),
+]
+
+
+def both(folder: Path) -> tuple[str, str]:
+    """A model whose heads have a length that every type of KV takes, and one whose heads have not."""
+    narrow: Model = replace(MODELS["llama"], dim=48)
+    return write(MODELS["llama"], folder / "served.gguf"), write(narrow, folder / "narrow.gguf")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_kv_that_the_draft_models_heads_do_not_take(way: Callable[..., object], tmp_path: Path) -> None:
+    served, narrow = both(tmp_path)
+    with pytest.raises(UmaError) as refused:
+        way(replace(SMALL, model=served, kv_type="q8_0"), narrow)
+    assert refused.value.error is ErrorCode.CONFIG_INVALID
+    assert refused.value.detail["option"] == "speculation.draft_model"
+    assert "narrow.gguf cannot draft" in refused.value.message and "heads of length 48" in refused.value.message
+
+
+def test_the_same_heads_with_kv_that_they_take(tmp_path: Path) -> None:
+    served, narrow = both(tmp_path)
+    open_draft(replace(SMALL, model=served, kv_type="bf16"), narrow).close()
+
+
+@pytest.mark.parametrize("name", ["qwen35", "granitehybrid", "lfm2"])
+def test_recurrent_layers_are_seen_in_the_header(name: str, tmp_path: Path) -> None:
+    """Before anything is loaded."""
+    served, _ = both(tmp_path)
+    path = write(RECURRENT[name], tmp_path / "recurrent.gguf")
+    with pytest.raises(UmaError, match="cannot drop the tokens"):
+        check_draft(replace(SMALL, model=served), path)
