@@ -83,7 +83,8 @@ def check_model(options: EngineOptions, path: str) -> tuple[str, int]:
             if "q" in options.kv_type and length % KV_BLOCK:
                 raise _refusal(
                     "kv_type",
-                    f"must be f16 for heads of length {length}: {options.kv_type} takes multiples of {KV_BLOCK}",
+                    f"must be f16 or bf16 for heads of length {length}: "
+                    f"{options.kv_type} takes multiples of {KV_BLOCK}",
                 )
         return header.arch, n_expert if options.moe_top_k else 0
     finally:
