@@ -1,3 +1,3 @@
-"""The HTTP gateway: what programs that speak OpenAI's, Anthropic's, Ollama's or llama-server's API talk to instead
-of the socket.
+"""The HTTP gateway. Programs that speak OpenAI's, Anthropic's, Ollama's or llama-server's API use it instead of the
+socket.
 """

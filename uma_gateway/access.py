@@ -1,9 +1,9 @@
-"""Which web pages may ask, and under which names the gateway may be asked: guards against DNS rebinding and cross-site
-requests. Pure.
+"""Decides which web pages may send requests, and which host names requests may be sent to: guards against DNS rebinding
+and cross-site requests. Pure.
 
-A page that a browser loaded from elsewhere can send requests to this machine. Its `Origin` says where it came from;
-and where it came under a name that its owner now points here, its `Host` is that name. Neither header can be set by the
-page.
+A page that a browser loaded from elsewhere can send requests to this machine. Its `Origin` header says where the page
+came from. If the page came under a host name that its owner now points here, its `Host` header is that name. A page can
+set neither header.
 """
 
 from __future__ import annotations
@@ -35,26 +35,28 @@ def check_host(host: str, own_names: Collection[str], allowed: Collection[str]) 
 
 
 def host_name(host: str) -> str:
-    """The name or address in a Host header, without port and brackets."""
+    """Return the name or address in a Host header, without port and brackets."""
     if host.startswith("["):
         return host[1 : host.index("]")].lower()
     return host.partition(":")[0].lower().rstrip(".")
 
 
 def check_origin(origin: str, host: str, allowed: Collection[str]) -> bool:
-    """True: a page of another origin, which may ask. False: no page, or one of ours, whose scheme is that of a proxy
-    where one speaks TLS before the gateway. Raises: GatewayError (403).
+    """Check where a page came from. True: the page is of another origin, and may send requests. False: there is no
+    page, or it is one of ours; its scheme may be that of a proxy that speaks TLS in front of the gateway.
+
+    Raises: GatewayError (403).
     """
     if not origin or origin.lower() in (f"http://{host.lower()}", f"https://{host.lower()}"):
         return False
     if origin in allowed:
         return True
-    message = "pages of this origin may not ask: add it with --cors-origins"
+    message = "pages of this origin may not send requests: add it with --cors-origins"
     raise GatewayError(Kind.PERMISSION, message, code="origin_not_allowed")
 
 
 def cors_headers(origin: str) -> list[tuple[bytes, bytes]]:
-    """For an answer to an allowed page."""
+    """Return the CORS headers of an answer to an allowed page."""
     return [
         (b"access-control-allow-origin", origin.encode("latin-1")),
         (b"access-control-allow-credentials", b"true"),
@@ -64,8 +66,8 @@ def cors_headers(origin: str) -> list[tuple[bytes, bytes]]:
 
 
 def preflight_headers(wanted: str) -> list[tuple[bytes, bytes]]:
-    """For an allowed page that asks what it may send. `wanted`: the headers that it names, and may send: OpenAI's
-    and Anthropic's clients for browsers send a dozen of their own.
+    """Return the headers for an allowed page that asks what it may send. `wanted`: the headers that the page names, all
+    of which it may send: OpenAI's and Anthropic's clients for browsers send a dozen of their own.
     """
     return [
         (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),

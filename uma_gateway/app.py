@@ -36,7 +36,7 @@ HEALTH = ("/health", "/v1/health")
 
 
 class App:
-    """`make_gateway` is called once, in the event loop. `more`: families beside those of a single daemon."""
+    """`make_gateway` is called once, in the event loop. `more`: further families, beside those of a single daemon."""
 
     def __init__(self, make_gateway: Callable[[], Gateway], more: tuple[Family, ...] = ()) -> None:
         self.gateway: Gateway | None = None
@@ -73,10 +73,10 @@ class App:
         exchange = Exchange(self.gateway, scope, receive, send, request_id)
         exchange.family = family_of(exchange.path)
         exchange.extra_headers.append((b"x-request-id", request_id.encode()))
-        if exchange.family is anthropic.FAMILY:  # its clients read another name
+        if exchange.family is anthropic.FAMILY:  # its clients read another header
             exchange.extra_headers.append((b"request-id", request_id.encode()))
         scope[KEY] = exchange
-        scope["app"] = self  # makes starlette raise for a wrong method instead of answering by itself
+        scope["app"] = self  # makes starlette raise an error for a wrong method instead of answering by itself
         try:
             await self._guarded(exchange, scope, receive, send)
         except ClientGone:
@@ -90,7 +90,7 @@ class App:
     async def _guarded(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
         gateway, access = exchange.gateway, exchange.gateway.config.access
         hosts = [value for name, value in scope["headers"] if name == b"host"]
-        # HTTP/1.0 has none: health checks of old proxies come so, and no browser's page
+        # HTTP/1.0 has no Host header: health checks of old proxies come without one, but no browser's page does
         is_old = not hosts and scope["http_version"] == "1.0"
         if len(hosts) != 1 and not is_old:
             raise GatewayError(Kind.INVALID, "a request needs exactly one Host header", code="bad_host")
@@ -110,7 +110,7 @@ class App:
         await self._router(scope, receive, send)
 
     async def _failed(self, exchange: Exchange, error: Exception) -> None:
-        if isinstance(error, HTTPException):  # starlette's one: no such method here
+        if isinstance(error, HTTPException):  # starlette's error for a method that the path does not have
             methods = self._methods_at(exchange.path)
             error = GatewayError(Kind.METHOD, "this method is not answered here", code="bad_method")
             error.headers.append((b"allow", ", ".join(methods).encode()))
@@ -123,7 +123,7 @@ class App:
             await exchange.send_error(error)
 
     def _methods_at(self, path: str) -> list[str]:
-        """What is answered on this path; each method is a route of its own."""
+        """Return the methods that are answered on this path; each method is a route of its own."""
         return sorted(
             {method for route in self._routes if route.path_regex.match(path) for method in route.methods or ()}
         )
@@ -134,7 +134,7 @@ class App:
         ms = round((time.perf_counter() - exchange.t_start) * 1e3, 1)
         who = exchange.caller.account if hasattr(exchange, "caller") else "-"
         fields = {"request": exchange.request_id, "account": who, "ms": ms, **exchange.facts}
-        # whoever waits for a model to load asks again and again, and 503 is the answer
+        # a client that waits for a model to load asks again and again, and gets 503 each time
         is_failure = exchange.status >= 500 and exchange.path not in HEALTH
         level = logging.WARNING if is_failure else logging.INFO
         access_log.log(level, "%s %s %d", exchange.method, exchange.path[:200], exchange.status, extra=fields)
@@ -161,7 +161,7 @@ class Endpoint:
         try:
             try:
                 caller.enter()
-            finally:  # a client that is refused looks there too
+            finally:  # refused clients read the rate headers too
                 exchange.extra_headers += caller.rate_headers()
             try:
                 await self._route.handler(exchange)
@@ -171,7 +171,7 @@ class Endpoint:
             gateway.leave()
 
     def _authenticate(self, exchange: Exchange) -> Caller:
-        """Raises: GatewayError (401, 403)."""
+        """Find the account of the request. Raises: GatewayError (401, 403)."""
         keys = exchange.gateway.keys
         presented = presented_key(exchange)
         caller = keys.find(presented)
@@ -186,18 +186,18 @@ class Endpoint:
 
 
 def presented_key(exchange: Exchange) -> str:
-    """The key that a request shows: as OpenAI's clients send it, or Anthropic's, or Azure's."""
+    """Return the key of a request, in the header of OpenAI's, Anthropic's or Azure's clients."""
     scheme, _, token = exchange.header(b"authorization").partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
         token = exchange.header(b"x-api-key") or exchange.header(b"api-key")
     try:
-        return token.strip().encode("latin-1").decode()  # a header is read as Latin-1; most clients write UTF-8
+        return token.strip().encode("latin-1").decode()  # headers are read as Latin-1; most clients write UTF-8
     except UnicodeDecodeError:
         return token.strip()
 
 
 def family_of(path: str) -> Family:
-    """Whose form an error on this path has."""
+    """Return the family in whose form an error on this path is written."""
     fitting = [(len(prefix), family) for family in FAMILIES for prefix in family.prefixes if path.startswith(prefix)]
     return max(fitting, key=lambda pair: pair[0])[1] if fitting else FALLBACK
 

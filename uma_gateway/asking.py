@@ -1,4 +1,4 @@
-"""A chat request of any family, made into what the daemon is asked."""
+"""Turns a chat request of any API family into a generate request to the daemon."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from uma_gateway.prompting import Chat, Prompt, render
 
 @dataclass
 class Ask:
-    """A chat request beside its sampling."""
+    """A chat request, apart from its sampling."""
 
     chat: Chat
     is_stream: bool = False
     wants_usage: bool = False
     n: int = 1
-    n_logprobs: int | None = None  # alternatives beside each token; None: no log probabilities
-    n_prompt_logprobs: int | None = None  # the same of the prompt's tokens
-    prediction: str = ""  # what the answer probably is
+    n_logprobs: int | None = None  # alternatives for each token; None: no log probabilities
+    n_prompt_logprobs: int | None = None  # the same for the prompt's tokens
+    prediction: str = ""  # a guess of the answer (OpenAI's predicted output)
     has_functions: bool = False  # calls have OpenAI's older form, `function_call`
     stops_told: frozenset[str] = frozenset()  # stop texts that an answer ends with
-    echo: str = ""  # what each answer begins with: the part of it that the request had already
+    echo: str = ""  # the beginning of each answer that the request contained already
 
 
 async def count_tokens(exchange: Exchange, model: Model, chat: Chat) -> int:
-    """Tokens of a conversation's prompt. Raises: GatewayError."""
+    """Count the tokens of a conversation's prompt. Raises: GatewayError."""
     prompt = await render(exchange, model, chat)
     asked = {name: prompt.fields[name] for name in ("prompt", "messages") if name in prompt.fields}
     return int((await exchange.gateway.daemon.call("count", **asked))["n_tokens"])
 
 
 async def plan_chat(exchange: Exchange, model: Model, ask: Ask, body: dict[str, Any], max_tokens: int) -> Plan:
-    """`body` has the sampling fields, under the names of fields.py, and the priority. The plan's context is its
-    `Prompt`.
+    """Plan the request to the daemon. `body` has the sampling fields, under the names of fields.py, and the priority.
+    The plan's context is its `Prompt`.
 
     Raises: GatewayError.
     """
@@ -48,7 +48,7 @@ async def plan_chat(exchange: Exchange, model: Model, ask: Ask, body: dict[str, 
 def plan_prompt(
     exchange: Exchange, model: Model, ask: Ask, prompt: Prompt, body: dict[str, Any], max_tokens: int
 ) -> Plan:
-    """The same for a prompt that is there. Raises: GatewayError."""
+    """Do the same for a prompt that is already written. Raises: GatewayError."""
     fields = {
         **sampling_fields(body, model, exchange.gateway.config.answers),
         **prompt.fields,

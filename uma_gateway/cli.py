@@ -133,13 +133,15 @@ def down(address: str) -> None:
 
 
 def _cluster() -> Any:
-    """Raises: CONFIG_INVALID without the extra."""
+    """Import the cluster's commands. Raises: CONFIG_INVALID without the extra."""
     importlib.import_module("uma_gateway.cluster.token").use(os.environ, Path.home())
     return _of_extra("cluster", "uma_gateway.cluster.command")
 
 
 def _of_extra(extra: str, module: str) -> Any:
-    """A module whose libraries are an extra: what checks a configuration does not need them. Raises: CONFIG_INVALID."""
+    """Import a module whose libraries are an optional extra; checking a configuration must not need them. Raises:
+    CONFIG_INVALID.
+    """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

@@ -32,7 +32,7 @@ class ServeOptions:
 
 @dataclass(frozen=True)
 class AccessOptions:
-    """Who may ask."""
+    """Who may send requests."""
 
     api_key_file: str = option(
         "", "YAML file of API keys (docs/GATEWAY.md); read again at SIGHUP; empty: no keys from a file"
@@ -50,7 +50,7 @@ class AccessOptions:
 
 @dataclass(frozen=True)
 class LimitOptions:
-    """What one client may take."""
+    """What one client may use."""
 
     max_body_mb: float = option(32.0, "largest request body", unit="MiB", min=0.001, max=1024)
     max_header_kb: int = option(64, "largest head of a request", unit="KiB", min=1, max=1024)
@@ -72,7 +72,7 @@ class LimitOptions:
 
 @dataclass(frozen=True)
 class AnswerOptions:
-    """What requests get that do not say; how streams are kept alive."""
+    """Defaults for fields that requests leave out, and how streams are kept alive."""
 
     temperature: float = option(0.8, "sampling temperature of requests without one; 0: greedy", min=0, max=100)
     top_k: int = option(40, "keep this many of the likeliest tokens; 0: all", min=0, max=1 << 30)
@@ -137,7 +137,7 @@ class Config:
 
     @property
     def is_local(self) -> bool:
-        """Only this machine's programs can reach it."""
+        """Whether only programs on this machine can reach the gateway."""
         return is_loopback(self.serve.host)
 
 

@@ -30,16 +30,16 @@ from uma_gateway.within import within
 Event = dict[str, Any]
 
 REPLY_CAP_BYTES = 64 << 20
-QUEUE_HIGH = 256  # frames that wait for their reader: then nothing more is read from the daemon
-CONNECT_S = 5.0  # while the daemon's backlog is full
+QUEUE_HIGH = 256  # frames that wait for their reader; at this number nothing more is read from the daemon
+CONNECT_S = 5.0  # waiting for a place in the daemon's backlog
 CONNECT_PAUSE_S = 0.005
 CALL_S = 30.0
-LOADED_S = 0.25  # between two looks whether the model is loaded
-RETRY_AFTER_MS = 1000  # of a daemon that is not there
+LOADED_S = 0.25  # between two checks whether the model is loaded
+RETRY_AFTER_MS = 1000  # sent to clients if the daemon is not there
 
 
 class LinkLost(GatewayError):
-    """The daemon is not there, or not any more."""
+    """The daemon is not there, or not there any more."""
 
 
 def no_daemon(message: str) -> LinkLost:
@@ -61,11 +61,12 @@ class Link(asyncio.Protocol):
         return self._inbox.failure is None and self._transport is not None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport  # type: ignore[assignment] # a stream socket's
+        self._transport = transport  # from a stream socket
 
     def data_received(self, data: bytes) -> None:
         payload = self._frames.whole(data)
-        # only while the reader waits for more: else it is at work on earlier events, and order would be lost
+        # only while the reader waits for more; otherwise it is still busy with earlier events, and the order would be
+        # lost
         if payload is not None and self.sink is not None and self._inbox.is_awaited and self.sink(payload):
             return
         payloads = self._inbox.payloads
@@ -76,7 +77,7 @@ class Link(asyncio.Protocol):
         self._inbox.wake()
 
     def _cut(self, data: bytes) -> list[bytes]:
-        """The payloads that are whole now."""
+        """Return the payloads that are complete now."""
         frames, arrived = self._frames, []
         frames.feed(data)
         try:
@@ -84,9 +85,7 @@ class Link(asyncio.Protocol):
                 arrived.append(payload)
         except UmaError as error:
             self._inbox.payloads.extend(arrived)
-            self._fail(
-                no_daemon(f"whoever listens on the socket does not speak the daemon's protocol: {error.message}")
-            )
+            self._fail(no_daemon(f"the listener on the socket does not speak the daemon's protocol: {error.message}"))
             return []
         return arrived
 
@@ -108,7 +107,7 @@ class Link(asyncio.Protocol):
         self._inbox.wake()
 
     async def receive(self) -> list[bytes]:
-        """Wait for what comes next; everything that has come, in order.
+        """Wait for payloads; return all that have arrived, in order.
 
         Raises: GatewayError once nothing can come any more.
         """
@@ -119,7 +118,7 @@ class Link(asyncio.Protocol):
         return taken
 
     def close(self) -> None:
-        """Hang up: the daemon cancels what was asked for here. Idempotent."""
+        """Hang up: the daemon cancels the requests of this connection. Idempotent."""
         if self._transport is not None:
             self._transport.abort()
             self._transport = None
@@ -127,9 +126,10 @@ class Link(asyncio.Protocol):
 
 
 async def connect(path: str) -> Link:
-    """Open a connection to the daemon at `path`, or, where that is "", at the first place where one listens.
+    """Open a connection to the daemon at `path`. If `path` is "", try the usual places, and take the first at which a
+    daemon listens.
 
-    Raises: GatewayError (503) where no daemon answers, or somebody who is not to be trusted.
+    Raises: GatewayError (503) if no daemon answers, or if the program that answers is not to be trusted.
     """
     paths = (path,) if path else endpoint.places(os.environ)
     for place in paths:
@@ -159,7 +159,9 @@ async def _open(path: str) -> Link:
 
 
 async def _connect(sock: socket.socket, path: str, deadline: float) -> None:
-    """A Unix socket that does not block never waits for a place in the backlog: connect fails at once (EAGAIN)."""
+    """Connect, and try again until the deadline. A Unix socket that does not block never waits for a place in the
+    backlog: connect fails at once (EAGAIN).
+    """
     while True:
         try:
             sock.connect(path)
@@ -177,7 +179,7 @@ def _reason(error: OSError | ValueError) -> str:
 
 
 def content_of(reply: Mapping[str, Any]) -> Event:
-    """A reply without its envelope."""
+    """Return a reply without its envelope."""
     return {name: value for name, value in reply.items() if name not in ("id", "event", "type")}
 
 
@@ -192,17 +194,17 @@ def parse(payload: bytes) -> Event:
 
 
 class Writer(Protocol):
-    """Where the messages of a stream that has begun can be written at once, without a coroutine."""
+    """Writes messages of a stream that has begun, at once and without a coroutine."""
 
-    can_write: bool  # the reader is there, and has room for a message
-    end: bytes  # of a message
+    can_write: bool  # the client is connected, and there is room for a message
+    end: bytes  # end of a message
 
     def write(self, data: bytes) -> None:
         """Send whole messages without waiting. Only while `can_write`."""
 
 
 class Source(Protocol):
-    """Where a generation's events come from: a connection, or a cluster's router. Its methods are those of Link."""
+    """The source of a generation's events: a connection, or a cluster's router. Its methods are those of Link."""
 
     async def receive(self) -> list[bytes]: ...
 
@@ -214,20 +216,20 @@ class Source(Protocol):
 
 
 class Generation:
-    """One generate request. `close` cancels whatever is not done."""
+    """One generate request. `close` cancels everything that is not done."""
 
     def __init__(self, link: Source, request_id: str) -> None:
         self.request_id = request_id
         self._link = link
         self._ready: deque[Event] = deque()
         self._pings: asyncio.TimerHandle | None = None
-        self._failure: Exception | None = None  # after which nothing comes: the daemon's error, or a sink's
-        self.is_silent = False  # the client was sent nothing since the last ping; whoever sends makes it false
+        self._failure: Exception | None = None  # ends the events: the daemon's error, or a sink's
+        self.is_silent = False  # nothing was sent to the client since the last ping; every sender sets it to false
 
     async def events(self) -> list[Event]:
-        """Wait for what comes next; an empty list says that it is time for a ping (`ping_every`).
+        """Wait for events. An empty list means that it is time for a ping (`ping_every`).
 
-        Raises: GatewayError, for an `error` event too: after what came before it.
+        Raises: GatewayError, for an `error` event too, but only after the events before it were returned.
         """
         if self._ready:
             taken = list(self._ready)
@@ -245,7 +247,7 @@ class Generation:
         return events
 
     async def first(self) -> Event:
-        """Wait for the first event and leave it where it is: it says whether the request was taken.
+        """Wait for the first event, and leave it in place: it shows whether the request was accepted.
 
         Raises: GatewayError.
         """
@@ -256,9 +258,10 @@ class Generation:
     def divert(self, encode: Callable[[int, Event], bytes], writer: Writer) -> None:
         """Write tokens as they arrive, without waking the task that waits for `events`.
 
-        A task switch, and the turn of the event loop that it takes, cost more than all the work on a token; and after a
-        model's step each Python call costs ten times what it costs in a loop, for nothing is in the processor's caches.
-        What is not a token, or finds no room, `events` gives. What `encode` raises, `events` raises.
+        A task switch, and the turn of the event loop that it takes, cost more than all the work on a token. And after a
+        model's step each Python call costs ten times what it costs in a loop, because the processor's caches hold
+        nothing of it. Events that are no tokens, or find no room, are returned by `events`. If `encode` raises an
+        error, `events` raises it.
         """
 
         def take(payload: bytes) -> bool:
@@ -266,11 +269,11 @@ class Generation:
                 event = orjson.loads(payload)
                 if event["event"] != "token" or not writer.can_write:
                     return False
-            except (ValueError, LookupError, TypeError):  # `events` says what is wrong with it
+            except (ValueError, LookupError, TypeError):  # `events` reports the error
                 return False
             try:
                 data = encode(0, event)
-            except Exception as error:  # raised where somebody waits for the events
+            except Exception as error:  # raised where the events are read
                 self._failure = error
                 return False
             if data:
@@ -282,7 +285,7 @@ class Generation:
             self._link.sink = take
 
     def ping_every(self, seconds: float) -> None:
-        """Make `events` return an empty list whenever the client was sent nothing for this long."""
+        """Make `events` return an empty list whenever nothing was sent to the client for this long."""
         loop = asyncio.get_running_loop()
 
         def tick() -> None:
@@ -295,7 +298,7 @@ class Generation:
         self._pings = loop.call_later(seconds, tick)
 
     def cancel(self, index: int | None = None) -> None:
-        """Ask for the end of one answer of several, or of all; its final event still comes."""
+        """Ask the daemon to end one answer of several, or all; the final event still comes."""
         self._link.send({"type": "cancel", "id": self.request_id, **({} if index is None else {"index": index})})
 
     def close(self) -> None:
@@ -312,11 +315,11 @@ class Generation:
 
 
 class Daemon:
-    """See the module head. One for the life of the gateway."""
+    """See the module's docstring. One for the life of the gateway."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._name = secrets.token_hex(6)  # no request that is cancelled by its id has the id of a call
+        self._name = secrets.token_hex(6)  # random: no client's request id may equal the id of a call
         self._numbers = itertools.count(1)
         self._control: Link | None = None
         self._connecting = asyncio.Lock()
@@ -335,8 +338,10 @@ class Daemon:
         return Generation(link, request_id)
 
     async def compute(self, operation: str, request_id: str, fields: Mapping[str, Any]) -> Event:
-        """Run an operation that takes as long as it takes, on a connection of its own: whoever is cancelled here
-        cancels it. Raises: GatewayError.
+        """Run an operation that may take long, on a connection of its own: if the caller is cancelled, the daemon
+        cancels the operation.
+
+        Raises: GatewayError.
         """
         link = await connect(self.path)
         try:
@@ -352,7 +357,7 @@ class Daemon:
             link.close()
 
     async def loaded(self) -> None:
-        """Wait until the daemon runs and has a model. It would log each other question as refused."""
+        """Wait until the daemon runs and has a model. It would log every other question as refused."""
         while True:
             with contextlib.suppress(GatewayError):
                 if (await self.call("health"))["is_ready"]:
@@ -360,7 +365,7 @@ class Daemon:
             await asyncio.sleep(LOADED_S)
 
     async def call(self, operation: str, timeout_s: float = CALL_S, **fields: Any) -> Event:
-        """Run an operation other than generate and give its reply; fields that are None are left out.
+        """Run an operation other than generate and return its reply. Fields that are None are left out.
 
         Raises: GatewayError.
         """
@@ -369,14 +374,14 @@ class Daemon:
             try:
                 return await self._call(operation, timeout_s, fields)
             except LinkLost:
-                if link.is_open:  # it is there and does not answer: it is not asked twice
+                if link.is_open:  # it is there and does not answer: do not ask it twice
                     raise
-                # closed for having been idle, or the daemon was restarted: another connection shows which
+                # closed because it was idle, or because the daemon was restarted: a new connection shows which
         return await self._call(operation, timeout_s, fields)
 
     async def cancel(self, request_id: str, conn: int | None = None) -> Event:
-        """End a request of any connection; `found` says whether it was there. Raises: GatewayError."""
-        async with self._cancelling:  # its reply has the id of the request, not of the call
+        """End a request of any connection; `found` says whether there was one. Raises: GatewayError."""
+        async with self._cancelling:  # the reply carries the id of the request, not of the call
             return await self._asked(request_id, "cancel", CALL_S, {"conn": conn})
 
     async def _call(self, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> Event:
@@ -406,7 +411,7 @@ class Daemon:
             return self._control
 
     async def _read(self, link: Link) -> None:
-        """Hand replies to who waits for them, until the connection breaks."""
+        """Hand each reply to the call that waits for it, until the connection breaks."""
         try:
             while True:
                 for payload in await link.receive():

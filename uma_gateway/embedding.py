@@ -1,4 +1,4 @@
-"""What every API's embeddings and reranking have in common: inputs from a body, and the daemon's answer to them."""
+"""The parts that every API's embeddings and reranking share: reading inputs from a body, and asking the daemon."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from uma_gateway.exchange import Exchange
 from uma_gateway.fields import flag, integer, plain_prompt
 from uma_gateway.generate import note_end, priority_fields
 
-EUCLIDEAN, PLAIN = 2, -1  # of llama-server's `embd_normalize`
+EUCLIDEAN, PLAIN = 2, -1  # values of llama-server's `embd_normalize`
 
 
 async def ask(exchange: Exchange, operation: str, body: dict[str, Any], fields: Mapping[str, Any]) -> Event:
@@ -25,7 +25,7 @@ async def ask(exchange: Exchange, operation: str, body: dict[str, Any], fields: 
 
 
 def options_of(body: dict[str, Any]) -> dict[str, Any]:
-    """What any of the APIs may say about vectors."""
+    """Read the vector options that all APIs share."""
     options: dict[str, Any] = {"encoding": "base64"}
     dimensions = integer(body, "dimensions")
     if dimensions is not None:
@@ -42,8 +42,8 @@ def options_of(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def wants_cut(body: Mapping[str, Any]) -> bool | None:
-    """Whether what is longer than the model takes is cut; vLLM's clients ask so by a number of tokens, -1 for as many
-    as the model takes. None: not said. Raises: GatewayError.
+    """Whether an input that is longer than the model takes is cut. vLLM's clients ask for it with a number of tokens;
+    -1 means as many as the model takes. None: the request does not say. Raises: GatewayError.
     """
     most = integer(body, "truncate_prompt_tokens", -1)
     if most is not None and most >= 0:
@@ -55,7 +55,7 @@ def wants_cut(body: Mapping[str, Any]) -> bool | None:
 
 
 def inputs_of(body: Mapping[str, Any], name: str) -> Any:
-    """Texts and token ids, as the daemon takes them. A text may be an object, as llama-server's clients write it: a
+    """Return texts and token ids in the daemon's form. A text may be an object, as llama-server's clients write it: a
     `prompt_string`, or a `content` of parts. Raises: GatewayError.
     """
     given = body[name]
@@ -76,19 +76,19 @@ def _plain(item: Any, name: str) -> Any:
 
 
 def unpacked(data: str) -> list[float]:
-    """Little-endian f32 in base64, as numbers."""
+    """Unpack little-endian f32 numbers from base64."""
     raw = base64.b64decode(data)
     return list(struct.unpack(f"<{len(raw) // 4}f", raw))
 
 
 def usage(reply: Event) -> dict[str, int]:
-    """Token counts in OpenAI's form."""
+    """Return the token counts in OpenAI's form."""
     n = int(reply["usage"]["prompt_tokens"])
     return {"prompt_tokens": n, "total_tokens": n}
 
 
 def documents_of(body: dict[str, Any], name: str) -> list[str]:
-    """Texts, or objects with a `text`, as Jina's and Cohere's clients send them. Raises: GatewayError."""
+    """Read texts, or objects with a `text`, as Jina's and Cohere's clients send them. Raises: GatewayError."""
     given = body.get(name)
     if not isinstance(given, list) or not given:
         raise invalid(f"`{name}` must be an array of texts that is not empty", name)

@@ -17,11 +17,11 @@ from uma_gateway.chat.errors import ChatCode, ChatError
 
 SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
 SHORT_MS = 1000
-PREFIX = "constraint.prefix"  # a field of the daemon's: what an answer has already, from a message that it continues
+PREFIX = "constraint.prefix"  # the daemon's field for the text that an answer continues
 
 
 class Kind(Enum):
-    """Who has to act, with the HTTP status. The value's text is llama-server's and OpenAI's `type`."""
+    """Says who has to act, and the HTTP status. The value's text is llama-server's and OpenAI's `type`."""
 
     INVALID = (400, "invalid_request_error")
     CONTEXT = (400, "exceed_context_size_error")
@@ -48,8 +48,8 @@ class Kind(Enum):
 
 
 class GatewayError(Exception):
-    """`param` names the field at fault, `code` is a stable word for machines, `extra` goes into the error object
-    beside these.
+    """An error for a client. `param` names the field at fault, `code` is a stable word for machines, and `extra` is
+    added to the error object.
     """
 
     def __init__(
@@ -69,21 +69,23 @@ class GatewayError(Exception):
         self.retry_after_ms = retry_after_ms
         self.extra = dict(extra or {})
         self.headers: list[tuple[bytes, bytes]] = []
-        self.request_id: str | None = None  # of the request that is told of it
+        self.request_id: str | None = None  # id of the request that gets this error
 
     @property
     def status(self) -> int:
         return self.kind.status
 
     def rename(self, names: Mapping[str, str]) -> None:
-        """Say what the client calls a field that the daemon named. `names`: those that differ, by the daemon's."""
+        """Replace the daemon's name of a field by the client's. `names`: the client's names that differ, by the
+        daemon's.
+        """
         named = self.param or ""
         name = names.get(re.split(r"[.\[]", named, maxsplit=1)[0])
         if name is not None:
             self.param, self.message = name, self.message.replace(f"`{named}`", f"`{name}`")
 
     def values(self) -> dict[str, Any]:
-        """As plain values, for another process."""
+        """Return the error as plain values, for another process."""
         told = {
             "message": self.message,
             "param": self.param,
@@ -95,7 +97,7 @@ class GatewayError(Exception):
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> GatewayError:
-        """The error whose `values` these are."""
+        """Make the error from its `values`."""
         return cls(
             Kind[values["kind"]], *(values[name] for name in ("message", "param", "code", "retry_after_ms", "extra"))
         )
@@ -106,8 +108,8 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
 
 
 def shortage(error: Exception) -> GatewayError | None:
-    """Where the system had no descriptor, process, thread or memory for a request: that passes. None: it is another
-    error.
+    """Return an error if the system had no descriptor, process, thread or memory for a request: such a shortage passes.
+    None: `error` has another cause.
     """
     if isinstance(error, MemoryError):
         error = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
@@ -151,7 +153,7 @@ _BY_CODE: dict[ErrorCode, _Rule] = {
 
 
 def from_daemon(error: Mapping[str, Any]) -> GatewayError:
-    """The daemon's `error` event, or the error of an `eos`."""
+    """Make the error from the daemon's `error` event, or from the error of an `eos`."""
     code = BY_CODE.get(str(error.get("code")))
     message = str(error.get("message") or "the daemon gave no reason")
     detail = error.get("detail") if isinstance(error.get("detail"), dict) else {}
@@ -166,7 +168,7 @@ def from_daemon(error: Mapping[str, Any]) -> GatewayError:
             for key, name in (("n_prompt_tokens", "n_tokens"), ("n_ctx", "n_ctx_seq"))
             if detail.get(name) is not None
         }
-        if len(made.extra) == 2:  # OpenAI's words, and its code: by these LiteLLM and LangChain know it
+        if len(made.extra) == 2:  # OpenAI's words and code, by which LiteLLM and LangChain recognise this error
             told = (
                 f"This model's maximum context length is {detail['n_ctx_seq']} tokens, and the prompt has "
                 f"{detail['n_tokens']}"
@@ -200,7 +202,7 @@ _CHAT = {
 
 
 def from_chat(error: ChatError) -> GatewayError:
-    """What the chat layer refuses."""
+    """Make the error for a refusal of the chat layer."""
     retry_after_ms = SHORT_MS if error.code is ChatCode.OVERLOADED else None
     return GatewayError(
         _CHAT.get(error.code, Kind.INVALID), str(error), code=error.code.value, retry_after_ms=retry_after_ms

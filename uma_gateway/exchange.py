@@ -35,28 +35,28 @@ Headers = list[tuple[bytes, bytes]]
 JSON_TYPE = (b"content-type", b"application/json")
 STREAM_HEADERS: Headers = [
     (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # nginx would collect the stream
+    (b"x-accel-buffering", b"no"),  # without this nginx would collect the stream before it passes it on
 ]
 SSE_TYPE = (b"content-type", b"text/event-stream; charset=utf-8")
 NDJSON_TYPE = (b"content-type", b"application/x-ndjson")
 CLOSE = (b"connection", b"close")
 DISCARDED_BYTES = 1 << 20
 DISCARD_S = 2.0
-FINAL = frozenset({Kind.NOT_SUPPORTED, Kind.GENERATION_TIMEOUT, Kind.CANCELLED})  # the same request fails again
-BUSY_RETRY_MS = 1000  # where the daemon did not say when to come back
+FINAL = frozenset({Kind.NOT_SUPPORTED, Kind.GENERATION_TIMEOUT, Kind.CANCELLED})  # a repetition fails again
+BUSY_RETRY_MS = 1000  # used if the daemon did not say when to come back
 
 
-SSE_END, LINE_END = b"\n\n", b"\n"  # of a message of a stream
+SSE_END, LINE_END = b"\n\n", b"\n"  # end of a message of a stream
 
 
 WRITER = "uma.writer"  # where the server puts a Writer into the scope, if it has one
 
 
 def messages_of(data: bytes, end: bytes) -> list[bytes]:
-    """The messages of a stream that are written together.
+    """Split data into the messages of a stream that are written together.
 
-    Each of them is an HTTP chunk of its own, as those of llama-server and Ollama are. Node's `http` and aiohttp give
-    chunk by chunk, and there are clients that take each for one message.
+    Each message becomes an HTTP chunk of its own, as with llama-server and Ollama. Node's `http` and aiohttp deliver
+    chunk by chunk, and some clients take each chunk for one message.
     """
     parts = data.split(end)
     return [data] if len(parts) <= 2 else [part + end for part in parts[:-1]]
@@ -76,11 +76,11 @@ class Exchange:
         self.gateway = gateway
         self.scope = scope
         self.request_id = request_id
-        self.params: dict[str, str] = {}  # of the path
-        self.asked: dict[str, Any] = {}  # the body, once it was read as JSON
+        self.params: dict[str, str] = {}  # parameters in the path
+        self.asked: dict[str, Any] = {}  # the body, after it was read as JSON
         self.headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # the first of each name
-        self.extra_headers: Headers = []  # of the answer, whatever it is
-        self.status = 0  # of the answer; 0: none has begun
+        self.extra_headers: Headers = []  # sent with the answer, whatever the answer is
+        self.status = 0  # status of the answer; 0: no answer has begun
         # the client wants the rest of an answer from another daemon, should its own be lost (docs/CLUSTER.md)
         self.is_resumable = False
         self.facts: dict[str, Any] = {}  # for the log line
@@ -88,9 +88,9 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._is_body_read = False
-        self._n_bytes = 0  # of the body
-        self._end = SSE_END  # of a message of the stream that the answer is
-        self.writer: Writer | None = scope.get(WRITER)  # for pieces of a stream from outside a task
+        self._n_bytes = 0  # bytes of the body read so far
+        self._end = SSE_END  # end of a message in this answer's stream
+        self.writer: Writer | None = scope.get(WRITER)  # writes pieces of a stream from outside a task
 
     # the request
 
@@ -104,7 +104,7 @@ class Exchange:
 
     @property
     def query(self) -> dict[str, str]:
-        """The parameters after the path's `?`, the last of each name; those without a value are left out."""
+        """Return the parameters after the path's `?`, the last of each name. Those without a value are left out."""
         given = parse_qs(self.scope["query_string"].decode("latin-1"))
         return {name: values[-1] for name, values in given.items()}
 
@@ -146,9 +146,9 @@ class Exchange:
         )
 
     async def json(self) -> dict[str, Any]:
-        """The body, which must be a JSON object.
+        """Return the body, which must be a JSON object.
 
-        From here on the gateway is that of the model it names. Raises: GatewayError, ClientGone.
+        From here on, `gateway` is the gateway of the model that the body names. Raises: GatewayError, ClientGone.
         """
         coding = self.header(b"content-encoding").lower()
         if coding not in ("", "identity"):
@@ -163,18 +163,18 @@ class Exchange:
         return body
 
     async def read(self, reader: Callable[..., Result], *arguments: Any) -> Result:
-        """What `reader`, which knows nothing but its arguments, makes of the body or of what is in it: in a thread
-        where that is large.
+        """Apply `reader` to the body or to something in it. A large body is read in a thread, so `reader` may use
+        nothing but its arguments.
         """
         return await large.read(self._n_bytes, reader, *arguments)
 
     async def in_thread(self, work: Callable[..., Result], *arguments: Any) -> Result:
-        """Do what takes long even for a small body."""
+        """Run work in a thread that takes long even for a small body."""
         return await large.in_thread(self._n_bytes, work, *arguments)
 
     async def _discard_body(self) -> bool:
-        """Read what nobody wants, if it is little and comes soon: a connection that is closed on unread bytes is reset,
-        and its client never sees why. False: there is more.
+        """Read a body that nobody needs, if it is small and arrives soon: a connection that is closed while bytes are
+        unread is reset, and then its client never sees the reason. False: there is more to read.
         """
 
         async def discard() -> bool:
@@ -197,7 +197,7 @@ class Exchange:
             return False
 
     async def while_connected(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` to its end, or cancel it when the client goes. After the body was read.
+        """Run `work` to its end, or cancel it when the client closes the connection. Call this after the body was read.
 
         Raises: ClientGone, and whatever `work` raises.
         """
@@ -253,21 +253,22 @@ class Exchange:
             self.writer.end = end
 
     async def send_error(self, error: GatewayError) -> None:
-        """Answer with an error in the family's form. Before anything else was sent."""
+        """Answer with an error in the family's form. Only before anything else was sent."""
         if not self._is_body_read and not await self._discard_body():
             self.extra_headers.append(CLOSE)
         headers = [JSON_TYPE, *error.headers, *retry_headers(error)]
         await self.send_bytes(error.status, orjson.dumps(self.error_object(error)), headers)
 
     def error_object(self, error: GatewayError) -> Any:
-        """An error in the family's form."""
+        """Return an error in the family's form."""
         error.request_id = self.request_id
         return self.family.error(error)
 
 
 def retry_headers(error: GatewayError) -> Headers:
-    """When to come back, in whole seconds as HTTP has it and in milliseconds as SDKs read it first; or that it would be
-    in vain: SDKs repeat whatever has a status of 500 or more.
+    """Return the headers that say when to come back: in whole seconds, as HTTP defines it, and in milliseconds, which
+    SDKs read first. If a repetition would fail again, a header says so, because SDKs repeat every request that got a
+    status of 500 or more.
     """
     if error.kind in FINAL:
         return [(b"x-should-retry", b"false")]

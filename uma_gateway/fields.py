@@ -1,7 +1,7 @@
-"""From the sampling fields of any API to those of the daemon's generate request: one table.
+"""Translates the sampling fields of any API to those of the daemon's generate request: one table.
 
-Rules: a field that would change nothing is left out, since clients send neutral values as a habit; one that would
-change something and that the daemon does not know is refused, never dropped. Ranges are the daemon's to check.
+Rules: a field that would change nothing is left out, because clients send neutral values as a habit. A field that would
+change something, but that the daemon does not know, is refused and never dropped. The daemon checks ranges.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from uma_gateway.errors import invalid, unsupported
 from uma_gateway.model import Model
 
 UNLIMITED = -1
-MOST_LOGPROBS = 20  # alternatives that the daemon returns beside a token
-MOST_PROMPTS = 128  # of one request
-_LEAST, _MOST = -(1 << 63), (1 << 64) - 1  # of integers that JSON's other readers and writers take
+MOST_LOGPROBS = 20  # alternatives that the daemon returns for a token
+MOST_PROMPTS = 128  # prompts of one request
+_LEAST, _MOST = -(1 << 63), (1 << 64) - 1  # integers that other readers and writers of JSON accept
 
-Prompt = str | list[int | str]  # a text or token ids; ids with texts between them are llama-server's
+Prompt = str | list[int | str]  # a text or token ids; token ids mixed with texts are llama-server's form
 
 
 class Param(NamedTuple):
-    """`name` in the client's body, `wire` in the daemon's request, `neutral`: the value that is like none."""
+    """`name` in the client's body, `wire` in the daemon's request. `neutral`: the value that has no effect."""
 
     name: str
     kind: str  # "number", "integer", "boolean", "array", "string"
@@ -74,7 +74,7 @@ PARAMS = (
     Param("slo", "object"),
 )
 
-REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {  # of other servers: why not, and the values that are like none
+REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {  # why each is refused, and its values without effect
     "grammar_lazy": ("a grammar holds from the first token on", (False,)),
     "truncate_prompt_tokens": ("nothing is cut off a prompt", (-1, 0)),
     "chat_template": ("prompts are written with the model's own", ("",)),
@@ -102,8 +102,8 @@ _SAMPLERS = {
     "t": "temperature",
     "i": "infill",
     "a": "adaptive_p",
-}  # by llama-server's letters, which knows no others either
-# by llama-server's other names; None: what llama.cpp had once and clients still list, which it leaves out
+}  # llama-server's letters; it knows no others either
+# llama-server's other names; None: a sampler that llama.cpp once had and that clients still list; it is left out
 _SAMPLER_NAMES = {
     alias: name for name in _SAMPLERS.values() for alias in (name.replace("_", "-"), name.replace("_", ""))
 } | {"nucleus": "top_p", "temp": "temperature", "typ": "typ_p", "typical_p": "typ_p", "tfs_z": None}
@@ -111,7 +111,7 @@ _MIROSTAT = frozenset(("mirostat_tau", "mirostat_eta"))
 
 
 def sampling_fields(body: Mapping[str, Any], model: Model, defaults: AnswerOptions) -> dict[str, Any]:
-    """The wire's fields. Raises: GatewayError that names the field."""
+    """Return the fields of the daemon's request. Raises: GatewayError that names the field."""
     body = _in_range(body)
     for name, (reason, neutral) in REFUSED.items():
         if body.get(name) not in (None, *neutral):
@@ -146,15 +146,15 @@ def sampling_fields(body: Mapping[str, Any], model: Model, defaults: AnswerOptio
 
 
 def names_in(body: Mapping[str, Any]) -> dict[str, str]:
-    """The client's names for fields that the daemon calls otherwise, by the daemon's names."""
+    """Return the client's names for fields that the daemon calls otherwise, by the daemon's names."""
     given = [param for param in PARAMS if param.wire and body.get(param.name) is not None]
     return {"tokens": "prompt"} | {param.wire: param.name for param in given if body.get(param.wire) is None}
 
 
 def _in_range(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The same with words and values that other servers take beside the daemon's: -1 is no `top_k` at all, a
-    temperature below 0 is greedy, and a `top_p` of 0 leaves the likeliest token. llama-server has letters and further
-    names for samplers, text-generation-webui JSON in a text for the breakers of sequences.
+    """Return the body with values replaced that other servers accept and the daemon does not. A `top_k` of -1 means no
+    `top_k`, a temperature below 0 means greedy, and a `top_p` of 0 leaves the likeliest token. llama-server has letters
+    and further names for samplers. text-generation-webui writes the sequence breakers as JSON in a text.
     """
     made: dict[str, Any] = {}
     if _is_number(body.get("top_k")) and body["top_k"] < 0:
@@ -174,7 +174,7 @@ def _in_range(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _samplers(given: list[Any]) -> list[Any]:
-    """By the daemon's names, each once. Unknown ones stay, for the daemon to refuse."""
+    """Return the samplers under the daemon's names, each once. Unknown ones stay; the daemon refuses them."""
     named = []
     for item in given:
         name = _SAMPLER_NAMES.get(item.lower(), item) if isinstance(item, str) else item
@@ -184,8 +184,9 @@ def _samplers(given: list[Any]) -> list[Any]:
 
 
 def lora_field(body: Mapping[str, Any], model: Model) -> list[dict[str, Any]] | None:
-    """LoRA adapters: llama-server's `lora`, whose ids are numbers in the order of `/lora-adapters` (names are taken
-    too); or the one that `model` names, as with vLLM. None: as the daemon is configured. Raises: GatewayError.
+    """Read the LoRA adapters of a request: from llama-server's `lora`, whose ids are numbers in the order of
+    `/lora-adapters` (names are accepted too), or the adapter that `model` names, as with vLLM. None: the daemon's
+    configured adapters. Raises: GatewayError.
     """
     wanted = array(body, "lora")
     if not wanted:
@@ -231,7 +232,7 @@ def _matters(param: Param, value: Any, body: Mapping[str, Any]) -> bool:
 
 
 def need(model: Model, field: str, param: str) -> None:
-    """Raises: GatewayError (501) where the daemon's generate does not take a field."""
+    """Check that the daemon's generate operation has a field. Raises: GatewayError (501)."""
     if not model.can(field):
         raise unsupported(f"`{param}` is not supported by this daemon", param)
 
@@ -252,12 +253,12 @@ def read_prompts(body: Mapping[str, Any]) -> list[Prompt]:
 
 
 def _is_mixed(value: Any) -> bool:
-    """Whether these are token ids, with texts between them or without."""
+    """Whether the elements are token ids, with or without texts between them."""
     return isinstance(value, list) and bool(value) and {int, str}.issuperset(map(type, value))
 
 
 def plain_prompt(value: Any, name: str = "prompt") -> Any:
-    """The text of a prompt that is written as an object, as llama-server's clients do; others as they are.
+    """Return the text of a prompt that is written as an object, as llama-server's clients do; other prompts unchanged.
 
     Raises: GatewayError.
     """
@@ -271,9 +272,9 @@ def plain_prompt(value: Any, name: str = "prompt") -> Any:
 
 
 def prompt_field(model: Model, prompt: Prompt) -> dict[str, Any]:
-    """The field of a prompt without chat. An empty one is continued from the token that begins a text.
+    """Return the field of a prompt without chat. An empty prompt is replaced by the token that begins a text.
 
-    Raises: GatewayError where the model has none.
+    Raises: GatewayError if the model has no such token.
     """
     if prompt:
         is_tokens = {int}.issuperset(map(type, prompt))
@@ -291,8 +292,8 @@ def constraint_field(
     param: str,
     other: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What holds an answer without chat to a form. `form`: a JSON schema; True: any object; None: any text. `other`: as
-    the daemon has it. `param` names the field at fault. Raises: GatewayError.
+    """Return the constraint of an answer without chat. `form`: a JSON schema; True: any object; None: any text.
+    `other`: another constraint in the daemon's form. `param` names the field at fault. Raises: GatewayError.
     """
     if form is not None:
         other = {"json_schema": typed(unnamed(form))} if isinstance(form, dict) else {"json": True}
@@ -305,7 +306,7 @@ def constraint_field(
 
 
 def allowed_tokens(fields: dict[str, Any], body: Mapping[str, Any], model: Model) -> dict[str, Any]:
-    """The request's fields, with the answer limited to the tokens of vLLM's `allowed_token_ids` where it is given. Such
+    """Return the request's fields, with the answer limited to the tokens of vLLM's `allowed_token_ids`, if given. Such
     an answer ends by itself only if one of them is an end token. Raises: GatewayError.
     """
     name = "allowed_token_ids"
@@ -315,7 +316,7 @@ def allowed_tokens(fields: dict[str, Any], body: Mapping[str, Any], model: Model
     if not all(type(token) is int and 0 <= token < model.n_vocab for token in tokens):
         raise invalid(f"`{name}` must hold token ids, from 0 to {model.n_vocab - 1}", name)
     if "constraint" in fields:
-        raise invalid(f"`{name}` conflicts with what else gives the answer its form", name)
+        raise invalid(f"`{name}` conflicts with the other field that gives the answer its form", name)
     need(model, "constraint", name)
     # a grammar of single tokens may end after each
     held = {**fields, "constraint": {"lark": f"start: <[{','.join(map(str, tokens))}]>*"}}
@@ -324,11 +325,11 @@ def allowed_tokens(fields: dict[str, Any], body: Mapping[str, Any], model: Model
 
 
 def integer(body: Mapping[str, Any], name: str, least: int = _LEAST, most: int = _MOST) -> int | None:
-    """A whole number in its range; None where it is absent."""
+    """Read a whole number in its range; None if it is absent."""
     value = body.get(name)
     if value is None:
         return None
-    if isinstance(value, float) and value.is_integer():  # JavaScript knows no other numbers
+    if isinstance(value, float) and value.is_integer():  # JavaScript has no other numbers
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
         raise invalid(f"`{name}` must be an integer", name)
@@ -346,7 +347,7 @@ def boolean(body: Mapping[str, Any], name: str, default: bool = False) -> bool:
 
 
 def flag(body: Mapping[str, Any], name: str) -> bool | None:
-    """True or false; None where it is absent."""
+    """Read a boolean; None if it is absent."""
     value = body.get(name)
     if value is not None and not isinstance(value, bool):
         raise invalid(f"`{name}` must be true or false", name)
@@ -361,12 +362,12 @@ def text(body: Mapping[str, Any], name: str) -> str | None:
 
 
 def model_name(body: Mapping[str, Any], model: Model) -> str:
-    """The name that the request has for the model."""
+    """Return the name that the request uses for the model."""
     return text(body, "model") or model.name
 
 
 def table(body: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """An object; {} where it is absent."""
+    """Read an object; {} if it is absent."""
     value = body.get(name)
     if value is None:
         return {}
@@ -376,7 +377,7 @@ def table(body: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def array(body: Mapping[str, Any], name: str) -> list[Any]:
-    """An array; [] where it is absent."""
+    """Read an array; [] if it is absent."""
     value = body.get(name)
     if value is None:
         return []
@@ -394,13 +395,13 @@ def stop_texts(body: Mapping[str, Any], name: str = "stop") -> list[str]:
 
 
 def stops_told(body: Mapping[str, Any]) -> frozenset[str]:
-    """Stop texts that the answer ends with, by vLLM's field. Raises: GatewayError."""
+    """Return the stop texts that stay at the end of the answer, as vLLM's field asks. Raises: GatewayError."""
     return frozenset(stop_texts(body)) if boolean(body, "include_stop_str_in_output") else frozenset()
 
 
 def logit_bias(value: Any) -> list[list[Any]]:
-    """OpenAI's object of token ids, or llama-server's array of pairs, as pairs. llama-server takes texts for ids, and
-    false for never. Raises: GatewayError.
+    """Return OpenAI's object of token ids, or llama-server's array of pairs, as pairs. llama-server accepts texts
+    instead of ids, and false, which bans a token. Raises: GatewayError.
     """
     if value is None:
         return []
@@ -424,8 +425,8 @@ def _token(key: str) -> int | str:
 def most_tokens(
     body: Mapping[str, Any], names: tuple[str, ...], model: Model, defaults: AnswerOptions, least: int = 1
 ) -> int:
-    """The limit of an answer: the first of `names` that is given. -1, as llama-server's clients send it, is no
-    limit, and an `n_predict` of 0 has a prompt read ahead.
+    """Return the answer's limit: the first of `names` that is given. -1, as llama-server's clients send it, means no
+    limit. An `n_predict` of 0 asks to read the prompt ahead.
     """
     for name in names:
         floor = 0 if name == "n_predict" else least

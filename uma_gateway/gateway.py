@@ -1,4 +1,4 @@
-"""What all requests share: configuration, the daemon, keys, the model that is served."""
+"""State that all requests share: configuration, the daemon, keys, the model that is served."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from uma_gateway.within import within
 
 log = logging.getLogger(__name__)
 
-FRESH_S = 2.0  # how long what is known of the model is shown without asking again; requests are safe by the fingerprint
-CLOSE_S = 1.0  # for the first question to the daemon to end, when the gateway is told to stop
+FRESH_S = 2.0  # how long the last known model is shown without asking again; the fingerprint keeps requests safe
+CLOSE_S = 1.0  # when the gateway is told to stop, the first question to the daemon gets this long to end
 
 
 class Gateway:
     """One for the life of the process; made in the event loop."""
 
     def __init__(self, config: Config, keys: Keys, daemon: Daemon | None = None, is_asking: bool = True) -> None:
-        """`is_asking`: what is served is asked at once, so that the first request need not wait."""
+        """`is_asking`: ask at once which model is served, so that the first request need not wait."""
         self.config = config
         self.keys = keys
-        self.state: dict[str, Any] = {}  # what families keep between requests, by a name of theirs
+        self.state: dict[str, Any] = {}  # state that API families keep between requests, by a name that each chooses
         self.daemon = daemon or Daemon(config.serve.socket)
         self.alias = config.serve.model_alias
         self.own_names = frozenset({socket.gethostname().lower(), config.serve.host.lower()})
         self.started_at = int(time.time())
         self.n_in_flight = 0
-        self.stopping = asyncio.Event()  # streams without an end of their own end
+        self.stopping = asyncio.Event()  # ends streams that have no end of their own
         self._model: Model | None = None
         self._t_model = 0.0
         self._asking: asyncio.Task[Model] | None = None
@@ -49,8 +49,8 @@ class Gateway:
         self._ask()
 
     async def model(self, is_new: bool = False, asked: Mapping[str, Any] | None = None) -> Model:
-        """What is served. `is_new`: ask the daemon again even though something is known. `asked`: the request that it
-        is for; one that may name a LoRA adapter waits for a new answer where the known one is old.
+        """Return the served model. `is_new`: ask the daemon again even if a model is known. `asked`: the request that
+        needs it; a request that may name a LoRA adapter waits for a new answer if the known one is old.
 
         Raises: GatewayError (503).
         """
@@ -80,15 +80,15 @@ class Gateway:
         return self._model
 
     def serving(self, name: object) -> Gateway:
-        """The gateway for what a request gives as its model. Here there is one model, whatever it is called."""
+        """Return the gateway for the model that a request names. Here there is one model, whatever name it is given."""
         return self
 
     def has_adapter(self, name: str) -> bool:
-        """Whether the model, as far as it is known, has a LoRA adapter of this name."""
+        """Whether the model, as last known, has a LoRA adapter of this name."""
         return self._model is not None and name in self._model.adapters
 
     async def models(self) -> list[Model]:
-        """All that are served, as the daemon says now. Raises: GatewayError (503)."""
+        """Return all served models, as the daemon reports them now. Raises: GatewayError (503)."""
         return [await self.model(is_new=True)]
 
     def enter(self) -> None:
@@ -106,12 +106,12 @@ class Gateway:
         self.n_in_flight -= 1
 
     async def sleep(self, seconds: float) -> None:
-        """For streams that have no end of their own: returns early when the gateway stops."""
+        """Sleep, for streams that have no end of their own: returns early when the gateway stops."""
         with contextlib.suppress(asyncio.TimeoutError):
             await within(seconds, self.stopping.wait())
 
     def reload_keys(self) -> None:
-        """On SIGHUP, or a reload of the daemon. Keeps the old keys where the file is wrong."""
+        """Read the keys again, on SIGHUP or a reload of the daemon. Keeps the old keys if the file is wrong."""
         if self.keys.is_open:
             return
         try:
@@ -123,14 +123,15 @@ class Gateway:
         for task in (self._greeting, self._asking):
             if task is not None and not task.done():
                 task.cancel()
-                # to its end: it may be about to open the connection that is closed below
+                # let it end: it may be about to open the connection that is closed below
                 await asyncio.wait([task], timeout=CLOSE_S)
         await self.daemon.close()
 
 
 def _may_name_adapter(asked: Mapping[str, Any], known: Model) -> bool:
-    """A reload brings adapters and takes them, and the model's fingerprint says nothing of them: by what was known
-    before it, the name of a new one would be a mere name, and the answer not the adapter's.
+    """Whether a request may name an adapter that `known` does not list. A reload adds and removes adapters without a
+    change of the model's fingerprint. With an old list, the name of a new adapter would look like any other model name,
+    and the answer would not use the adapter.
     """
     return bool(asked.get("lora")) or asked.get("model") not in (None, "", known.name)
 

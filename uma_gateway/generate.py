@@ -1,7 +1,7 @@
 """A generate request from its first frame to its last event, for every API family.
 
-`begin` sends it and waits until the daemon took it; `relay` writes what comes, and keeps a silent client's connection
-alive; `ended` tells a good end from one that must not look like one.
+`begin` sends it and waits until the daemon has accepted it. `relay` writes the events as they come, and keeps a silent
+client's connection alive. `ended` tells a good end from one that must not look like one.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from uma_gateway.exchange import Exchange, Headers
 from uma_gateway.model import Model
 
 GOOD_ENDS = ("stop", "length")
-TRIES = 3  # at writing a prompt for the model that is served, while it is being replaced
-PING = b"\n\n"  # no comment: clients that read each line as JSON skip blank ones only
+TRIES = 3  # attempts to write a prompt for the served model, while the model is being replaced
+PING = b"\n\n"  # not a comment: clients that read each line as JSON skip only blank lines
 MERGED_WAITING = 64  # batches of several answers that wait for a slow reader
 PRIORITIES = ("interactive", "background")
 _TIERS = {
     "priority": "interactive",
     "flex": "background",
-}  # OpenAI's service tiers; auto and default leave it to the daemon
+}  # OpenAI's service tiers; with auto and default the daemon decides
 
 P = TypeVar("P", bound="Plan")
 
 
 class Plan(NamedTuple):
-    """What to ask the daemon for, and the model that it is written for."""
+    """The request to the daemon, and the model that it is written for."""
 
     model: Model
     fields: dict[str, Any]
     context: Any = None  # what the family needs to read the answer
-    names: Mapping[str, str] = MappingProxyType({})  # the client's, of the daemon's fields that it has other names for
+    names: Mapping[str, str] = MappingProxyType({})  # the client's names for the daemon's fields, if they differ
 
 
 @contextlib.asynccontextmanager
 async def begin(
     exchange: Exchange, plan_for: Callable[[Model], Awaitable[Plan]]
 ) -> AsyncIterator[tuple[Plan, Generation]]:
-    """Plan, send, and wait until the request is taken.
+    """Plan, send, and wait until the request is accepted.
 
     Whatever is not done when the block is left is cancelled. Raises: GatewayError.
     """
@@ -66,7 +66,7 @@ async def _begun(exchange: Exchange, plan_for: Callable[[Model], Awaitable[Plan]
 
 
 async def send(exchange: Exchange, plan: Plan, suffix: str = "") -> Generation:
-    """Ask the daemon and wait until it took the request. Raises: GatewayError."""
+    """Send the request to the daemon and wait until it is accepted. Raises: GatewayError."""
     fields = {**plan.fields, "account": exchange.caller.account, "queue_updates": True}
     if exchange.is_resumable:
         fields["x_resume"] = True  # for a cluster's router; a daemon ignores it
@@ -92,7 +92,7 @@ def queue_headers(event: Event) -> Headers:
 
 
 def queue_comment(event: Event) -> bytes:
-    """What a waiting reader of an event stream is told: a comment, which most clients skip."""
+    """Return the news about the queue for a waiting client: a comment in the event stream, which most clients skip."""
     return b": queue_position=%d wait_ms=%d\n\n" % (event["position"], event["wait_ms"])
 
 
@@ -106,10 +106,10 @@ async def relay(
 ) -> None:
     """Write a streamed answer that has begun, to its end.
 
-    `encode` gives what the client is sent for an event of the generation with that number, often nothing; it gets no
-    events about the queue, and no `error`. Meanwhile a silent event stream gets blank lines, and comments about where
-    the request stands. `end` gives the last bytes; `failed` those that report an error, by default as OpenAI's clients
-    read it in a stream.
+    `encode` returns the bytes for an event of the generation with that number, often none. It gets no events about the
+    queue, and no `error`. Meanwhile a silent event stream gets blank lines, and comments about the request's place in
+    the queue. `end` returns the last bytes. `failed` returns the bytes that report an error, by default as OpenAI's
+    clients read it in a stream.
     """
     try:
         await _relay(exchange, generations, encode, is_sse)
@@ -123,7 +123,7 @@ async def relay(
 async def _relay(
     exchange: Exchange, generations: Sequence[Generation], encode: Callable[[int, Event], bytes], is_sse: bool
 ) -> None:
-    """Write what comes until the last event. Raises: GatewayError."""
+    """Write the events until the last one. Raises: GatewayError."""
     if len(generations) > 1:
         async for number, events in _merged(exchange, generations, is_sse):
             data = b"".join([encode(number, event) for event in events])
@@ -141,8 +141,8 @@ async def _relay(
 
 
 async def _batches(exchange: Exchange, generation: Generation, is_sse: bool) -> AsyncIterator[list[Event]]:
-    """Yield events as they come, without those about the queue, which become comments for those who read them. Ends
-    after the last one.
+    """Yield events as they come. Events about the queue are left out; clients that read comments get them as comments.
+    Ends after the last event.
     """
     is_told = is_sse and exchange.asked.get("queue_updates") is not False
     if is_sse:
@@ -165,7 +165,7 @@ async def _batches(exchange: Exchange, generation: Generation, is_sse: bool) -> 
 async def _merged(
     exchange: Exchange, generations: Sequence[Generation], is_sse: bool
 ) -> AsyncIterator[tuple[int, list[Event]]]:
-    """Yield (number of the generation, its events) of several. Ends after all of them did."""
+    """Yield (number of the generation, its events) of several generations. Ends after all of them have ended."""
     arrived: asyncio.Queue[tuple[int, list[Event], Exception | None]] = asyncio.Queue(MERGED_WAITING)
 
     async def pump(number: int) -> None:
@@ -174,7 +174,7 @@ async def _merged(
                 for generation in generations:
                     generation.is_silent = False
                 await arrived.put((number, events, None))
-        except Exception as error:  # raised where somebody reads
+        except Exception as error:  # raised where the events are read
             await arrived.put((number, [], error))
 
     pumps = [asyncio.ensure_future(pump(number)) for number in range(len(generations))]
@@ -194,7 +194,8 @@ async def _merged(
 
 
 async def final(generation: Generation) -> Event:
-    """Wait for the end of an answer that is not streamed. What came of its prompt is under `prompt_logprobs`.
+    """Wait for the end of an answer that is not streamed. The log probabilities of its prompt are under
+    `prompt_logprobs`.
 
     Raises: GatewayError, for a bad end too.
     """
@@ -208,18 +209,18 @@ async def final(generation: Generation) -> Event:
 
 
 def answers_of(eos: Event) -> list[Event]:
-    """The one answer of an end, or the several, each with its index. Raises: GatewayError for a bad end of one."""
+    """Return the one answer of an end, or the several, each with its index. Raises: GatewayError if one ended badly."""
     return [ended(answer) for answer in eos.get("answers") or [{**eos, "index": 0}]]
 
 
 def stop_told(end: Event, wanted: Set[str]) -> str:
-    """The stop text that ended an answer, where it is one that the answer is to end with."""
+    """Return the stop text that ended an answer, if it is one of those that stay at the answer's end."""
     stop = str((end.get("stop") or {}).get("text", ""))
     return stop if stop in wanted else ""
 
 
 def ended(eos: Event) -> Event:
-    """Let good ends pass. Raises: GatewayError for the others: what they cut off must not look whole."""
+    """Let good ends pass. Raises: GatewayError for the others: an answer that was cut off must not look complete."""
     reason = eos["reason"]
     if reason in GOOD_ENDS:
         return eos
@@ -240,12 +241,12 @@ def ended(eos: Event) -> Event:
 
 
 def priority_fields(exchange: Exchange, body: dict[str, Any]) -> dict[str, str]:
-    """The priority that a request asks for, by header or field, no more urgent than its key allows.
+    """Return the priority that a request asks for, by header or field, no more urgent than its key allows.
 
     Raises: GatewayError.
     """
     given = body.get("priority")
-    if isinstance(given, int):  # vLLM's numbers, which order its own queue
+    if isinstance(given, int):  # vLLM's numbers, which order vLLM's own queue
         given = None
     wish = exchange.header(b"x-priority").lower() or given or _TIERS.get(str(body.get("service_tier")))
     if wish is not None and wish not in PRIORITIES:
@@ -256,8 +257,8 @@ def priority_fields(exchange: Exchange, body: dict[str, Any]) -> dict[str, str]:
 
 
 def spent_ms(timing: Mapping[str, float]) -> tuple[float, float]:
-    """On the prompt and on the answer, in milliseconds. The first token belongs to the prompt's time; where none came,
-    all of it does.
+    """Return the time spent on the prompt and on the answer, in milliseconds. The first token belongs to the prompt's
+    time. If there was no token, all of the time does.
     """
     total, first, queue = (timing.get(name, 0.0) for name in ("total_ms", "ttft_ms", "queue_ms"))
     first = first or total
@@ -265,7 +266,7 @@ def spent_ms(timing: Mapping[str, float]) -> tuple[float, float]:
 
 
 def note_end(exchange: Exchange, eos: Event) -> None:
-    """What the log line says of an answer."""
+    """Note the facts about an answer for its log line."""
     usage, timing = eos.get("usage") or {}, eos.get("timing") or {}
     for name in ("prompt_tokens", "cached_tokens", "completion_tokens"):
         if name in usage:

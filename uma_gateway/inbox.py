@@ -1,4 +1,4 @@
-"""What has arrived for one reader and was not taken yet."""
+"""Payloads that have arrived for one reader and that it has not taken yet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON as it comes from clients: parsed with limits, before anything walks through it."""
+"""Parses JSON from clients, within limits that hold before anything walks through it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CONTAINERS = frozenset((dict, list))
 
 def parse_object(body: bytes, max_depth: int) -> dict[str, Any]:
     """Parse a request's body, which must be an object. Raises: GatewayError (400); MemoryError."""
-    body = body.removeprefix(codecs.BOM_UTF8)  # which PowerShell and .NET write before a text
+    body = body.removeprefix(codecs.BOM_UTF8)  # PowerShell and .NET write it before a text
     if not body.strip():
         raise invalid("the body is empty: send a JSON object")
     try:
@@ -37,8 +37,9 @@ def parse_object(body: bytes, max_depth: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _uncollected(n_bytes: int) -> Iterator[None]:
-    """The collector looks for cycles again and again while a large text becomes objects, which have none: with hundreds
-    of thousands of them that takes twice as long as the parsing, and it keeps the interpreter.
+    """Parse without garbage collection. While a large text becomes objects, the collector looks for cycles again and
+    again, although JSON has none. With hundreds of thousands of objects that takes twice as long as the parsing itself,
+    and it holds the interpreter lock.
     """
     if n_bytes < LARGE_BYTES:
         yield
@@ -51,7 +52,7 @@ def _uncollected(n_bytes: int) -> Iterator[None]:
 
 
 def check_depth(value: Any, max_depth: int, param: str | None = None) -> None:
-    """Raises: GatewayError (400) where it is nested deeper. Visits every container once."""
+    """Check how deep a value is nested. Visits every container once. Raises: GatewayError (400)."""
     level = [value]
     for _ in range(max_depth + 1):
         inner: list[Any] = []

@@ -34,7 +34,7 @@ MINUTE_S = 60.0
 LONGEST_NAME = 64
 LEAST_RATE = 1e-6  # requests a minute: one in two years
 NAME_RULE = f"must be a text of 1 to {LONGEST_NAME} printable characters"
-YAML_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}  # that are no text
+YAML_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}  # words that YAML does not read as text
 _FIELDS = {"name", "hash", "priority", "rate", "max_in_flight", "admin"}
 
 
@@ -51,12 +51,14 @@ class Key:
 
     @property
     def burst(self) -> float:
-        """Requests that may come at once: those of a minute, but never less than one."""
+        """Number of requests that may come at once: those of a minute, but never less than one."""
         return max(1.0, self.rate)
 
 
 class Caller:
-    """Who made a request: its account and what is left of its rate. One per key for as long as the gateway lives."""
+    """The account that a request belongs to, and what is left of its rate. One per key for as long as the gateway
+    lives.
+    """
 
     def __init__(self, key: Key, clock: Callable[[], float]) -> None:
         self.key = key
@@ -70,7 +72,7 @@ class Caller:
         return self.key.name
 
     def become(self, key: Key) -> None:
-        """The file was read again."""
+        """Take over new values after the file was read again."""
         self._fill()
         self._tokens = min(self._tokens, key.burst) if self.key.rate else key.burst
         self.key = key
@@ -84,7 +86,7 @@ class Caller:
         """Count a request that begins. Raises: GatewayError (429), with the time to come back."""
         key = self.key
         if key.max_in_flight and self.n_in_flight >= key.max_in_flight:
-            message = f"{key.max_in_flight} requests of this key are being answered, and no more may be"
+            message = f"{key.max_in_flight} requests of this key are being answered, the most that it may have"
             raise GatewayError(Kind.RATE_LIMIT, message, code="too_many_requests", retry_after_ms=1000)
         if key.rate:
             self._fill()
@@ -103,7 +105,7 @@ class Caller:
         self.n_in_flight -= 1
 
     def rate_headers(self) -> list[tuple[bytes, bytes]]:
-        """As OpenAI's API reports them."""
+        """Return the headers that report the rate, as OpenAI's API does."""
         if not self.key.rate:
             return []
         reset_s = (self.key.burst - self._tokens) * MINUTE_S / self.key.rate
@@ -114,11 +116,11 @@ class Caller:
         ]
 
 
-ANYBODY = Key("http", b"", is_admin=True)  # where no keys are asked for
+ANYBODY = Key("http", b"", is_admin=True)  # the account if no keys are required
 
 
 class Keys:
-    """All keys. Without any, everybody is the one account `http`."""
+    """All keys. Without any key, everybody uses the one account `http`."""
 
     def __init__(self, path: str, single: str, clock: Callable[[], float] = time.monotonic) -> None:
         """Blocks: reads the file. Raises: UmaError (CONFIG_INVALID)."""
@@ -131,16 +133,16 @@ class Keys:
 
     @property
     def is_open(self) -> bool:
-        """Nobody is asked for a key."""
+        """Whether no key is required."""
         return not self._path and self._single is None
 
     def reload(self) -> int:
-        """Read the file again; returns the number of keys. Raises: UmaError; the old keys stay then."""
+        """Read the file again; returns the number of keys. Raises: UmaError; then the old keys stay."""
         keys = load_keys(self._path) if self._path else []
         if self._single is not None:
             keys.append(self._single)
         names: set[str] = set()
-        for key in keys:  # all of them before the first one is in force
+        for key in keys:  # check all keys before the first one takes effect
             if key.name in names:
                 raise _bad(self._path, f"the name {key.name!r} appears twice")
             names.add(key.name)
@@ -156,18 +158,18 @@ class Keys:
         return len(callers)
 
     def find(self, presented: str) -> Caller | None:
-        """The account of a key; None: there is no such key. Without keys: everybody."""
+        """Return the account of a key; None: there is no such key. Without keys: the common account."""
         if self.is_open:
             return self.anybody
         digest, found = digest_of(presented), None
-        for caller in self._callers.values():  # all of them, always
+        for caller in self._callers.values():  # always compare with all of them
             if hmac.compare_digest(digest, caller.key.digest):
                 found = caller
         return found
 
 
 def digest_of(key: str) -> bytes:
-    """Keys are random and long: a fast hash is as safe as a slow one."""
+    """Hash a key. Keys are random and long, so a fast hash is as safe as a slow one."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
@@ -176,14 +178,18 @@ def new_key() -> str:
 
 
 def entry(name: str, key: str) -> str:
-    """The lines of the file for a new key. Raises: UmaError (CONFIG_INVALID) for a name that the file may not have."""
+    """Return the lines of the file for a new key. Raises: UmaError (CONFIG_INVALID) for a name that the file does not
+    allow.
+    """
     if not _is_name(name):
         raise UmaError(ErrorCode.CONFIG_INVALID, f"the name of a key {NAME_RULE}")
     return f"- name: {_scalar(name)}\n  hash: sha256:{digest_of(key).hex()}\n  priority: interactive\n"
 
 
 def _scalar(text: str) -> str:
-    """As YAML has it: plain, or in quotes where it might be read as something else (`12`, `no`, `a: b`)."""
+    """Return the text as a YAML scalar: plain, or in quotes if YAML could read it as something else (`12`, `no`, `a:
+    b`).
+    """
     is_plain = re.fullmatch(r"[A-Za-z][\w.-]*", text, re.ASCII) and text.lower() not in YAML_WORDS
     return text if is_plain else json.dumps(text, ensure_ascii=False)
 
@@ -193,7 +199,7 @@ def _is_name(value: Any) -> TypeGuard[str]:
 
 
 def load_keys(path: str) -> list[Key]:
-    """Raises: UmaError (CONFIG_INVALID) that names the entry at fault."""
+    """Read the key file. Raises: UmaError (CONFIG_INVALID) that names the entry at fault."""
     return [_key(path, number, item) for number, item in enumerate(read_yaml_list(path), 1)]
 
 
@@ -241,7 +247,7 @@ def _number(path: str, name: str, field: str, value: Any) -> float:
 
 def _rate(path: str, name: str, value: Any) -> float:
     rate = _number(path, name, "rate", value)
-    if 0 < rate < LEAST_RATE:  # the time to come back would be no number any more
+    if 0 < rate < LEAST_RATE:  # a smaller rate gives no finite time to come back
         raise _bad(path, f"{name}: rate must be at least {LEAST_RATE:g}, or 0 for no limit")
     return rate
 

@@ -1,4 +1,4 @@
-"""The served model as clients are shown it."""
+"""The served model as clients see it."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Model:
 
     @property
     def abilities(self) -> list[str]:
-        """What the model can do, in Ollama's words.
+        """Return the abilities of the model, in Ollama's words.
 
-        There a model that makes vectors does nothing else, and clients offer none that says so for chats.
+        In Ollama a model that makes vectors does nothing else, and clients do not offer such a model for chats.
         """
         template = self.props["chat_template"] or ""
         can = ["completion"] if self.has_completion else []
@@ -53,7 +53,7 @@ class Model:
 
     @property
     def details(self) -> dict[str, Any]:
-        """What the model is, in Ollama's form."""
+        """Return the description of the model, in Ollama's form."""
         facts = self.props["model"]
         return {
             "parent_model": "",
@@ -71,13 +71,15 @@ class Model:
             self._templates.add_done_callback(self._tried)
 
     def _tried(self, done: asyncio.Future[Templates]) -> None:
-        """Whoever asks for the templates gets the error. What the system was short of is another matter next time."""
+        """Keep the result. An error is raised for each request that needs the templates. A shortage in the system is
+        not kept: next time there may be none.
+        """
         if not done.cancelled() and isinstance(done.exception(), OSError):
             self._templates = None
 
     async def templates(self) -> Templates:
-        """Raises: ChatError, the same each time; OSError where the system had no descriptor, process or thread to try
-        them with.
+        """Return the chat templates. Raises: ChatError, the same each time; OSError if the system had no descriptor,
+        process or thread to try them with.
         """
         self.prepare()
         assert self._templates is not None
@@ -95,16 +97,16 @@ class Model:
         )
 
     def special(self, name: str) -> str:
-        """Text of a special token; "" where the model has none."""
+        """Return the text of a special token; "" if the model has none."""
         return str(self.props["special"].get(name, {}).get("text", ""))
 
     def special_id(self, *names: str) -> int | None:
-        """Id of the first of these special tokens that the model has."""
+        """Return the id of the first of these special tokens that the model has."""
         special = self.props["special"]
         return next((special[name]["id"] for name in names if "id" in special.get(name, {})), None)
 
     def can(self, field: str) -> bool:
-        """Whether the daemon's generate takes a field."""
+        """Whether the daemon's generate operation has a field."""
         return field in self.generate_fields
 
 
@@ -113,7 +115,7 @@ def size_text(n: int) -> str:
 
 
 def quantisation(description: str) -> str:
-    """The type in llama.cpp's description of a model, such as `llama 1B Q4_K - Medium`."""
+    """Return the quantisation type from llama.cpp's description of a model, such as `llama 1B Q4_K - Medium`."""
     words = description.split(" - ")[0].split()
     suffix = description.split(" - ")[1][:1] if " - " in description else ""
     kind = words[-1] if words else ""
@@ -121,7 +123,7 @@ def quantisation(description: str) -> str:
 
 
 def _plain_name(name: str, path: str) -> str:
-    """Names with spaces or slashes confuse clients that put them into URLs: the file's name is better then."""
+    """Return a name without spaces and slashes, which confuse clients that put names into URLs; or the file's."""
     if name and all(c.isalnum() or c in "-_.:" for c in name):
         return name
     return os.path.basename(path).removesuffix(".gguf") or "model"

@@ -1,4 +1,4 @@
-"""From an answer's text to the parts of a message: content, reasoning, tool calls."""
+"""Splits an answer's text into the parts of a message: content, reasoning, tool calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Parser(Protocol):
 
 
 class Plain:
-    """Text is content."""
+    """All text is content."""
 
     def feed(self, text: str, is_final: bool = False) -> list[Diff]:
         return [Diff(content=text)] if text else []

@@ -1,4 +1,4 @@
-"""From a conversation, in OpenAI's form, to what the daemon is asked, and to how its answer is read.
+"""Turns a conversation, in OpenAI's form, into the daemon's fields and a parser for its answer.
 
 Every family turns its requests into a `Chat`; here it becomes the fields of a generate request and a parser per answer.
 """
@@ -22,7 +22,7 @@ from uma_gateway.turns import Message, merged, plain_content, read_messages
 
 @dataclass
 class Chat:
-    """A conversation and what its answer may be.
+    """A conversation, and the form that its answer may have.
 
     `tool_choice`: auto, none, required, or an object that names tools, in OpenAI's form.
     """
@@ -30,20 +30,21 @@ class Chat:
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] = field(default_factory=list)
     tool_choice: str | dict[str, Any] = "auto"
-    parallel_tool_calls: bool | None = None  # None: as the template has it
+    parallel_tool_calls: bool | None = None  # None: as the template allows
     json_schema: dict[str, Any] | bool | None = None  # the answer's form; True: any object; None: any text
-    form_param: str = "response_format"  # the client's field for the answer's form
-    is_strict: bool = False  # a schema that cannot be enforced whole is refused
+    form_param: str = "response_format"  # the client's field that sets the answer's form
+    is_strict: bool = False  # refuse a schema that cannot be enforced completely
     grammar: str = ""  # GBNF
-    # as the daemon has it, for the whole answer: the model does not think where its template can leave that out
+    # a constraint in the daemon's form, for the whole answer: the model does not think if its template can leave that
+    # out
     constraint: dict[str, Any] | None = None
     add_generation_prompt: bool = True
-    # go on with the last message, or with a part of it: content, reasoning_content
+    # continue the last message, or one part of it: content, reasoning_content
     continue_final_message: bool | str = False
     reasoning_format: str = "auto"
     enable_thinking: bool = True
     reasoning_budget: int | None = None  # tokens; None: any
-    reasoning_message: str = ""  # what a thought says at last that its budget ends
+    reasoning_message: str = ""  # text that ends a thought whose budget is used up
     template_kwargs: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -57,13 +58,13 @@ class Chat:
 
 
 class Prompt(NamedTuple):
-    fields: dict[str, Any]  # of the generate request
+    fields: dict[str, Any]  # fields of the generate request
     stops: list[str]  # further texts that end the answer
-    parser: Callable[[], Parser]  # a new one for every answer
+    parser: Callable[[], Parser]  # makes a new parser for every answer
 
 
 async def render(exchange: Exchange, model: Model, chat: Chat) -> Prompt:
-    """Raises: GatewayError."""
+    """Write the prompt of a conversation. Raises: GatewayError."""
     try:
         templates = await model.templates()
         applied = await exchange.in_thread(_apply, templates, chat, model.props["chat_template"] or "")
@@ -82,15 +83,15 @@ async def render(exchange: Exchange, model: Model, chat: Chat) -> Prompt:
 
 
 def behind_thought(constraint: dict[str, Any], thinking: Thinking | None) -> dict[str, Any]:
-    """A constraint that holds from the end of the thought on that the prompt has begun."""
+    """Return a constraint that begins to hold at the end of the thought that the prompt has begun."""
     if thinking is None or not thinking.is_open:
         return constraint
     return {**constraint, "triggers": [{"type": "word", "value": thinking.end.strip(), "after": True}]}
 
 
 def _begun(chat: Chat, messages: list[Message]) -> tuple[Chat, list[Message]]:
-    """Of a last message that is to be continued and says nothing, templates write not even whose turn it is: such an
-    answer begins as any other does.
+    """Handle a last message that is to be continued but is empty: templates write nothing for it, not even whose turn
+    it is. Such an answer begins as any other does.
     """
     last = messages[-1]
     says = plain_content(last.get("content")), last.get("reasoning_content"), last.get("tool_calls")
@@ -100,10 +101,10 @@ def _begun(chat: Chat, messages: list[Message]) -> tuple[Chat, list[Message]]:
 
 
 def _apply(templates: Templates, chat: Chat, source: str) -> Applied:
-    """Where the template, whose text is `source`, refuses the messages, it may take neighbours of one role as one
-    message: clients of the Responses API and of Anthropic's send several user messages in a row.
+    """Apply the template, whose text is `source`. If it refuses the messages, try again with neighbouring messages of
+    one role joined: clients of the Responses API and of Anthropic's send several user messages in a row.
 
-    Raises: GatewayError, ChatError. Blocks: for 1 to 20 ms, and for seconds where there is much to read.
+    Raises: GatewayError, ChatError. Blocks for 1 to 20 ms, and for seconds if there is much to read.
     """
     messages = read_messages(chat.messages, source)
     if chat.continue_final_message:
@@ -136,7 +137,7 @@ def _render(templates: Templates, chat: Chat, messages: list[Message]) -> Applie
 
 
 def _thinking(model: Model, chat: Chat, applied: Applied) -> dict[str, Any]:
-    """Between which texts tokens are counted as reasoning, and how many there may be."""
+    """Return the fields that say between which texts tokens count as reasoning, and how many of them there may be."""
     if applied.thinking is None:
         return {}
     if chat.reasoning_budget is not None:

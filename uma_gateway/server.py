@@ -1,7 +1,7 @@
-"""uvicorn with the limits that it lacks: time and size of a request's head, readers that take nothing, connections in
-all.
+"""uvicorn with the limits that it lacks: time and size of a request's head, readers that take nothing, total number of
+connections.
 
-Rules: the only place that knows uvicorn. One process, one event loop (uvloop where it is installed).
+Rules: the only place that knows uvicorn. One process, one event loop (uvloop if it is installed).
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ MAX_PEM_BYTES = 1 << 20
 # the event loop waits this long for the interpreter when a thread reads a large request (Python's default: 5 ms, for
 # each socket that has something)
 SWITCH_INTERVAL_S = 0.0005
-MOST_PIPELINED = 16  # requests after the one that is answered; then no more are read
+MOST_PIPELINED = 16  # requests that wait behind the one being answered; then no more are read
 # libuv uses its threads only to look up the address to listen on, and aborts the process when it cannot start one. So
 # the gateway first starts a thread of its own, whose failure it can report, and asks libuv for one thread instead of
 # four.
 UV_THREADS = "UV_THREADPOOL_SIZE"
-LIFELINE = "UMA_GATEWAY_LIFELINE"  # number of a socket to the daemon whose child this is
+LIFELINE = "UMA_GATEWAY_LIFELINE"  # number of a socket to the daemon that started this process
 TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
@@ -99,10 +99,10 @@ def protocol_class(config: Config) -> type[asyncio.Protocol]:
             super().__init__(*args, **kwargs)
             self._n_head = 0  # bytes of the head that is being read
             self._is_in_head = True  # or before it
-            self._is_in_trailer = False  # a chunk's size came, and nothing of the chunk: trailers, after the last one
+            self._is_in_trailer = False  # a chunk's size has come and none of its data: trailers, if it is the last
             self._data = b""  # what is being parsed
-            self._again = b""  # what is to be parsed after it
-            self._running: Any = None  # uvicorn's cycle that is answered; `cycle` is the last one that came
+            self._again = b""  # is to be parsed after `_data`
+            self._running: Any = None  # uvicorn's cycle that is being answered; `cycle` is the newest one
             self._head_timer: asyncio.TimerHandle | None = None
             self._write_timer: asyncio.TimerHandle | None = None
 
@@ -119,7 +119,7 @@ def protocol_class(config: Config) -> type[asyncio.Protocol]:
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_timers()
-            if self.flow is not None:  # else it was one too many
+            if self.flow is not None:  # None: the connection was one too many
                 self._writer.can_write = False
                 if self._running is not None:
                     self._running.disconnected = not self._running.response_complete
@@ -171,9 +171,9 @@ def protocol_class(config: Config) -> type[asyncio.Protocol]:
             return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
         def _unsupported_upgrade_warning(self) -> None:
-            """A client that knows HTTP/2 or WebSocket asks for it beside its request, as Java's does with each first
-            one; who ignores that answers in HTTP/1.1. The parser leaves the body out then: it is told the request
-            again, without the wish.
+            """Answer the request in HTTP/1.1. A client that knows HTTP/2 or WebSocket may ask for it in any request, as
+            Java's does in each first one; a server that ignores the wish answers in HTTP/1.1. But the parser then
+            leaves out the body, so it gets the request again, without the wish.
             """
             error = sys.exc_info()[1]
             assert isinstance(error, httptools.HttpParserUpgrade)
@@ -200,7 +200,7 @@ def protocol_class(config: Config) -> type[asyncio.Protocol]:
             self.server_state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
             super().on_headers_complete()
             if 0 < len(self.pipeline) < MOST_PIPELINED:
-                self.flow.resume_reading()  # else nobody would see that the client goes
+                self.flow.resume_reading()  # without this nobody would notice that the client leaves
             if self.cycle is None or self.cycle.scope is not self.scope:
                 return
             if self.scope["http_version"] == "1.0":
@@ -209,12 +209,12 @@ def protocol_class(config: Config) -> type[asyncio.Protocol]:
                 cast("dict[str, Any]", self.scope)[WRITER] = self._writer
 
         def on_header(self, name: bytes, value: bytes) -> None:
-            """What follows a body in chunks is no header of the request: it was not there when the request was read."""
+            """Ignore trailers: they were not there when the request was read, so they are no headers of it."""
             if not self._is_in_trailer:
                 super().on_header(name, value)
 
         def on_chunk_header(self) -> None:
-            """The parser collects what follows the last chunk, however much it is."""
+            """Count the bytes that follow: the parser collects everything after the last chunk, however much it is."""
             self._is_in_trailer, self._n_head = True, 0
 
         def on_body(self, body: bytes) -> None:
@@ -230,7 +230,7 @@ def protocol_class(config: Config) -> type[asyncio.Protocol]:
         def on_response_complete(self) -> None:
             super().on_response_complete()
             if not self._is_in_head and self._head_timer is None and not self.transport.is_closing():
-                # answered before its body was there: the next head is after it, and nobody waits for ever
+                # the answer came before its body: the next head follows the body, and it must come within this time
                 self._head_timer = self.loop.call_later(limits.body_timeout_s, self._on_slow_head)
 
         def pause_writing(self) -> None:
@@ -255,7 +255,7 @@ def protocol_class(config: Config) -> type[asyncio.Protocol]:
 
 
 class Server(uvicorn.Server):
-    """Tells where it listens, and reads the keys again at SIGHUP or when the daemon is reloaded."""
+    """Logs where it listens, and reads the keys again at SIGHUP or when the daemon is reloaded."""
 
     def __init__(self, config: uvicorn.Config, app: App) -> None:
         super().__init__(config)
@@ -263,8 +263,8 @@ class Server(uvicorn.Server):
         self._told_to_stop = asyncio.Event()
 
     async def main_loop(self) -> None:
-        """Sleep until told to stop. uvicorn's own loop wakes ten times a second to look, in the midst of somebody's
-        tokens.
+        """Sleep until told to stop. uvicorn's own loop wakes ten times a second, and would do so between the tokens of
+        a stream.
         """
         await self._told_to_stop.wait()
         assert self._app.gateway is not None
@@ -288,12 +288,12 @@ class Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, self._on_hup)
         gc.collect()
-        # what is there by now stays: walking it again and again would be pauses of milliseconds in the midst of streams
+        # objects that exist by now stay: walking them again and again would pause streams for milliseconds
         gc.freeze()
         lifeline = os.environ.get(LIFELINE, "")
-        if lifeline.isdigit():  # a daemon started this process: it ends with the daemon
+        if lifeline.isdigit():  # a daemon started this process: this process ends with it
             loop.add_reader(int(lifeline), self._on_lifeline, int(lifeline))
-            with contextlib.suppress(ConnectionError):  # it has ended, which the reader sees
+            with contextlib.suppress(ConnectionError):  # the daemon has ended; the reader will see that
                 os.write(int(lifeline), b"%g" % gateway.config.limits.drain_s)
 
     def _on_hup(self) -> None:
@@ -302,17 +302,18 @@ class Server(uvicorn.Server):
         if self.config.ssl is not None:
             serve = self._app.gateway.config.serve
             try:
-                # elsewhere first: a certificate that does not fit its key is kept, and the key that did fit is lost
+                # load them elsewhere first: ssl keeps a certificate even if it does not fit its key, and the old pair
+                # would be lost
                 check_pem(serve.tls_cert, serve.tls_key)
                 tried = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-                for context in (tried, self.config.ssl):  # a password would be asked for at the terminal
+                for context in (tried, self.config.ssl):  # without `password` OpenSSL asks at the terminal
                     context.load_cert_chain(serve.tls_cert, serve.tls_key, password="")
                 log.info("the TLS certificate was read again; new connections get it")
             except OSError as error:  # ssl.SSLError is one
                 log.error("the TLS certificate stays as it is: %s", error)
 
     def _on_lifeline(self, lifeline: int) -> None:
-        """What comes says that the daemon was reloaded; its end, that the daemon ended."""
+        """Handle the lifeline: data says that the daemon was reloaded, its end that the daemon ended."""
         with contextlib.suppress(ConnectionError):  # it was killed
             if os.read(lifeline, 4096):
                 self._on_hup()
@@ -323,14 +324,18 @@ class Server(uvicorn.Server):
 
 
 def check_pem(*paths: str) -> None:
-    """OpenSSL would wait for whoever writes to a pipe, and read for as long as a file goes on. Raises: OSError."""
+    """Check that the files are regular and of a sensible size: OpenSSL would wait for a writer to a pipe, and read an
+    endless file without end. Raises: OSError.
+    """
     for path in paths:
         if len(read_regular(path, MAX_PEM_BYTES)) > MAX_PEM_BYTES:
             raise OSError(errno.EFBIG, "too large for a certificate or a key", path)
 
 
 def make_room(limits: LimitOptions) -> None:
-    """Raise this process's limit of open files to what its own limits may need: each request has two connections."""
+    """Raise this process's limit of open files to the number that its own limits may need: each request has two
+    connections.
+    """
     wanted = limits.max_connections + limits.max_in_flight + SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -354,7 +359,7 @@ def serve(config: Config, keys: Keys) -> int:
         lifespan="on",
         log_config=None,
         access_log=False,
-        proxy_headers=False,  # whoever connects could write them
+        proxy_headers=False,  # any client could write these headers
         server_header=False,
         backlog=BACKLOG,
         timeout_keep_alive=int(config.limits.keep_alive_s),
@@ -379,10 +384,10 @@ def serve(config: Config, keys: Keys) -> int:
 
 
 def run(server: Server, handshake_s: float) -> None:
-    """Serve until told to stop. Raises: CONFIG_INVALID where nothing can listen; INSUFFICIENT_MEMORY where there can be
-    no thread.
+    """Serve until told to stop. Raises: CONFIG_INVALID if nothing can listen; INSUFFICIENT_MEMORY if no thread can be
+    started.
 
-    A connection on which no TLS handshake ends is closed after `handshake_s`: uvicorn would wait a minute.
+    A connection whose TLS handshake does not end is closed after `handshake_s`: uvicorn would wait a minute.
     """
 
     class Loop(BaseLoop):  # type: ignore[misc, valid-type]
@@ -391,9 +396,9 @@ def run(server: Server, handshake_s: float) -> None:
                 kwargs["ssl_handshake_timeout"] = handshake_s
             try:
                 return await super().create_server(*args, **kwargs)
-            except OSError as error:  # uvicorn would log it as it is, and exit with a status of its own
+            except OSError as error:  # uvicorn would log it as it is, and exit with its own status
                 await server.lifespan.shutdown()
-                number = error.errno or 0  # below 0: of a name's lookup
+                number = error.errno or 0  # below 0: an error of a name's lookup
                 reason = os.strerror(number) if number > 0 else error.strerror  # asyncio's own is a sentence
                 message = f"nothing can listen on {kwargs.get('host')}, port {kwargs.get('port')}: {reason}"
                 raise UmaError(ErrorCode.CONFIG_INVALID, message) from None

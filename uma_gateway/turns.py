@@ -1,6 +1,6 @@
-"""The messages of a conversation, as clients send them and as the chat library takes them. Pure.
+"""Reads the messages of a conversation, as clients send them, into the chat library's form. Pure.
 
-Clients write histories in more ways than the library reads: with nulls for what is absent, with refusals as parts, with
+Clients write histories in more ways than the library reads: with nulls for absent fields, with refusals as parts, with
 the arguments of a tool call that was cut off. None of that is a reason to refuse the next turn.
 """
 
@@ -13,15 +13,15 @@ import orjson
 from uma_gateway.errors import invalid, unsupported
 
 Message = dict[str, Any]
-# what conversations are made of, and what templates make of them; a template may know more
+# roles of conversations, and the roles that templates make of them; a template may know more
 _ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function", "ipython"))
-_MERGED = ("user", "assistant", "system")  # roles whose neighbouring messages say what one message could
-_TEXTS = ("reasoning_content", "name", "tool_call_id")  # what else of a message is a text
+_MERGED = ("user", "assistant", "system")  # roles whose neighbouring messages can be joined into one
+_TEXTS = ("reasoning_content", "name", "tool_call_id")  # other fields of a message that are texts
 
 
 def read_messages(messages: list[Any], template: str = "") -> list[Message]:
-    """The messages in the library's form; the given ones stay as they are. `template`: the model's, whose own roles are
-    known too.
+    """Return the messages in the library's form; the given ones are not changed. `template`: the model's template,
+    whose own roles are accepted too.
 
     Raises: GatewayError that names the message at fault.
     """
@@ -61,7 +61,7 @@ def _read_message(message: Any, path: str) -> Message:
 
 
 def _with_tools(messages: list[Message]) -> list[Message]:
-    """OpenAI's older form, a `function_call` and its result from the role function, as calls of tools."""
+    """Return OpenAI's older form, a `function_call` and its result from the role function, as calls of tools."""
     made, call_id = [], ""
     for i, message in enumerate(messages):
         call = message.get("function_call")
@@ -96,8 +96,8 @@ def _read_calls(calls: Any, path: str) -> list[Any]:
 
 
 def _read_call(call: Any) -> Any:
-    """A call of an earlier answer. The library refuses arguments that are not JSON, and an answer may have been cut in
-    the midst of them: their text is kept.
+    """Read a call of an earlier answer. The library refuses arguments that are not JSON, but an answer may have been
+    cut in the middle of them; then their text is kept.
     """
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
@@ -121,7 +121,7 @@ def _is_json(text: str) -> bool:
 
 
 def merged(messages: list[Message]) -> list[Message]:
-    """Neighbouring messages of one role as one: for templates that insist on turns of user and assistant."""
+    """Join neighbouring messages of one role: for templates that insist on alternating turns of user and assistant."""
     made: list[Message] = []
     for message in messages:
         if not made or message["role"] != made[-1]["role"] or message["role"] not in _MERGED:
@@ -137,7 +137,7 @@ def merged(messages: list[Message]) -> list[Message]:
 
 
 def plain_content(content: Any) -> str:
-    """The text of a message's content, whatever form it has."""
+    """Return the text of a message's content, whatever form it has."""
     if isinstance(content, list):
         return "".join(str(part.get("text") or part.get("refusal") or "") for part in content)
     return content or ""

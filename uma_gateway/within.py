@@ -1,4 +1,4 @@
-"""A limit in time for what is awaited."""
+"""A time limit for something awaited."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ T = TypeVar("T")
 async def within(seconds: float, work: Awaitable[T]) -> T:
     """Wait for `work`, and cancel it when its time has passed or the caller is cancelled. Raises: TimeoutError.
 
-    `asyncio.wait_for` before Python 3.12 returns as if nothing were the matter where its caller is cancelled in the
-    moment in which the result comes: a client that had gone left its request running.
+    Before Python 3.12 `asyncio.wait_for` returns normally if its caller is cancelled at the moment at which the result
+    arrives. With it, the request of a client that had left would keep running.
     """
     task = asyncio.ensure_future(work)
     try:
@@ -23,7 +23,7 @@ async def within(seconds: float, work: Awaitable[T]) -> T:
             task.cancel()
             await asyncio.wait((task,))
         if not task.cancelled():
-            task.exception()  # seen, even where nobody asks for it any more
+            task.exception()  # retrieved, even if nobody asks for it any more
     if not done and task.cancelled():
         raise asyncio.TimeoutError
     return task.result()
