@@ -13,4 +13,4 @@ FAMILIES: tuple[Family, ...] = (
     pages.FAMILY,
     llama.FAMILY,
 )
-FALLBACK: Family = llama.FAMILY  # writes the errors of paths that are nobody's
+FALLBACK: Family = llama.FAMILY  # writes the errors of paths that belong to no family

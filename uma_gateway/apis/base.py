@@ -1,4 +1,4 @@
-"""What an API family is: a table of routes and the form of its errors.
+"""An API family: a table of routes, and the form of its errors.
 
 One file (or package) per family; apis/__init__.py lists them.
 """
@@ -22,8 +22,8 @@ class Access(Enum):
 
 
 class Route(NamedTuple):
-    """`path` in starlette's syntax; `is_work`: it is answered by the model, and counts against rates and what may be
-    in flight.
+    """`path` is in starlette's syntax. `is_work`: the model answers the request, so it counts against the rate and the
+    number of requests in flight.
     """
 
     method: str
@@ -34,8 +34,8 @@ class Route(NamedTuple):
 
 
 class Family(NamedTuple):
-    """`prefixes`: the paths whose errors are written in this family's form, where no route says so; the longest that
-    fits decides.
+    """`prefixes`: paths whose errors are written in this family's form if no route says so; the longest matching prefix
+    decides.
     """
 
     name: str

@@ -1,8 +1,8 @@
-"""LM Studio's endpoints: its two lists of models, which state the context of a loaded model, and its names for OpenAI's
-endpoints.
+"""LM Studio's endpoints: its two lists of models, which report the context of a loaded model, and its names for
+OpenAI's endpoints.
 
-Source: LM Studio's documentation of its REST API, v0 (/api/v0) and v1 (/api/v1). Its own chats (/api/v1/chat) are not
-spoken: programs that read these lists chat in OpenAI's form.
+Source: LM Studio's documentation of its REST API, v0 (/api/v0) and v1 (/api/v1). Its own chat endpoint (/api/v1/chat)
+is not implemented: programs that read these lists chat in OpenAI's form.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from uma_gateway.model import Model
 
 
 def v0_object(model: Model, name: str) -> dict[str, Any]:
-    """`max_context_length` is the context that requests have: no client can load the model with a longer one."""
+    """Describe a model. `max_context_length` is the context of requests: no client can load the model with a longer
+    one.
+    """
     details = model.details
     return {
         "id": name,
@@ -76,14 +78,14 @@ async def on_v1_models(exchange: Exchange) -> None:
 
 
 async def on_load(exchange: Exchange) -> None:
-    """Clients load a model before they use it: the one that is served is loaded."""
+    """Answer that the model is loaded: clients load a model before they use it, and the served one is always loaded."""
     name = str((await exchange.json()).get("model") or "")
     kind = v1_object(await served(exchange, name), name)["type"]
     await exchange.send_json({"type": kind, "instance_id": name, "load_time_seconds": 0, "status": "loaded"})
 
 
 async def _listed(exchange: Exchange) -> list[tuple[Model, str]]:
-    """Every served model, and its LoRA adapters, which requests name as models."""
+    """Return every served model, and its LoRA adapters, which requests name like models."""
     return [(model, name) for model in await exchange.gateway.models() for name in (model.name, *model.adapters)]
 
 

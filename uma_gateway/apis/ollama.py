@@ -1,7 +1,7 @@
 """Ollama's endpoints: lines of JSON, options in a table of their own, tool arguments as objects.
 
-Source: Ollama's docs/api.md. The one model that is served answers to any name, since clients write tags such as
-`:latest`. What would fetch, make or delete models is refused.
+Source: Ollama's docs/api.md. The one served model answers to any name, because clients write tags such as `:latest`.
+Requests to fetch, make or delete models are refused.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from uma_gateway.model import Model
 from uma_gateway.parsing import Parser, Plain, whole
 from uma_gateway.prompting import Chat, Prompt, render
 
-# of the API that is spoken: the first Ollama with /v1/messages. Codex asks for /v1/responses by 0.13.4
+# the reported version: the first Ollama with /v1/messages. From 0.13.4 on, Codex uses /v1/responses
 VERSION = "0.14.0"
-KEPT = datetime.timedelta(days=290 * 365)  # of models that stay: Ollama's clients call what is so far ahead forever
-NO_TIME = re.compile(r"(?:0+(?:\.0*)?(?:ns|us|µs|ms|s|m|h)?)+")  # as a duration
+KEPT = datetime.timedelta(days=290 * 365)  # of a model that stays; Ollama's clients show it as "forever"
+NO_TIME = re.compile(r"(?:0+(?:\.0*)?(?:ns|us|µs|ms|s|m|h)?)+")  # a duration of zero
 MS = 1_000_000
-LATEST = ":latest"  # what clients write after a name without a tag
+LATEST = ":latest"  # the tag that clients add to a name without one
 THINK_LEVELS = ("low", "medium", "high", "max")
-# options that say how to load a model: that is the daemon's configuration
+# options that say how to load a model: the daemon's configuration decides that
 LOADING = frozenset(
     (
         "num_ctx",
@@ -75,7 +75,7 @@ def _time_text(moment: datetime.datetime) -> str:
 
 
 class Answer:
-    """How one endpoint writes an answer: `part` is a piece of a message as fields of a line."""
+    """How one endpoint writes an answer. `part` turns a piece of a message into fields of a line."""
 
     def __init__(self, name: str, part: Callable[[Message], dict[str, Any]]) -> None:
         self._name = name
@@ -89,7 +89,7 @@ class Answer:
         return {**self.line(message, logprobs), "done": True, "done_reason": eos["reason"], **durations(eos)}
 
     def without_text(self, reason: str) -> dict[str, Any]:
-        """What asks for nothing, only loads the model, or unloads it."""
+        """Return the answer to a request without a prompt, which only loads or unloads the model."""
         return {**self.line(Message()), "done": True, "done_reason": reason}
 
 
@@ -125,7 +125,7 @@ def tool_object(call: ToolCall) -> dict[str, Any]:
 
 
 def durations(eos: Event) -> dict[str, int]:
-    """Nanoseconds, as Ollama counts."""
+    """Return times in nanoseconds, as Ollama counts."""
     counts, timing = eos["usage"], eos["timing"]
     prompt_ms, answer_ms = spent_ms(timing)
     return {
@@ -144,7 +144,7 @@ async def on_chat(exchange: Exchange) -> None:
     if not messages:
         await _loaded(exchange, body, chat_part)
         return
-    tools, choice = read_tools(array(body, "tools"), body.get("tool_choice"))  # which only some of its clients send
+    tools, choice = read_tools(array(body, "tools"), body.get("tool_choice"))  # only some of its clients send a choice
     made = await exchange.read(openai_messages, messages)
     chat = _with_options(body, Chat(made, tools, choice, read_parallel(body, choice)))
     last = chat.messages[-1]
@@ -189,7 +189,7 @@ async def on_generate(exchange: Exchange) -> None:
 
 
 async def _loaded(exchange: Exchange, body: dict[str, Any], part: Callable[[Message], dict[str, Any]]) -> None:
-    """The model stays as it is: clients only wait for the word."""
+    """Answer a request to load or unload the model. The model stays loaded; the client only needs an answer."""
     keep_alive = body.get("keep_alive")
     is_unload = keep_alive is not None and bool(NO_TIME.fullmatch(str(keep_alive)))
     answer = Answer(model_name(body, await exchange.gateway.model()), part)
@@ -197,13 +197,13 @@ async def _loaded(exchange: Exchange, body: dict[str, Any], part: Callable[[Mess
 
 
 def _logprobs_wanted(body: dict[str, Any]) -> int | None:
-    """How many alternatives are wanted beside each token; None: no log probabilities. Raises: GatewayError."""
+    """Return how many alternatives to report for each token; None: no log probabilities. Raises: GatewayError."""
     n_top = integer(body, "top_logprobs", 0, MOST_LOGPROBS) or 0
     return n_top if boolean(body, "logprobs") else None
 
 
 def _with_options(body: dict[str, Any], chat: Chat) -> Chat:
-    """What `format` and `think` say."""
+    """Read `format` and `think`."""
     form, chat.form_param = body.get("format"), "format"
     if form == "json":
         chat.json_schema = True
@@ -246,13 +246,13 @@ async def _answer(
 
 
 async def _stream(exchange: Exchange, generation: Generation, answer: Answer, parser: Parser) -> None:
-    """Text as it comes; tool calls whole, once their arguments are: that is how Ollama's clients read them.
+    """Stream text as it comes, and each tool call when its arguments are complete, as Ollama's clients read them.
 
-    A call does not wait for the last line: some clients cannot read two lines that come at once.
+    A call is not held back until the last line: some clients cannot read two lines that come at once.
     """
     await exchange.start_ndjson()
-    calls = Message()  # that have begun
-    n_told = 0  # of them
+    calls = Message()  # calls that have begun
+    n_told = 0  # number of calls that were sent
     held: list[Event] = []  # log probabilities of text that the parser holds back
 
     def encode(_: int, event: Event) -> bytes:
@@ -287,8 +287,8 @@ def ndjson(value: dict[str, Any]) -> bytes:
 
 
 def options_of(body: dict[str, Any]) -> dict[str, Any]:
-    """Sampling options under the names that other APIs share, with what the request says beside them of LoRA adapters
-    and its priority. A limit of -2 fills the context; so does none.
+    """Return the sampling options under the names that other APIs share, with the request's LoRA adapters and priority.
+    A limit of -2, or none, fills the context.
     """
     options = {name: value for name, value in table(body, "options").items() if name not in LOADING}
     options |= {name: body.get(name) for name in ("lora", "priority", "service_tier")}
@@ -301,7 +301,7 @@ def options_of(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _biases(written: str) -> dict[str, float]:
-    """`100:5, 101:-100`, as Open WebUI passes on what its user wrote. Raises: GatewayError."""
+    """Read `100:5, 101:-100`, the form in which Open WebUI passes on its user's input. Raises: GatewayError."""
     pairs = [pair.rpartition(":") for pair in written.split(",") if pair.strip()]
     try:
         return {token.strip(): float(bias) for token, _, bias in pairs}
@@ -310,7 +310,7 @@ def _biases(written: str) -> dict[str, float]:
 
 
 def openai_messages(messages: list[Any]) -> list[dict[str, Any]]:
-    """Messages as OpenAI has them: calls get ids, results name them. Raises: GatewayError."""
+    """Return the messages in OpenAI's form: calls get ids, and results name them. Raises: GatewayError."""
     made: list[dict[str, Any]] = []
     waiting: list[tuple[str, str]] = []  # (name, id) of calls without a result
     for i, message in enumerate(messages):
@@ -375,7 +375,7 @@ async def on_embed(exchange: Exchange) -> None:
 
 
 async def on_embeddings(exchange: Exchange) -> None:
-    """The endpoint before `/api/embed`: one prompt, one vector of any length."""
+    """Answer the endpoint that came before `/api/embed`: one prompt, one vector of any length."""
     body = await exchange.json()
     prompt = text(body, "prompt")
     if not prompt:
@@ -411,7 +411,7 @@ async def on_version(exchange: Exchange) -> None:
 
 
 def listed(model: Model, since: str, name: str = "") -> dict[str, Any]:
-    """`name`: of a LoRA adapter, which requests name like a model."""
+    """Describe a model in the list. `name`: of a LoRA adapter, which requests name like a model."""
     return {
         "name": name or model.name,
         "model": name or model.name,
@@ -471,7 +471,9 @@ async def on_show(exchange: Exchange) -> None:
 
 
 async def on_pull(exchange: Exchange) -> None:
-    """Clients fetch a model before they use it: for the one that is served there is nothing to do."""
+    """Answer a request to fetch a model. Clients fetch a model before they use it; for the served one there is nothing
+    to do.
+    """
     body = await exchange.json()
     name = str(body.get("model") or body.get("name") or "")
     model = await exchange.gateway.model()

@@ -1,7 +1,7 @@
-"""The web pages and what feeds them: `/` (chat), `/dashboard`, `/uma/*`.
+"""The web pages and their data: `/` (chat), `/dashboard`, `/uma/*`.
 
-Rules: pages come from this package and load nothing from elsewhere; the Content-Security-Policy says so. Nothing of a
-prompt or an answer is in what feeds the dashboard.
+Rules: pages come from this package and load nothing from elsewhere; the Content-Security-Policy says so. The
+dashboard's data contains nothing of a prompt or an answer.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from uma_gateway.errors import GatewayError, Kind, invalid
 from uma_gateway.exchange import Exchange, Headers
 from uma_gateway.fields import boolean, integer, text
 
-# between two events of the dashboard: what is shorter than this is drawn from the times that requests report
+# between two events of the dashboard; shorter spans are drawn from the times that requests report
 EVERY_S = 0.5
-CACHE_EVERY = 10  # events between two looks at the cache's budgets: the daemon answers between two ticks, not at once
+CACHE_EVERY = 10  # events between two reads of the cache's budgets: the daemon answers between two ticks, not at once
 FILES = {
     "index.html": b"text/html; charset=utf-8",
     "dashboard.html": b"text/html; charset=utf-8",
@@ -72,7 +72,7 @@ async def on_file(exchange: Exchange) -> None:
     await send_file(exchange, name)
 
 
-METRICS = (  # beside what status reports
+METRICS = (  # in addition to the status
     "tokens_generated_total", "prefill_tokens_total", "requests_total", "worst_pause_ms", "interactive_gap_stretch",
     "device_idle_share",
     "cache_hits_total", "cache_misses_total", "cache_tokens_saved_total", "cache_evictions_total", "cache_bytes",
@@ -81,7 +81,7 @@ METRICS = (  # beside what status reports
 
 
 async def overview(exchange: Exchange) -> dict[str, Any]:
-    """The daemon's status, with the requests in flight. Raises: GatewayError."""
+    """Return the daemon's status, with the requests in flight. Raises: GatewayError."""
     daemon = exchange.gateway.daemon
     status, rows, metrics = await asyncio.gather(daemon.call("status"), daemon.call("sessions"), daemon.call("metrics"))
     requests = [{name: value for name, value in row.items() if name != "metadata"} for row in rows["sessions"]]
@@ -95,7 +95,9 @@ async def overview(exchange: Exchange) -> dict[str, Any]:
 
 
 async def cache_stats(exchange: Exchange) -> dict[str, Any] | None:
-    """What the prefix cache holds, and may hold. None: not to be had now, or not for this gateway."""
+    """Return what the prefix cache holds, and how much it may hold. None: not available now, or not for this
+    gateway.
+    """
     try:
         return dict((await exchange.gateway.daemon.call("cache"))["stats"])
     except GatewayError:
@@ -107,7 +109,7 @@ async def on_status(exchange: Exchange) -> None:
 
 
 async def on_events(exchange: Exchange) -> None:
-    """The overview as server-sent events. A daemon that is away is an event, not an end."""
+    """Send the overview as server-sent events. If the daemon is away, that is an event and not an end."""
     await exchange.while_connected(_events(exchange))
 
 
@@ -136,7 +138,7 @@ async def _events(exchange: Exchange) -> None:
 
 
 async def send_events(exchange: Exchange, look: Callable[[], Awaitable[dict[str, Any]]]) -> None:
-    """What `look` gives, again and again, as server-sent events until the client goes or the gateway stops."""
+    """Send the values of `look` as server-sent events, until the client leaves or the gateway stops."""
     await exchange.start_sse()
     while exchange.method != "HEAD" and not exchange.gateway.stopping.is_set():
         await exchange.write(sse.data(await look()))
@@ -151,7 +153,7 @@ async def on_cancel(exchange: Exchange) -> None:
         raise invalid("`request_id` is required", "request_id")
     try:
         decode_id({"id": request_id})
-    except UmaError:  # the daemon's refusal would have no id, and nobody would know whose it is
+    except UmaError:  # the daemon would answer without an id, so the answer could not be matched to this request
         raise invalid("`request_id` is not an id of a request", "request_id") from None
     await exchange.send_json(content_of(await exchange.gateway.daemon.cancel(request_id, conn)))
 

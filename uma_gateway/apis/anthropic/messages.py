@@ -20,7 +20,7 @@ from uma_gateway.parsing import Parser, whole
 
 Block = dict[str, Any]
 SIGNATURE = "unsigned"  # nothing is signed here, but clients send a thought without a signature back as text
-UNCOUNTED: Event = {"prompt_tokens": 0, "cached_tokens": 0}  # a prompt of a daemon that does not report how it reads it
+UNCOUNTED: Event = {"prompt_tokens": 0, "cached_tokens": 0}  # for a daemon that does not report how it reads the prompt
 
 
 async def on_messages(exchange: Exchange) -> None:
@@ -61,7 +61,7 @@ async def on_count_tokens(exchange: Exchange) -> None:
 
 
 class Shape:
-    """What all parts of one answer carry."""
+    """Values that all parts of one answer carry."""
 
     def __init__(self, model: str, stops: list[str]) -> None:
         self.id = f"msg_{secrets.token_urlsafe(18)}"
@@ -72,7 +72,9 @@ class Shape:
         return {**made, "content": content, **stop, "usage": counts}
 
     def stop(self, eos: Event, has_calls: bool) -> dict[str, Any]:
-        """Why the answer ended. Texts that end an answer of this model's template are nobody's stop sequences."""
+        """Return why the answer ended. Texts that end every answer of this model's template are not reported as stop
+        sequences.
+        """
         stopped_by = (eos.get("stop") or {}).get("text")
         if eos["reason"] == "length":
             return {"stop_reason": "max_tokens", "stop_sequence": None}
@@ -82,7 +84,7 @@ class Shape:
 
 
 def usage(counts: Event) -> dict[str, int]:
-    """Tokens that came from the cache are counted apart, unlike in OpenAI's form."""
+    """Return the token counts. Tokens from the cache are counted separately, unlike in OpenAI's form."""
     n_cached = counts["cached_tokens"]
     n_read = counts["prompt_tokens"] - n_cached
     return {
@@ -116,8 +118,8 @@ def _input(call: ToolCall) -> dict[str, Any]:
 
 
 async def _stream(exchange: Exchange, generation: Generation, shape: Shape, parser: Parser) -> None:
-    """The first event waits until the first piece of the prompt is read: many clients look there, and nowhere else, for
-    how many tokens it has.
+    """Stream the answer. The first event waits until the first piece of the prompt is read, because many clients look
+    for the number of prompt tokens only there.
     """
     await exchange.start_sse()
     writer = StreamWriter(shape)
@@ -130,7 +132,7 @@ async def _stream(exchange: Exchange, generation: Generation, shape: Shape, pars
 
 
 def _event_bytes(exchange: Exchange, writer: StreamWriter, parser: Parser, event: Event) -> bytes:
-    """Raises: GatewayError."""
+    """Return the bytes of an event. Raises: GatewayError."""
     if event["event"] == "progress":
         return writer.start(event)
     if event["event"] == "token":
@@ -152,12 +154,12 @@ class StreamWriter:
         self._has_begun = False
         self._n_blocks = 0
         self._open: str | int = ""  # thinking, text, or the number of a tool call; "": none
-        self._blanks = ""  # white space that is a part of the text only if more of it follows
+        self._blanks = ""  # white space that belongs to the text only if more text follows
         self._has_text = False
         self._has_calls = False
 
     def start(self, counts: Event = UNCOUNTED) -> bytes:
-        """The first event, if it was not given yet. `counts`: of the prompt's tokens."""
+        """Return the first event, if it was not returned yet. `counts`: of the prompt's tokens."""
         if self._has_begun:
             return b""
         self._has_begun = True
@@ -219,7 +221,7 @@ class StreamWriter:
 
     def end(self, eos: Event) -> bytes:
         out: list[bytes] = []
-        if self._blanks and not self._has_text and not self._has_calls:  # an answer of nothing but white space is one
+        if self._blanks and not self._has_text and not self._has_calls:  # an answer of white space alone is a text too
             out += self._enter("text", {"type": "text", "text": ""})
             out.append(self._delta({"type": "text_delta", "text": self._blanks}))
         out += self._leave()

@@ -1,7 +1,7 @@
-"""What Anthropic's requests say, read into values of ours: blocks become messages as OpenAI has them.
+"""Reads Anthropic's requests into values of ours: blocks become messages in OpenAI's form.
 
-Rules: what would change the answer is refused, never dropped. Tools that Anthropic's own servers run are not offered to
-the model.
+Rules: a field that would change the answer is refused and never dropped. The model does not see tools that Anthropic's
+own servers run.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from uma_gateway.errors import GatewayError, Kind, invalid, unsupported
 from uma_gateway.fields import array, boolean, integer, table, text
 from uma_gateway.prompting import Chat
 
-# Claude Code begins its system prompt with a line that is another one in every request: no cached prompt would fit any
-# more
+# Claude Code begins its system prompt with a line that differs in every request: with it no cached prompt would match
 _BILLING = re.compile(r"\A(?:\s*x-anthropic-[a-z-]+:[^\n]*(?:\n|\Z))+")
-# of a conversation that began elsewhere: what another model thought or asked of Anthropic's servers, and what these
-# alone can read. What came of it is in the text that follows
+# Blocks that only Anthropic's servers or another model can read, from a conversation that began elsewhere: thoughts of
+# that model, its calls to Anthropic's servers, and their results. The text after them contains what came of it.
 _UNREADABLE = ("redacted_thinking", "server_tool_use", "web_search_tool_result", "tool_search_tool_result")
 _TOOL_CHANGES = ("tool_addition", "tool_removal")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def check_answer(body: dict[str, Any]) -> None:
-    """What only an answer has. Ranges are narrower than other APIs'. Raises: GatewayError."""
+    """Check the fields that only a request for an answer has. Ranges are narrower than in other APIs. Raises:
+    GatewayError.
+    """
     max_tokens = integer(body, "max_tokens")
     if max_tokens is None:
         raise invalid("max_tokens: Field required", "max_tokens")
@@ -37,12 +38,12 @@ def check_answer(body: dict[str, Any]) -> None:
     temperature = body.get("temperature")
     if isinstance(temperature, (int, float)) and not 0 <= temperature <= 1:
         raise invalid("temperature: goes from 0 to 1", "temperature")
-    if body.get("compaction") is not None:  # tokens are counted with it too, as if it were not there
+    if body.get("compaction") is not None:  # not in `read_request`: counting tokens ignores the field
         raise unsupported("compaction: is not supported: ask for a summary as for any answer", "compaction")
 
 
 def read_request(body: dict[str, Any]) -> Ask:
-    """Raises: GatewayError."""
+    """Read a request. Raises: GatewayError."""
     messages = array(body, "messages")
     if not messages:
         raise invalid("messages: at least one message is required", "messages")
@@ -66,8 +67,8 @@ def read_request(body: dict[str, Any]) -> Ask:
 
 
 def _unthreaded() -> GatewayError:
-    """In the words by which Anthropic's client knows that it has to send whole conversations: its `tool_runner` begins
-    with a thread, and goes on without one then.
+    """Return the error for `thread`. By its wording and code Anthropic's client knows that it has to send whole
+    conversations: its `tool_runner` begins with a thread, and then goes on without one.
     """
     told = "thread: conversations are not kept here: send the whole one, without `thread`"
     details = {"error_code": "thread_unsupported_request"}
@@ -87,7 +88,7 @@ def _system(given: Any) -> list[dict[str, Any]]:
 
 def _messages(given: list[Any]) -> list[dict[str, Any]]:
     made: list[dict[str, Any]] = []
-    names: dict[str, str] = {}  # of the tools that were called, by the calls' ids
+    names: dict[str, str] = {}  # tools that were called, by the ids of the calls
     users = [i for i, message in enumerate(given) if isinstance(message, dict) and message.get("role") == "user"]
     for i, message in enumerate(given):
         path = f"messages.{i}"
@@ -112,7 +113,9 @@ def _messages(given: list[Any]) -> list[dict[str, Any]]:
 
 
 def _told(content: Any, path: str) -> list[dict[str, Any]]:
-    """A message of the system amid the others, but for what it changes of tools. It may say nothing else."""
+    """Return a system message from the middle of a conversation, without its blocks that add or remove tools. Nothing
+    may be left.
+    """
     if isinstance(content, list):
         content = [block for i, block in enumerate(content) if _kind(block, f"{path}.{i}") not in _TOOL_CHANGES]
     texts = [content] if isinstance(content, str) else _texts(content, path)
@@ -120,7 +123,9 @@ def _told(content: Any, path: str) -> list[dict[str, Any]]:
 
 
 def _is_over(message: dict[str, Any], has_later: bool, path: str) -> bool:
-    """Whether a message of the system was meant for a turn before the last one. `has_later`: the user said more."""
+    """Whether a system message was meant for a turn before the last one. `has_later`: a message of the user
+    follows it.
+    """
     clear_at = message.get("clear_at")
     if clear_at not in (None, "never", "next_user_message"):
         raise invalid(f"{path}.clear_at: must be never or next_user_message", f"{path}.clear_at")
@@ -155,7 +160,7 @@ def _assistant(blocks: list[Any], path: str, names: dict[str, str]) -> dict[str,
 
 
 def _user(blocks: list[Any], path: str, names: dict[str, str]) -> list[dict[str, Any]]:
-    """Results of tools are messages of their own, before what the user says to them."""
+    """Return a user's message. Results of tools become messages of their own, before the user's text."""
     results: list[dict[str, Any]] = []
     said: list[Any] = []
     for i, block in enumerate(blocks):
@@ -173,7 +178,9 @@ def _user(blocks: list[Any], path: str, names: dict[str, str]) -> list[dict[str,
 
 
 def _result(given: Any, path: str) -> str:
-    """The text of a tool's result. A reference to a tool becomes a sentence; `_tools` shows the model that tool."""
+    """Return the text of a tool's result. A reference to a tool becomes a sentence; `_tools` shows the model
+    that tool.
+    """
     if isinstance(given, str):
         return given
     if not isinstance(given, list):
@@ -189,7 +196,7 @@ def _result(given: Any, path: str) -> str:
 
 
 def _texts(blocks: Any, path: str) -> list[str]:
-    """The texts of blocks that are nothing else. Raises: GatewayError."""
+    """Return the texts of blocks that must all be texts or documents. Raises: GatewayError."""
     if not isinstance(blocks, list):
         raise invalid(f"{path}: must be a string or an array of blocks", path)
     found: list[str] = []
@@ -210,7 +217,7 @@ def _texts(blocks: Any, path: str) -> list[str]:
 
 
 def _document(source: dict[str, Any], path: str) -> list[str]:
-    """A document's text, which may be given in pieces."""
+    """Return a document's text, which may be given in pieces."""
     if source["type"] == "text":
         return [_string(source, "data", path)]
     content = source.get("content")
@@ -235,12 +242,12 @@ def _string(block: dict[str, Any], name: str, path: str) -> str:
 
 
 def _tools(given: list[Any], messages: list[Any]) -> tuple[list[dict[str, Any]], set[str]]:
-    """The tools that may be called at the end of the conversation, and their names: not those whose loading is deferred
-    until a result refers to them, and as messages of the system add and remove them. What comes later stands after the
-    others: the prompt begins as before. Where Anthropic's servers were to search for tools nothing is deferred: here
-    nobody finds them.
+    """Return the tools that may be called at the end of the conversation, and their names. A deferred tool counts only
+    after a result has referred to it; system messages add and remove tools. Later tools stand after the others, so that
+    the beginning of the prompt stays the same. If Anthropic's servers were to search for tools, nothing is deferred,
+    because nobody searches here.
     """
-    known: dict[str, dict[str, Any] | None] = {}  # None: run by Anthropic's servers, or known to Claude alone
+    known: dict[str, dict[str, Any] | None] = {}  # None: a tool that Anthropic's servers run, or that only Claude knows
     shown: dict[str, dict[str, Any]] = {}
 
     def add(name: str, path: str) -> None:
@@ -250,7 +257,7 @@ def _tools(given: list[Any], messages: list[Any]) -> tuple[list[dict[str, Any]],
         if tool is not None:
             shown[name] = tool
 
-    names: list[tuple[str, bool]] = []  # of tools, and whether they are deferred
+    names: list[tuple[str, bool]] = []  # names of tools, and whether each is deferred
     for i, tool in enumerate(given):
         name, known_tool = _tool(tool, f"tools.{i}")
         known[name] = known_tool
@@ -279,7 +286,9 @@ def _tools(given: list[Any], messages: list[Any]) -> tuple[list[dict[str, Any]],
 
 
 def _tool(tool: Any, path: str) -> tuple[str, dict[str, Any] | None]:
-    """A tool's name, and the function that the model sees. Sets of tools have no name, and are of Anthropic's."""
+    """Return a tool's name, and the function that the model sees. Sets of tools have no name; only Anthropic's servers
+    know them.
+    """
     if not isinstance(tool, dict):
         raise invalid(f"{path}: must be an object", path)
     if tool.get("type", "custom") not in (None, "custom"):
@@ -294,7 +303,7 @@ def _tool(tool: Any, path: str) -> tuple[str, dict[str, Any] | None]:
 
 
 def _tool_changes(messages: list[Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The blocks of messages that were read by which the model gets to know tools, or loses them, with their paths."""
+    """Yield the blocks that make tools known to the model or remove them, with their paths."""
     for i, message in enumerate(messages):
         content, path = message.get("content"), f"messages.{i}.content"
         for j, block in enumerate(content if isinstance(content, list) else []):
@@ -326,12 +335,12 @@ def _read_choice(given: dict[str, Any], chat: Chat, names: set[str]) -> None:
 
 
 def _read_thinking(body: dict[str, Any], chat: Chat, messages: list[Any]) -> None:
-    """Models think only where the request says so."""
+    """Read the thinking options. Models think only if the request says so."""
     thinking = table(body, "thinking")
     kind = thinking.get("type", "disabled")
     if kind not in ("enabled", "disabled", "adaptive", "between_tools"):
         raise invalid("thinking.type: must be enabled, disabled, adaptive or between_tools", "thinking")
-    chat.enable_thinking = kind in ("enabled", "adaptive")  # between tools Claude reports progress only
+    chat.enable_thinking = kind in ("enabled", "adaptive")  # between_tools: Claude only reports its progress there
     budget = integer(thinking, "budget_tokens")
     if kind == "enabled":
         if budget is None:
@@ -345,7 +354,7 @@ def _read_thinking(body: dict[str, Any], chat: Chat, messages: list[Any]) -> Non
 
 
 def _turn_effort(messages: list[Any]) -> str | None:
-    """What a message of the system asks of the turn that is to be answered. Results of tools go on with a turn."""
+    """Return the effort that a system message asks for in the current turn. Results of tools do not end a turn."""
     for message in reversed(messages):
         effort = text(table(message, "output_config"), "effort") if message["role"] == "system" else None
         if effort:

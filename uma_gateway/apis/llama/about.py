@@ -1,4 +1,4 @@
-"""What llama-server reports about itself: health, properties, slots, metrics; and its form of errors."""
+"""llama-server's reports about itself (health, properties, slots, metrics), and its form of errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from uma_gateway.model import Model
 
 
 async def on_health(exchange: Exchange) -> None:
-    """200 while requests would be taken, else 503: for load balancers and for whoever waits for the start."""
+    """Return 200 while requests are accepted, else 503: for load balancers, and for programs that wait for the
+    start.
+    """
     health = await exchange.gateway.daemon.call("health")
     if health["is_ready"]:
         await exchange.send_json({"status": "ok"})
@@ -43,7 +45,7 @@ async def on_props(exchange: Exchange) -> None:
             "build_info": model.system_fingerprint,
             "is_sleeping": False,
             "endpoint_slots": True,
-            "endpoint_props": False,  # that they can be set
+            "endpoint_props": False,  # whether they can be set
             "endpoint_metrics": True,
             "ui": True,
         }
@@ -55,7 +57,7 @@ async def on_set_props(exchange: Exchange) -> None:
 
 
 async def _template_caps(model: Model) -> dict[str, bool]:
-    """Empty where the model has no template that can be used: a chat request is told why."""
+    """Return the template's abilities. Empty if the model has no usable template; a chat request is told the reason."""
     try:
         return (await model.templates()).capabilities if model.has_chat else {}
     except ChatError:
@@ -63,14 +65,18 @@ async def _template_caps(model: Model) -> dict[str, bool]:
 
 
 async def on_adapters(exchange: Exchange) -> None:
-    """The LoRA adapters that requests may name by `id`, or by `name`; `scale` is what requests without `lora` get."""
+    """List the LoRA adapters that requests may name by `id` or by `name`. `scale` applies to requests without
+    `lora`.
+    """
     model = await exchange.gateway.model(is_new=True)
     adapters = model.props.get("adapters", ())
     await exchange.send_json([{**each, "id": i, "name": each["id"]} for i, each in enumerate(adapters)])
 
 
 async def on_set_adapters(exchange: Exchange) -> None:
-    """llama-server would change the answers of everybody else here: the operator does that."""
+    """Refuse to set scales. In llama-server this changes the answers of all clients; here only the operator may do
+    that.
+    """
     message = (
         "scales for everybody are configured (engine.lora_scale, then a reload); a request names its own with `lora`"
     )
@@ -96,12 +102,12 @@ def default_params(exchange: Exchange) -> dict[str, Any]:
 
 
 def error_object(error: GatewayError) -> dict[str, Any]:
-    """llama-server's form: the status is in the body too."""
+    """Return an error in llama-server's form: the body has the status too."""
     return {"error": {"code": error.status, "message": error.message, "type": error.kind.type, **error.extra}}
 
 
 async def on_slots(exchange: Exchange) -> None:
-    """The daemon's requests, as llama-server shows its slots: one row for each sequence, busy ones first."""
+    """Return the daemon's requests as llama-server shows its slots: one row for each sequence, busy ones first."""
     model = await exchange.gateway.model()
     sessions = (await exchange.gateway.daemon.call("sessions"))["sessions"]
     busy = [row for row in sessions if row["phase"] in ("prefill", "decode")]
@@ -117,7 +123,7 @@ async def on_slot(exchange: Exchange) -> None:
 
 
 def slot_object(number: int, n_ctx: int, row: dict[str, Any] | None) -> dict[str, Any]:
-    """Says nothing of anybody's prompt."""
+    """Return one slot. It contains nothing of a prompt."""
     made: dict[str, Any] = {"id": number, "n_ctx": n_ctx, "speculative": False, "is_processing": row is not None}
     if row is not None:
         made |= {
@@ -137,7 +143,7 @@ def slot_object(number: int, n_ctx: int, row: dict[str, Any] | None) -> dict[str
 
 
 class Theirs(NamedTuple):
-    """A metric under llama-server's name; `value` is made of our own, by their names."""
+    """A metric under llama-server's name. `value` computes it from our metrics, by their names."""
 
     name: str
     kind: str
@@ -146,7 +152,7 @@ class Theirs(NamedTuple):
 
 
 def sums(text: str) -> Mapping[str, float]:
-    """Each of the metrics of Prometheus's text form, summed over its labels."""
+    """Return each metric of a text in Prometheus's form, summed over its labels."""
     found: dict[str, float] = defaultdict(float)
     for line in text.splitlines():
         if line and line[0] != "#":
@@ -155,7 +161,7 @@ def sums(text: str) -> Mapping[str, float]:
 
 
 def _prompt_seconds(ours: Mapping[str, float]) -> float:
-    """As in an answer's `timings`: from the end of the queue to the first token."""
+    """Return the time as an answer's `timings` have it: from the end of the queue to the first token."""
     return max(0.0, ours["time_to_first_token_seconds_sum"] - ours["queue_seconds_sum"])
 
 
@@ -210,7 +216,9 @@ def line_of(metric: Theirs, ours: Mapping[str, float]) -> str:
 
 
 async def on_metrics(exchange: Exchange) -> None:
-    """The daemon's metrics in Prometheus's text form, and those that llama-server's dashboards read under its names."""
+    """Return the daemon's metrics in Prometheus's text form, and under llama-server's names those that its dashboards
+    read.
+    """
     daemon = exchange.gateway.daemon
     text = (await daemon.call("metrics", format="prometheus"))["text"]
     ours = sums(text)

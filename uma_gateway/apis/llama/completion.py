@@ -38,7 +38,7 @@ from uma_gateway.generate import Plan, answers_of, begin, ended, final, note_end
 from uma_gateway.model import Model
 
 RANDOM_SEED = 0xFFFFFFFF  # llama.h: LLAMA_DEFAULT_SEED
-SHOWN = (  # of llama-server's settings those that have a value here without having been asked for
+SHOWN = (  # settings of llama-server that are shown with a value even if the request does not set them
     "temperature", "top_k", "top_p", "min_p", "typical_p", "min_keep", "top_n_sigma", "xtc_probability",
     "xtc_threshold", "dynatemp_range", "dynatemp_exponent", "frequency_penalty", "presence_penalty", "repeat_penalty",
     "dry_multiplier", "mirostat", "adaptive_target", "ignore_eos", "post_sampling_probs",
@@ -46,8 +46,8 @@ SHOWN = (  # of llama-server's settings those that have a value here without hav
 
 
 async def on_completion(exchange: Exchange) -> None:
-    """One prompt, or an array of several, with `n_cmpl` answers to each: they come as an array, or as pieces with an
-    `index`.
+    """Answer one prompt, or an array of several, with `n_cmpl` answers to each. Several answers come as an array, or as
+    pieces with an `index`.
     """
     body = await exchange.json()
     prompts = await exchange.read(read_prompts, body)
@@ -56,7 +56,7 @@ async def on_completion(exchange: Exchange) -> None:
 
 async def on_infill(exchange: Exchange) -> None:
     """Fill in between `input_prefix` and `input_suffix`, with other files in `input_extra`; `prompt` follows the
-    prefix. Editors send empty ones, with `n_predict` 0, to have their other files read ahead.
+    prefix. Editors send empty requests, with `n_predict` 0, to have their other files read ahead.
     """
     body = await exchange.json()
     prefix, suffix, prompt = (text(body, name) or "" for name in ("input_prefix", "input_suffix", "prompt"))
@@ -78,10 +78,12 @@ def _is_file(value: Any) -> bool:
 
 
 class _Limits(NamedTuple):
-    """What ends an answer beside its number of tokens: both are for editors, and hold from its first new line on."""
+    """Limits of an answer beside its number of tokens. Both are for editors, and apply from the answer's first new line
+    on.
+    """
 
-    n_indent: int  # blanks that each line but the first begins with
-    t_max_ms: int  # since the first token; 0 or less: any time
+    n_indent: int  # number of blanks with which each line but the first begins
+    t_max_ms: int  # time since the first token; 0 or less: no limit
 
     @classmethod
     def of(cls, body: dict[str, Any]) -> _Limits:
@@ -98,13 +100,13 @@ class Lines:
     def __init__(self, limits: _Limits) -> None:
         self._limits = limits
         self._t_first: float | None = None
-        self._n_blanks: int | None = None  # at the beginning of this line; None: it has more, or is the first
+        self._n_blanks: int | None = None  # at this line's beginning; None: that is over, or the first line
         self.n_tokens = 0
         self.has_new_line = False
         self.is_over = False
 
     def push(self, text: str, now: float) -> str:
-        """One more token's text, and when it came; what of it is sent."""
+        """Take one more token's text, and the time when it came. Returns the part of it to be sent."""
         if self.is_over:
             return ""
         self._t_first = now if self._t_first is None else self._t_first
@@ -117,7 +119,7 @@ class Lines:
         return text
 
     def _indented(self, text: str) -> str:
-        """The text up to a line that has too few blanks."""
+        """Return the text up to a line that has too few blanks."""
         for i, character in enumerate(text):
             if self._n_blanks is not None and character in " \t":
                 self._n_blanks += 1
@@ -129,15 +131,15 @@ class Lines:
         return text
 
     def ended(self, eos: Event) -> Event:
-        """An answer that was ended here has met its limit. Raises: GatewayError for ends that are not good."""
+        """Return the end of the answer; reason `length` if a limit ended it here. Raises: GatewayError for bad ends."""
         return ended({**eos, "reason": "length"} if self.is_over else eos)
 
 
 def _plan(
     exchange: Exchange, body: dict[str, Any], prompt: Prompt | dict[str, Any], model: Model, number: int = 0
 ) -> Plan:
-    """`prompt`: one, or the field of an infill. `number`: which of its answers, where each is asked for by itself. The
-    plan's context is its limits.
+    """Plan one request. `prompt`: one prompt, or the field of an infill. `number`: which of its answers, if each is
+    requested by itself. The plan's context is its limits.
     """
     answers, limits, is_stream = exchange.gateway.config.answers, _Limits.of(body), boolean(body, "stream")
     fields = {
@@ -154,7 +156,7 @@ def _plan(
             raise unsupported("the model has no tokens for filling in", "input_prefix")
     name = "logprobs" if body.get("n_probs") is None else "n_probs"
     n_probs = integer(body, name, 0, MOST_LOGPROBS) or 0
-    has_tokens = boolean(body, "return_tokens") and not is_stream  # a stream has them in any case
+    has_tokens = boolean(body, "return_tokens") and not is_stream  # a stream contains them in any case
     if n_probs or has_tokens:
         need(model, "logprobs", name if n_probs else "return_tokens")
         fields["logprobs"] = n_probs
@@ -173,14 +175,14 @@ def _plan(
 
 
 def _answers_wanted(body: dict[str, Any]) -> int:
-    """Raises: GatewayError."""
+    """Return how many answers each prompt gets. Raises: GatewayError."""
     return answers_wanted(body, "n_cmpl" if body.get("n_cmpl") is not None else "n")
 
 
 async def _answer(exchange: Exchange, body: dict[str, Any], prompts: Sequence[Prompt | dict[str, Any]]) -> None:
     is_stream = boolean(body, "stream")
     wanted = [name for name in array(body, "response_fields") if isinstance(name, str)]
-    # each answer ends at its own line, and the daemon ends whole requests: there is one for each then
+    # each answer ends at its own line, but the daemon ends only whole requests: so each answer gets its own request
     n = _answers_wanted(body) if _Limits.of(body).are_any else 1
     prompts = [prompt for prompt in prompts for _ in range(n)]
     if len(prompts) > MOST_PROMPTS:
@@ -209,14 +211,14 @@ async def _answer(exchange: Exchange, body: dict[str, Any], prompts: Sequence[Pr
 async def _whole(
     exchange: Exchange, generation: Generation, number: int, plan: Plan, has_tokens: bool
 ) -> list[dict[str, Any]]:
-    """The answers to one prompt."""
+    """Return the answers to one prompt."""
     eos = await (_followed(generation, Lines(plan.context)) if plan.context.are_any else final(generation))
     note_end(exchange, eos)
     n, made = plan.fields.get("n", 1), []
     for answer in answers_of(eos):
         text = answer.get("text", "")
         whole = last_object(plan, answer, text, number * n + answer["index"], "\n" in text)
-        whole["generation_settings"]["stream"] = False  # whatever the daemon was asked for
+        whole["generation_settings"]["stream"] = False  # the request to the daemon may differ
         if has_tokens:
             whole["tokens"] = [entry["id"] for entry in answer.get("logprobs") or ()]
         if answer.get("logprobs") and plan.fields["logprobs"]:
@@ -226,7 +228,7 @@ async def _whole(
 
 
 def _told(lines: Lines, generation: Generation, text: str) -> str:
-    """What the client is told of a token's text. The answer is ended where it meets a limit."""
+    """Return the part of a token's text that is sent to the client. Ends the answer if it meets a limit."""
     was_over = lines.is_over
     told = lines.push(text, time.perf_counter())
     if lines.is_over and not was_over:
@@ -235,8 +237,8 @@ def _told(lines: Lines, generation: Generation, text: str) -> str:
 
 
 async def _followed(generation: Generation, lines: Lines) -> Event:
-    """The end of an answer that is not streamed to the client, with its text, where it has limits that only its lines
-    show. Raises: GatewayError, for a bad end too.
+    """Read an answer that is not streamed to the client but has limits that depend on its lines. Returns its end, with
+    its text. Raises: GatewayError, for a bad end too.
     """
     parts: list[str] = []
     logprobs: list[Event] = []
@@ -264,7 +266,7 @@ async def _stream(
             end = lines.ended(event)
             if event["event"] == "eos":
                 note_end(exchange, end)
-                if n > 1:  # each answer had its own end
+                if n > 1:  # each answer has had its own end
                     return b""
             return sse.data(selected(last_object(plan, end, "", index, lines.has_new_line), wanted))
         if event["event"] == "progress":
@@ -282,7 +284,7 @@ async def _stream(
 
 
 def chunk_of(index: int, content: str, tokens: list[int], n_tokens: int) -> dict[str, Any]:
-    """A piece of a stream that is not its last."""
+    """Return a piece of a stream that is not its last."""
     return {
         "index": index,
         "content": content,
@@ -295,7 +297,7 @@ def chunk_of(index: int, content: str, tokens: list[int], n_tokens: int) -> dict
 
 
 def last_object(plan: Plan, eos: Event, content: str, index: int, has_new_line: bool) -> dict[str, Any]:
-    """The whole answer, or the last piece of a stream."""
+    """Return the whole answer, or the last piece of a stream."""
     usage, stop = eos["usage"], eos.get("stop") or {}
     kind = "limit" if eos["reason"] == "length" else "word" if "text" in stop else "eos"
     is_full = kind == "limit" and usage["prompt_tokens"] + usage["completion_tokens"] >= plan.model.n_ctx
@@ -312,7 +314,7 @@ def last_object(plan: Plan, eos: Event, content: str, index: int, has_new_line: 
         "generation_settings": settings(plan),
         "prompt": prompt if isinstance(prompt, str) else "",
         "has_new_line": has_new_line,
-        "truncated": is_full or bool(usage.get("dropped_tokens")),  # the context was not enough
+        "truncated": is_full or bool(usage.get("dropped_tokens")),  # the context was too small
         "stop_type": kind,
         "stopping_word": stop.get("text", ""),
         "tokens_cached": max(0, usage["prompt_tokens"] + usage["completion_tokens"] - 1),  # in the KV at the end
@@ -321,7 +323,7 @@ def last_object(plan: Plan, eos: Event, content: str, index: int, has_new_line: 
 
 
 def settings(plan: Plan) -> dict[str, Any]:
-    """What the answer was made with, as far as the request and the gateway say it."""
+    """Return the settings of the answer, as far as the request and the gateway set them."""
     fields = plan.fields
     made = {param.name: fields.get(param.wire or param.name, param.neutral) for param in PARAMS if param.name in SHOWN}
     return {
@@ -344,7 +346,7 @@ def settings(plan: Plan) -> dict[str, Any]:
 
 
 def probability(entry: Event, plan: Plan) -> dict[str, Any]:
-    """One token with its alternatives; probabilities instead of logarithms after the samplers."""
+    """Return one token with its alternatives. After the samplers there are probabilities instead of logarithms."""
     is_after = bool(plan.fields.get("post_sampling_probs"))
     return {
         **_token(entry, is_after),
@@ -358,9 +360,9 @@ def _token(entry: Event, is_after: bool) -> dict[str, Any]:
 
 
 def selected(whole: dict[str, Any], wanted: list[str]) -> dict[str, Any]:
-    """The `response_fields` that were asked for, under the names that were asked for; a slash goes into an object.
+    """Return the `response_fields` that the request names, under the names that it uses; a slash goes into an object.
 
-    All where none were.
+    Returns all fields if it names none.
     """
     if not wanted:
         return whole

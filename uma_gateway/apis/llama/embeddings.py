@@ -1,5 +1,5 @@
-"""llama-server's `/embedding`, and reranking in Jina's form, or that of Text Embeddings Inference where `texts` are
-sent; that server's `/embed` too.
+"""llama-server's `/embedding` and `/rerank`, and `/embed` of Text Embeddings Inference. Reranking answers in Jina's
+form, or in that of Text Embeddings Inference if the request has `texts`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from uma_gateway.fields import boolean, integer, model_name, text
 
 
 async def on_embedding(exchange: Exchange) -> None:
-    """An array of objects, each with an array of vectors: one, or with `pooling` none one for each token."""
+    """Return an array of objects, each with an array of vectors: one vector, or with `pooling` none one for
+    each token.
+    """
     body = await exchange.json()
     name = "input" if body.get("input") is not None else "content"
     if body.get(name) is None:
@@ -32,7 +34,7 @@ async def _vectors(exchange: Exchange, body: dict[str, Any], name: str) -> None:
 
 
 async def on_embed(exchange: Exchange) -> None:
-    """Text Embeddings Inference's: an array of vectors, one for each of `inputs`."""
+    """Answer in the form of Text Embeddings Inference: an array of vectors, one for each of `inputs`."""
     body = await exchange.json()
     if body.get("inputs") is None:
         raise invalid("`inputs` is required: a text, or an array of texts", "inputs")
@@ -44,9 +46,9 @@ async def on_embed(exchange: Exchange) -> None:
 
 
 def _check_cut(body: dict[str, Any]) -> None:
-    """Text Embeddings Inference can cut a long text's beginning off. Raises: GatewayError."""
+    """Refuse to cut off the beginning of a long text, as Text Embeddings Inference can. Raises: GatewayError."""
     if (text(body, "truncation_direction") or "").lower() == "left" and boolean(body, "truncate"):
-        message = "`truncation_direction` can be right: a text that is too long loses its end"
+        message = "`truncation_direction` can only be right: a text that is too long loses its end"
         raise unsupported(message, "truncation_direction")
 
 

@@ -1,5 +1,5 @@
-"""llama-server's endpoints about text: `/tokenize`, `/detokenize`, `/apply-template`; the first two, and
-`/tokenizer_info`, in vLLM's form too.
+"""llama-server's endpoints for text: `/tokenize`, `/detokenize` and `/apply-template`. The first two, and
+`/tokenizer_info`, exist in vLLM's form too.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from uma_gateway.exchange import Exchange
 from uma_gateway.fields import array, boolean, text
 from uma_gateway.prompting import render
 
-MOST_PARTS = 1024  # each is a question to the daemon
+MOST_PARTS = 1024  # each takes one call to the daemon
 
 
 async def on_tokenize(exchange: Exchange) -> None:
-    """`content`: a text, or an array of texts and token ids. vLLM's clients name their text `prompt`, or send
+    """Tokenize `content`: a text, or an array of texts and token ids. vLLM's clients name their text `prompt`, or send
     `messages`.
     """
     body = await exchange.json()
@@ -28,13 +28,13 @@ async def on_tokenize(exchange: Exchange) -> None:
     has_pieces = boolean(body, "with_pieces")
     tokens: list[Any] = []
     for i, part in enumerate(parts):
-        flags["add_special"] = flags["add_special"] and i == 0  # they belong to the whole
+        flags["add_special"] = flags["add_special"] and i == 0  # special tokens stand only around the whole
         tokens += await _tokens_of(exchange, part, has_pieces, flags)
     await exchange.send_json({"tokens": tokens})
 
 
 def _parts(content: Any) -> list[str | int]:
-    """Raises: GatewayError."""
+    """Return the parts of the content. Raises: GatewayError."""
     if isinstance(content, str) or content is None:
         return [content] if content else []
     parts: list[Any] = content if isinstance(content, list) else [None]
@@ -58,7 +58,7 @@ async def _tokens_of(exchange: Exchange, part: str | int, has_pieces: bool, flag
 
 
 async def _tokenize_as_vllm(exchange: Exchange, body: dict[str, Any]) -> None:
-    """A chat's tokens are those of its prompt, with what the daemon puts before it."""
+    """Return a chat's tokens: those of its prompt, with the tokens that the daemon puts before it."""
     if "prompt" in body:
         prompt, has_special = text(body, "prompt") or "", boolean(body, "add_special_tokens", True)
     else:
@@ -79,7 +79,7 @@ def _text_of(piece: str | list[int]) -> str:
 
 
 async def on_tokenizer_info(exchange: Exchange) -> None:
-    """vLLM's description of a tokenizer, from which clients write prompts themselves."""
+    """Return vLLM's description of a tokenizer, from which clients write prompts themselves."""
     model = await exchange.gateway.model(is_new=True)
     props = model.props
     await exchange.send_json(
@@ -96,7 +96,7 @@ async def on_tokenizer_info(exchange: Exchange) -> None:
 
 
 async def on_detokenize(exchange: Exchange) -> None:
-    """The text is llama-server's `content` and vLLM's `prompt`: their requests are alike."""
+    """Return the text as llama-server's `content` and as vLLM's `prompt`: the requests of both look alike."""
     body = await exchange.json()
     tokens = array(body, "tokens")
     if not {int}.issuperset(map(type, tokens)):
@@ -109,13 +109,13 @@ async def on_detokenize(exchange: Exchange) -> None:
 
 
 async def on_apply_template(exchange: Exchange) -> None:
-    """The prompt that a chat request would have."""
+    """Return the prompt that a chat request would have."""
     body = await exchange.json()
     await exchange.send_json({"prompt": await _written(exchange, body)})
 
 
 async def _written(exchange: Exchange, body: dict[str, Any]) -> str:
-    """The prompt of a chat request, without the BOS that the daemon adds. Raises: GatewayError."""
+    """Return the prompt of a chat request, without the BOS that the daemon adds. Raises: GatewayError."""
     ask = read_chat(body)
     response_format(body, ask.chat)
     prompt = await render(exchange, await exchange.gateway.model(), ask.chat)

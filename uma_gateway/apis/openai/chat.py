@@ -82,8 +82,8 @@ def _completion(shape: Shape, prompt: Prompt, ask: Ask, eos: Event) -> dict[str,
 
 
 def message_object(message: Message, has_functions: bool = False) -> dict[str, Any]:
-    """An assistant's message. Content is null beside tool calls, as OpenAI has it. `has_functions`: a call has OpenAI's
-    older form.
+    """Return an assistant's message. Content is null beside tool calls, as in OpenAI's answers. `has_functions`: write
+    a call in OpenAI's older form.
     """
     made: dict[str, Any] = {
         "role": "assistant",
@@ -122,7 +122,7 @@ class _Stream:
         self._ask = ask
         self._pace = pace
         self._parsers: list[Parser] = [prompt.parser() for _ in range(ask.n)]
-        self._messages = [Message() for _ in range(ask.n)]  # only the tool calls are kept: nobody reads the rest
+        self._messages = [Message() for _ in range(ask.n)]  # only the tool calls are kept; nothing reads the rest
         self._begun: set[int] = set()
         self._held = {} if ask.n_logprobs is None else {index: Held() for index in range(ask.n)}
         self._chunk = chunks.ChatChunks(shape)
@@ -132,7 +132,7 @@ class _Stream:
         await relay(self._exchange, [generation], self._encode, lambda: DONE)
 
     def _encode(self, _: int, event: Event) -> bytes:
-        """The chunks of an event. Raises: GatewayError."""
+        """Return the chunks of an event. Raises: GatewayError."""
         kind, index = event["event"], event.get("index", 0)
         # Most events are plain text: their way is written out, for a call costs microseconds after a model's step.
         if kind == "token" and index in self._begun and "logprobs" not in event and not self._pace.tells_tokens:
@@ -178,7 +178,7 @@ class _Stream:
             return self._chunk.content(index, diff.content)
         if diff.tool >= 0:
             self._messages[index].add(diff)
-        if diff.tool > 0 and self._ask.has_functions:  # the older form has room for one
+        if diff.tool > 0 and self._ask.has_functions:  # the older form has room for one call
             return b""
         told = self._held[index].take(diff) if self._held else []
         delta = delta_object(diff, self._ask.has_functions)

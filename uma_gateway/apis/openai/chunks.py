@@ -1,6 +1,6 @@
 """Pieces of OpenAI's answers that several endpoints share; streamed chunks are written from templates.
 
-A chunk of plain text is most of what a gateway writes: its unchanging bytes are made once for each stream.
+Chunks of plain text are most of what a gateway writes, so their unchanging bytes are made once for each stream.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from uma_gateway.apis.openai.request import Shape
 from uma_gateway.daemon import Event
 from uma_gateway.generate import spent_ms
 
-SPLIT = b'"\\u0000"'  # stands where the text goes; a text cannot be written as this
+SPLIT = b'"\\u0000"'  # marks the place of the text; no text can be written as this
 
 
 class ChatChunks:
@@ -29,7 +29,7 @@ class ChatChunks:
         return sse.data({"choices": choices, **self._tail, **more})
 
     def content(self, index: int, text: str) -> bytes:
-        """New text."""
+        """Return a chunk with new text."""
         ends = self._heads.get(index)
         if ends is None:
             choice = {"finish_reason": None, "index": index, "delta": {"content": "\0"}}
@@ -38,7 +38,7 @@ class ChatChunks:
         return b"%b%b%b" % (ends[0], orjson.dumps(text), ends[1])
 
     def role(self, index: int) -> bytes:
-        """The first chunk of an answer."""
+        """Return the first chunk of an answer."""
         return self._bytes([{"finish_reason": None, "index": index, "delta": {"role": "assistant", "content": ""}}])
 
     def delta(self, index: int, delta: dict[str, Any], logprobs: list[Any] | None = None, **more: Any) -> bytes:
@@ -48,17 +48,17 @@ class ChatChunks:
         return self._bytes([choice], **more)
 
     def finish(self, index: int, reason: str, timings: dict[str, Any] | None) -> bytes:
-        """The last chunk of an answer."""
+        """Return the last chunk of an answer."""
         choice: dict[str, Any] = {"finish_reason": reason, "index": index, "delta": {}}
         return self._bytes([choice], **({"timings": timings} if timings is not None else {}))
 
     def usage(self, usage: dict[str, Any], timings: dict[str, Any]) -> bytes:
-        """The chunk after all answers, where it was asked for."""
+        """Return the chunk after all answers, if it was requested."""
         return self._bytes([], usage=usage, timings=timings)
 
 
 def usage(counts: Mapping[str, int]) -> dict[str, Any]:
-    """Token counts in OpenAI's form."""
+    """Return the token counts in OpenAI's form."""
     n_prompt, n_answer = counts["prompt_tokens"], counts["completion_tokens"]
     return {
         "completion_tokens": n_answer,
@@ -74,7 +74,7 @@ def usage(counts: Mapping[str, int]) -> dict[str, Any]:
 
 
 def timings(eos: Event) -> dict[str, Any]:
-    """llama-server's figures: its clients show them. Rates are never null."""
+    """Return llama-server's figures, which its clients show. Rates are never null."""
     counts, timing = eos["usage"], eos["timing"]
     n_cached = counts["cached_tokens"]
     n_read, n_answer = counts["prompt_tokens"] - n_cached, counts["completion_tokens"]
@@ -96,14 +96,16 @@ def timings(eos: Event) -> dict[str, Any]:
 
 
 def _drafts(counts: Mapping[str, int]) -> dict[str, int]:
-    """Draft tokens that were verified, and those that held; nothing where there were none, as with llama-server."""
+    """Return the numbers of draft tokens that were verified and accepted; nothing if there were none, as in
+    llama-server.
+    """
     n_held = counts.get("accepted_prediction_tokens", 0)
     n_drafts = n_held + counts.get("rejected_prediction_tokens", 0)
     return {"draft_n": n_drafts, "draft_n_accepted": n_held} if n_drafts else {}
 
 
 def prompt_progress(event: Event) -> dict[str, Any]:
-    """llama-server's word on how far a prompt is read, from the daemon's `progress` event."""
+    """Return llama-server's report of a prompt's progress, from the daemon's `progress` event."""
     return {
         "total": event["prompt_tokens"],
         "cache": event["cached_tokens"],
@@ -117,7 +119,7 @@ def _rate(amount: float, per: float) -> float:
 
 
 def logprobs(entries: list[Event] | None) -> list[dict[str, Any]]:
-    """The daemon's log probabilities in OpenAI's form."""
+    """Return the daemon's log probabilities in OpenAI's form."""
     return [
         {**_token(entry), "top_logprobs": [_token(other) for other in entry.get("top", ())]} for entry in entries or ()
     ]
@@ -134,14 +136,14 @@ def _token(entry: Event) -> dict[str, Any]:
 
 
 def prompt_logprobs(entries: list[Event]) -> dict[str, Any]:
-    """Those of a prompt in vLLM's form: for each token an object of its own and the likeliest ones, by their ids. The
-    first token has none.
+    """Return a prompt's log probabilities in vLLM's form: for each token an object with the token itself and the
+    likeliest ones, by their ids. The first token has none.
     """
     return {"prompt_logprobs": [None if entry["logprob"] is None else _by_id(entry) for entry in entries]}
 
 
 def _by_id(entry: Event) -> dict[str, Any]:
-    """The token's own comes first. Its rank is known where it is among the likeliest."""
+    """Return the entries by token id, the token itself first. Its rank is known if it is among the likeliest."""
     ranks = {other["id"]: rank for rank, other in enumerate(entry.get("top", ()), 1)}
     each = {token["id"]: token for token in (entry, *entry.get("top", ()))}
     return {

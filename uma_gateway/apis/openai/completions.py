@@ -44,15 +44,15 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
 @dataclass
 class Ask:
-    """A request beside its sampling."""
+    """A request, apart from its sampling."""
 
     prompts: list[Prompt]
     is_stream: bool
     wants_usage: bool
     n: int
     best_of: int
-    n_logprobs: int | None  # alternatives beside each token; None: no log probabilities
-    n_prompt_logprobs: int | None  # vLLM's: the same of the prompt's tokens, in its own form
+    n_logprobs: int | None  # alternatives for each token; None: no log probabilities
+    n_prompt_logprobs: int | None  # vLLM's field: the same for the prompt's tokens, in its own form
     has_echo: bool
     suffix: str
     stops_told: frozenset[str]
@@ -65,7 +65,7 @@ async def on_completions(exchange: Exchange) -> None:
 
 
 def _read(body: dict[str, Any]) -> Ask:
-    """Raises: GatewayError."""
+    """Read a request. Raises: GatewayError."""
     n = answers_wanted(body)
     best_of = integer(body, "best_of") or n
     is_stream = boolean(body, "stream")
@@ -94,7 +94,7 @@ def _logprobs_wanted(body: dict[str, Any]) -> int | None:
     value = body.get("logprobs")
     if value is None or value is False:
         return integer(body, "n_probs", 0, MOST_LOGPROBS) or None
-    if value is True:  # chat clients' way of asking
+    if value is True:  # as chat clients ask for them
         return integer(body, "top_logprobs", 0, MOST_LOGPROBS) or 0
     return integer(body, "logprobs", 0, MOST_LOGPROBS)
 
@@ -158,20 +158,22 @@ def _plan(exchange: Exchange, body: dict[str, Any], ask: Ask, model: Model, prom
 
 
 class Echo(NamedTuple):
-    """What stands before an answer."""
+    """The text before an answer."""
 
     text: str = ""
-    n_added: int = 0  # tokens that the model's tokeniser puts before a text: they are nobody's
+    n_added: int = 0  # tokens that the model's tokeniser adds before a text; they are not part of the echo
 
     def start(self, entries: list[Event]) -> int:
-        """Where the first of the prompt's tokens begins: before 0 where the tokeniser writes a space before a text."""
+        """Return the place in the text at which the first prompt token begins: below 0 if the tokeniser writes a space
+        first.
+        """
         return len(self.text) - len(b"".join(bytes(entry["bytes"]) for entry in entries).decode("utf-8", "replace"))
 
 
 async def _echo(exchange: Exchange, model: Model, prompt: Prompt) -> Echo:
-    """Raises: GatewayError."""
+    """Return what to echo of a prompt. Raises: GatewayError."""
     if isinstance(prompt, str):
-        # an empty one is the token that begins a text
+        # an empty prompt becomes the token that begins a text
         return Echo(prompt, int(not prompt or (model.props["add_bos"] and "bos" in model.props["special"])))
     return Echo(str((await exchange.gateway.daemon.call("detokenize", tokens=prompt))["content"]))
 
@@ -182,7 +184,7 @@ async def _echo(exchange: Exchange, model: Model, prompt: Prompt) -> Echo:
 async def _whole(
     exchange: Exchange, shape: Shape, ask: Ask, echoes: list[Echo], generations: list[Generation]
 ) -> dict[str, Any]:
-    """Raises: GatewayError."""
+    """Return the answer that is not streamed. Raises: GatewayError."""
     choices: list[dict[str, Any]] = []
     finals = [await final(generation) for generation in generations]
     for number, eos in enumerate(finals):
@@ -212,12 +214,12 @@ async def _whole(
 
 
 def _cut(eos: Event, n_top: int) -> list[Event]:
-    """Of the prompt's tokens, with this many alternatives: the echo and vLLM's field may ask for different numbers."""
+    """Cut the alternatives of the prompt's tokens to this number: echo and vLLM's field may ask for different ones."""
     return [{**entry, "top": entry.get("top", [])[:n_top]} for entry in eos["prompt_logprobs"]]
 
 
 def _all_arrays(echo: Echo, prompt: list[Event], answer: Event) -> dict[str, Any]:
-    """Of the prompt's tokens, where they are echoed, and the answer's."""
+    """Return the arrays of the answer's tokens, after those of the prompt's tokens if they are echoed."""
     echoed = prompt[echo.n_added :]
     return _Offsets(echo.start(echoed)).arrays([*echoed, *(answer.get("logprobs") or ())])
 
@@ -231,7 +233,7 @@ def _summed(finals: list[Event]) -> dict[str, int]:
 
 
 class _Stream:
-    """One streamed request; its answers, of one prompt or of several, are told apart by their index."""
+    """One streamed request. Its answers, to one prompt or several, are told apart by their index."""
 
     def __init__(self, exchange: Exchange, shape: Shape, ask: Ask, echoes: list[Echo], paces: list[Pace]) -> None:
         self._exchange = exchange
@@ -260,7 +262,7 @@ class _Stream:
         )
 
     def _on_event(self, number: int, event: Event) -> list[bytes]:
-        """The chunks of an event. Raises: GatewayError."""
+        """Return the chunks of an event. Raises: GatewayError."""
         kind, index = event["event"], number * self._ask.n + event.get("index", 0)
         if kind == "prompt":
             self._prompts[number] += event["logprobs"]
@@ -284,7 +286,7 @@ class _Stream:
         return [*echo, self._chunk(index, stop, event.get("logprobs"), event["reason"], **more)]
 
     def _echo(self, number: int) -> list[bytes]:
-        """The chunks that give a prompt back, once; with their tokens' log probabilities, where those are wanted."""
+        """Return the chunks that echo a prompt, once; with its tokens' log probabilities if they were requested."""
         if self._are_echoed[number]:
             return []
         self._are_echoed[number] = True
@@ -316,7 +318,7 @@ class _Stream:
 
 
 class _Offsets:
-    """Log probabilities as the older API has them: parallel arrays, with each token's place in the text."""
+    """Log probabilities in the older API's form: parallel arrays, with each token's place in the text."""
 
     def __init__(self, start: int) -> None:
         self._at = start
@@ -335,15 +337,17 @@ class _Offsets:
 
 
 def _likeliest(entry: Event) -> dict[str, float] | None:
-    """The likeliest tokens' and, as with OpenAI, always the token's own; None for the first token of a prompt."""
+    """Return the likeliest tokens and, as in OpenAI's answers, always the token itself; None for a prompt's first
+    token.
+    """
     if entry["logprob"] is None:
         return None
     return {_text_of(other): other["logprob"] for other in (*entry.get("top", ()), entry)}
 
 
 def _text_of(entry: Event) -> str:
-    """A token's text, or its bytes as OpenAI writes them where they are not whole characters: alternatives are told by
-    their texts, and all parts of characters would have the same.
+    """Return a token's text, or its bytes as OpenAI writes them if they are not whole characters. Alternatives are told
+    apart by their texts, and all parts of characters would have the same one.
     """
     data = bytes(entry["bytes"])
     try:

@@ -1,5 +1,5 @@
-"""`/v1/conversations`: items that several responses share. They are kept as responses are, and as long from the last
-change on.
+"""`/v1/conversations`: items that several responses share. Conversations are kept like responses; their time begins
+anew with each change.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ async def on_get(exchange: Exchange) -> None:
 
 
 async def on_update(exchange: Exchange) -> None:
-    """Only the metadata may change."""
+    """Change the metadata, the only part that may change."""
     body = await exchange.json()
     stored = _asked(exchange)
     await _put(exchange, {**stored.response, "metadata": table(body, "metadata")}, stored.items)
@@ -69,7 +69,7 @@ async def on_delete_item(exchange: Exchange) -> None:
 
 
 def conversation_of(exchange: Exchange, body: dict[str, Any]) -> Stored | None:
-    """The conversation that a response belongs to. Raises: GatewayError."""
+    """Return the conversation that a response belongs to. Raises: GatewayError."""
     given = body.get(KIND)
     if given is None:
         return None
@@ -80,7 +80,9 @@ def conversation_of(exchange: Exchange, body: dict[str, Any]) -> Stored | None:
 
 
 def append(exchange: Exchange, conversation_id: str, more: list[Item]) -> None:
-    """Another request may have added to the conversation since; one that is gone stays so."""
+    """Add items to a conversation. Another request may have added to it meanwhile; if it was deleted, it stays
+    deleted.
+    """
     stored = find(exchange, KIND, conversation_id)
     if stored is not None:
         store_of(exchange).put(exchange.caller.account, stored.response, [], [*stored.items, *more])
@@ -91,18 +93,18 @@ def _asked(exchange: Exchange) -> Stored:
 
 
 def _given(exchange: Exchange, body: dict[str, Any]) -> list[Item]:
-    """The items of a request, as they are listed. Raises: GatewayError."""
+    """Return the items of a request, as they are listed. Raises: GatewayError."""
     given = array(body, "items")
     for i, item in enumerate(given):
         if not isinstance(item, dict):
             raise invalid(f"`items[{i}]` must be an object", f"items[{i}]")
     whole = [referred(exchange, item, f"items[{i}]") for i, item in enumerate(given)]
-    items.to_messages(whole, "items")  # what a model could not be shown is refused now
+    items.to_messages(whole, "items")  # refuse now what a model could not be shown later
     return [items.kept(item) for item in whole]
 
 
 def _item(exchange: Exchange, stored: Stored) -> Item:
-    """Raises: GatewayError (404)."""
+    """Return the item that the path names. Raises: GatewayError (404)."""
     item_id = exchange.params["item"]
     for item in stored.items:
         if item["id"] == item_id:

@@ -14,14 +14,16 @@ _FIELDS = {
     "guided_choice": "choice",
     "guided_regex": "regex",
     "guided_grammar": "grammar",
-    "regex": "regex",  # SGLang's, as the next
+    "regex": "regex",  # SGLang's name, like the next
     "ebnf": "grammar",
 }
-_FORMS = ("json", "json_object", "choice", "regex", "grammar", "structural_tag")  # others say how, not what
+_FORMS = ("json", "json_object", "choice", "regex", "grammar", "structural_tag")  # the other fields say how, not what
 
 
 class Guided(NamedTuple):
-    """What an answer must be: a schema, or another constraint as the daemon has it. `param` names the field."""
+    """The form that an answer must have: a schema, or another constraint in the daemon's form. `param` names
+    the field.
+    """
 
     param: str = "structured_outputs"
     schema: dict[str, Any] | bool | None = None  # True: any object
@@ -29,7 +31,7 @@ class Guided(NamedTuple):
 
 
 def read_guided(body: dict[str, Any]) -> Guided:
-    """Raises: GatewayError."""
+    """Read the fields. Raises: GatewayError."""
     if body.get("use_beam_search"):
         raise unsupported("`use_beam_search` is not supported", "use_beam_search")
     given = {f"structured_outputs.{name}": (name, value) for name, value in table(body, "structured_outputs").items()}
@@ -37,7 +39,7 @@ def read_guided(body: dict[str, Any]) -> Guided:
     wanted = {
         param: (form, value) for param, (form, value) in given.items() if form in _FORMS and value not in (None, False)
     }
-    for second in list(wanted)[1:]:  # the same in an old and a new field is for servers of either age
+    for second in list(wanted)[1:]:  # clients for old and new servers send the same value in both fields
         first = next(iter(wanted))
         if wanted[second] != wanted[first]:
             raise invalid(f"`{second}` conflicts with `{first}`", second)
@@ -59,12 +61,12 @@ def _read(param: str, form: str, value: Any) -> Guided:
         raise invalid(f"`{param}` must be a text that is not empty", param)
     if form == "regex":
         return Guided(param, constraint={"regex": value})
-    # vLLM takes both notations, and tells them apart by this sign
+    # vLLM accepts both notations, and tells them apart by this sign
     return Guided(param, constraint={"gbnf" if "::=" in value else "lark": value})
 
 
 def _schema(param: str, value: Any) -> dict[str, Any] | bool:
-    """A schema, which may be written out as a text."""
+    """Return a schema, which may be written as JSON in a text."""
     if isinstance(value, str):
         try:
             value = orjson.loads(value)

@@ -10,7 +10,7 @@ from uma_gateway.parsing import Parser
 
 
 class Held:
-    """Those of tokens whose text the parser has not released yet."""
+    """The log probabilities of tokens whose text the parser has not released yet."""
 
     def __init__(self, entries: Iterable[Event] = ()) -> None:
         self._entries = list(entries)
@@ -19,20 +19,20 @@ class Held:
         self._entries.extend(entries)
 
     def take(self, diff: Diff) -> list[Event]:
-        """Those of the content that is released now."""
+        """Return those of the content that is released now."""
         if diff.reasoning:
             self._cut(diff.reasoning)
         if not diff.content:
             return []
         found = self._cut(diff.content)
-        if found is None:  # its bytes are not text: an answer loses none of them
+        if found is None:  # the bytes are not text: the answer must not lose them
             found, self._entries = self._entries, []
         return found
 
     def _cut(self, text: str) -> list[Event] | None:
-        """Remove the entries up to the end of a text, and give those that the text is made of. None: it is not there.
+        """Remove the entries up to the end of a text, and return the text's own entries. None: the text is not there.
 
-        What stands before it is tags. It is looked for from the end: a tag may have the same letters.
+        Bytes before it are tags. The search runs from the end, because a tag may contain the same letters.
         """
         wanted = text.encode("utf-8", "replace")
         held = b"".join(bytes(entry["bytes"]) for entry in self._entries)
@@ -50,7 +50,7 @@ class Held:
 
 
 def read_whole(parser: Parser, text: str, entries: Iterable[Event]) -> tuple[Message, list[Event]]:
-    """Read an answer that has ended, with the log probabilities of its tokens; those of its content are left."""
+    """Read an answer that has ended, with the log probabilities of its tokens. Returns only those of its content."""
     message, held = Message(), Held(entries)
     told: list[Event] = []
     for diff in parser.feed(text, is_final=True):

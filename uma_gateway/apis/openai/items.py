@@ -27,7 +27,7 @@ def new_id(prefix: str) -> str:
 
 
 def read_input(value: Any, is_continued: bool = False) -> list[Item]:
-    """The `input` of a request as items: one that continues a response may have none. Raises: GatewayError."""
+    """Return the `input` of a request as items; empty is allowed if it continues a response. Raises: GatewayError."""
     if is_continued and value in (None, []):
         return []
     if isinstance(value, str):
@@ -41,7 +41,7 @@ def read_input(value: Any, is_continued: bool = False) -> list[Item]:
 
 
 def reference(item: Item, path: str) -> str | None:
-    """The id of an item that stands elsewhere, where this is a reference. It may do without a type.
+    """Return the id if this item is a reference to another one, else None. A reference may have no type.
 
     Raises: GatewayError.
     """
@@ -60,7 +60,9 @@ _PREFIXES = {
 
 
 def kept(item: Item) -> Item:
-    """An item of a request as it is listed later: with all that OpenAI's types require, and its content in parts."""
+    """Return an item of a request as it is listed later: with all fields that OpenAI's types require, and its content
+    in parts.
+    """
     kind = item.get("type") or "message"
     given = {name: value for name, value in item.items() if value is not None}
     made = {"id": new_id(_PREFIXES.get(kind, "item")), "type": kind, **given}
@@ -85,8 +87,8 @@ def _kept_part(part: Item, is_own: bool) -> Item:
 
 
 def to_messages(items: list[Item], name: str = "input") -> list[Item]:
-    """Items as chat messages: what the assistant thought, said and called in a row is one message. `name`: the field
-    that they came in.
+    """Return items as chat messages. The assistant's thoughts, texts and calls in a row are one message. `name`: the
+    field that contained the items.
 
     Raises: GatewayError.
     """
@@ -98,7 +100,7 @@ def to_messages(items: list[Item], name: str = "input") -> list[Item]:
             _add_message(messages, item, path)
         elif kind == "function_call":
             _add_call(messages, item, path, _text(item, "arguments", path))
-        elif kind == "custom_tool_call":  # of a conversation that another server began: its input is any text
+        elif kind == "custom_tool_call":  # from another server's conversation; its input is any text
             _add_call(messages, item, path, orjson.dumps({"input": _text(item, "input", path)}).decode())
         elif kind in ("function_call_output", "custom_tool_call_output"):
             content = _content(item.get("output"), f"{path}.output")
@@ -108,7 +110,7 @@ def to_messages(items: list[Item], name: str = "input") -> list[Item]:
             if thought:
                 message = _assistant(messages)
                 message["reasoning_content"] = message.get("reasoning_content", "") + thought
-        elif kind == "web_search_call":  # what was found is not in it: OpenAI's servers told the model
+        elif kind == "web_search_call":  # does not contain the results: only OpenAI's servers showed them to the model
             pass
         else:
             raise invalid(f"`{path}.type` {str(kind)[:50]!r} is not supported", f"{path}.type")
@@ -124,7 +126,9 @@ def _add_call(messages: list[Item], item: Item, path: str, arguments: str) -> No
 
 
 def _thought(item: Item) -> str:
-    """What another server encrypted says nothing to this model, nor does its summary."""
+    """Return the text of a thought. A thought that another server encrypted, and its summary, are of no use to this
+    model.
+    """
     carried = item.get("encrypted_content")
     if isinstance(carried, str) and carried.startswith(_CARRIED):
         return carried.removeprefix(_CARRIED)
@@ -146,14 +150,14 @@ def _add_message(messages: list[Item], item: Item, path: str) -> None:
 
 
 def _assistant(messages: list[Item]) -> Item:
-    """The assistant's message that the next of its items belongs to."""
+    """Return the assistant's message that the next of its items belongs to."""
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": ""})
     return messages[-1]
 
 
 def _content(value: Any, path: str) -> str | list[Item]:
-    """A text, or several in the chat API's form: how they are joined is the template's business."""
+    """Return a text, or several in the chat API's form; the template decides how to join them."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -181,11 +185,11 @@ def _text(item: Item, name: str, path: str) -> str:
 
 
 def read_tools(tools: list[Any]) -> list[Item]:
-    """Function tools in the chat API's form; custom ones are functions of one text.
+    """Return function tools in the chat API's form; custom tools become functions of one text.
 
-    Tools in a namespace have its name before theirs. Others run on OpenAI's servers, and clients send them by habit:
-    they are left out. So are custom ones whose text has a grammar: inside of a function's arguments it could not be
-    enforced.
+    A tool in a namespace gets the namespace's name before its own. Tools that run on OpenAI's servers are left out,
+    because clients send them by habit. Custom tools whose text has a grammar are left out too: inside a function's
+    arguments the grammar could not be enforced.
     """
     made = []
     for tool, space, path in in_spaces(tools):
@@ -204,7 +208,7 @@ def read_tools(tools: list[Any]) -> list[Item]:
 
 
 def in_spaces(tools: list[Any]) -> Iterator[tuple[Item, str, str]]:
-    """The tools, those in namespaces too, each with its namespace ("": none) and the path that errors name.
+    """Yield the tools, including those in namespaces, each with its namespace ("": none) and its path for errors.
 
     Raises: GatewayError.
     """
@@ -223,7 +227,7 @@ def in_spaces(tools: list[Any]) -> Iterator[tuple[Item, str, str]]:
 
 
 def shown_name(space: str, name: str) -> str:
-    """What the model calls a tool: the chat API has no namespaces."""
+    """Return the model's name for a tool: the chat API has no namespaces."""
     return f"{space}__{name}" if space else name
 
 
@@ -244,15 +248,15 @@ def is_custom(tool: Any) -> bool:
 # ---- out
 
 
-_CARRIED = "unencrypted:"  # so begins what is ours in `encrypted_content`
+_CARRIED = "unencrypted:"  # begins the `encrypted_content` that we wrote
 
 
 @dataclass(frozen=True)
 class Thoughts:
-    """How a request wants to be told what was thought."""
+    """How a request wants thoughts to be reported."""
 
     is_summary: bool = False  # as the summary: many clients read nothing else
-    is_carried: bool = False  # in `encrypted_content` too, which clients send back where responses are not kept
+    is_carried: bool = False  # in `encrypted_content` too; clients send it back if responses are not kept
 
     def part(self, text: str) -> Item:
         return {"type": "summary_text" if self.is_summary else "reasoning_text", "text": text}
@@ -278,7 +282,7 @@ def message_item(item_id: str, parts: list[Item], status: str) -> Item:
 
 
 def call_item(item_id: str, call_id: str, name: Item, arguments: str, status: str) -> Item:
-    """`name`: the tool's, with its namespace."""
+    """Return the item of a call. `name`: the tool's name, with its namespace."""
     return {
         "id": item_id,
         "type": "function_call",
@@ -300,11 +304,11 @@ def custom_item(item_id: str, call_id: str, name: Item, arguments: str) -> Item:
 
 
 class Names:
-    """What tools are called in a request, by the names that the model knows."""
+    """The names of a request's tools, by the names that the model knows."""
 
     def __init__(self, tools: list[Any]) -> None:
-        self.custom: set[str] = set()  # those of custom tools
-        self._told: dict[str, Item] = {}  # of tools in a namespace
+        self.custom: set[str] = set()  # names of custom tools
+        self._told: dict[str, Item] = {}  # tools in a namespace
         for tool, space, _ in in_spaces(tools):
             name = tool.get("name")
             if not isinstance(name, str):
@@ -315,12 +319,12 @@ class Names:
                 self._told[shown_name(space, name)] = {"name": name, "namespace": space}
 
     def told(self, name: str) -> Item:
-        """The fields by which an item names a tool."""
+        """Return the fields by which an item names a tool."""
         return self._told.get(name, {"name": name})
 
 
 def input_of(arguments: str) -> str:
-    """What a custom tool is given, from the arguments that the model wrote: all of these where they were cut off."""
+    """Return a custom tool's input from the arguments that the model wrote; all of these if they were cut off."""
     try:
         value = orjson.loads(arguments)["input"]
     except (ValueError, LookupError, TypeError):
@@ -331,7 +335,7 @@ def input_of(arguments: str) -> str:
 def output_items(
     message: Message, status: str, names: Names, thoughts: Thoughts, logprobs: list[Any] | None = None
 ) -> list[Item]:
-    """A whole answer as items. `status`: the last one's, for those before it are complete."""
+    """Return a whole answer as items. `status`: of the last item; the items before it are complete."""
     made = []
     if message.reasoning:
         made.append(thoughts.item(new_id("rs"), message.reasoning, "completed"))

@@ -1,4 +1,4 @@
-"""What requests of an account find again here: responses, conversations and their items."""
+"""Objects that later requests of an account find again: responses, conversations and their items."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def not_kept(exchange: Exchange, kind: str, given_id: str, more: str = "") -> st
 
 
 def find(exchange: Exchange, kind: str, given_id: str) -> Stored | None:
-    """`kind`: the `object` that it is."""
+    """Find a stored object of this kind. `kind`: the value of its field `object`."""
     stored = store_of(exchange).get(exchange.caller.account, given_id)
     return stored if stored is not None and stored.response["object"] == kind else None
 
 
 def found(exchange: Exchange, kind: str, given_id: str, param: str | None = None) -> Stored:
-    """Raises: GatewayError (404)."""
+    """Return a stored object. Raises: GatewayError (404)."""
     stored = find(exchange, kind, given_id)
     if stored is None:
         raise GatewayError(Kind.NOT_FOUND, not_kept(exchange, kind, given_id), param, "not_found")
@@ -41,7 +41,8 @@ def found(exchange: Exchange, kind: str, given_id: str, param: str | None = None
 
 
 def referred(exchange: Exchange, item: Item, path: str) -> Item:
-    """The item that a reference names, others as they are: the AI SDK sends ids for what it had from here.
+    """Return the item that a reference names; other items unchanged. The AI SDK sends ids for items that it got from
+    here.
 
     Raises: GatewayError.
     """
@@ -55,7 +56,7 @@ def referred(exchange: Exchange, item: Item, path: str) -> Item:
 
 
 async def send_page(exchange: Exchange, listed: list[Item]) -> None:
-    """The items that the query's `order`, `limit` and `after` choose, the newest first unless `order` is asc.
+    """Send the items that the query's `order`, `limit` and `after` choose, the newest first unless `order` is asc.
 
     Raises: GatewayError.
     """
@@ -73,7 +74,7 @@ def list_object(data: list[Item], has_more: bool = False) -> Item:
 
 
 def _page(listed: list[Item], query: dict[str, str]) -> tuple[list[Item], bool]:
-    """The items that `after` and `limit` choose, and whether more follow. Raises: GatewayError."""
+    """Return the items that `after` and `limit` choose, and whether more follow. Raises: GatewayError."""
     limit, after = query.get("limit", "20"), query.get("after")
     if not re.fullmatch(r"[0-9]{1,3}", limit) or not 1 <= int(limit) <= MOST_LISTED:
         raise invalid(f"`limit` goes from 1 to {MOST_LISTED}", "limit")

@@ -1,4 +1,4 @@
-"""`/v1/models`: the one model that is served, with its context in every field that some client reads."""
+"""`/v1/models`: the one served model, with its context in every field that some client reads."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def model_object(model: Model, created: int) -> dict[str, Any]:
 
 
 def adapter_object(model: Model, name: str, created: int) -> dict[str, Any]:
-    """A LoRA adapter as a model that requests may name, in vLLM's form."""
+    """Return a LoRA adapter as a model that requests may name, in vLLM's form."""
     return {**model_object(model, created), "id": name, "parent": model.name}
 
 
 def anthropic_fields(model: Model, name: str, created: int) -> dict[str, Any]:
-    """What Anthropic's clients read of a model. They share this path with OpenAI's."""
+    """Return the fields of a model that Anthropic's clients read. They share this path with OpenAI's."""
     return {
         "type": "model",
         "display_name": name,
@@ -60,7 +60,7 @@ def is_anthropic(exchange: Exchange) -> bool:
 
 
 def ollama_object(model: Model) -> dict[str, Any]:
-    """What Codex looks for beside `data`."""
+    """Return the description that Codex looks for beside `data`."""
     facts = model.props["model"]
     return {
         "name": model.name,
@@ -97,7 +97,7 @@ async def on_model(exchange: Exchange) -> None:
 
 
 async def served(exchange: Exchange, name: str) -> Model:
-    """The model of this name, or with a LoRA adapter of this name. Raises: GatewayError (404, 503)."""
+    """Return the model of this name, or the one with a LoRA adapter of this name. Raises: GatewayError (404, 503)."""
     model = await exchange.gateway.serving(name).model(is_new=True)
     if name != model.name and name not in model.adapters:
         message = f"the model {name[:100]!r} is not served here; {model.name!r} is"

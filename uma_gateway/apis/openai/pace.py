@@ -1,5 +1,5 @@
-"""What is shown while an answer comes: to llama-server's clients how far its prompt is read, and the figures so far; to
-vLLM's the usage so far.
+"""Progress of an answer while it is written: llama-server's clients see how far the prompt is read, and the figures so
+far; vLLM's clients see the usage so far.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from uma_gateway.model import Model
 
 
 def progress_field(body: Mapping[str, Any], model: Model) -> dict[str, Any]:
-    """Of a streamed request: the daemon is to report how it reads the prompt. Raises: GatewayError."""
+    """Return the field that makes the daemon report how it reads a streamed request's prompt. Raises: GatewayError."""
     wanted = [name for name in ("return_progress", "timings_per_token") if boolean(body, name)]
     wanted += ["stream_options"] if _wants_usage(body) else []
     for name in wanted:
@@ -24,7 +24,7 @@ def progress_field(body: Mapping[str, Any], model: Model) -> dict[str, Any]:
 
 
 def _wants_usage(body: Mapping[str, Any]) -> bool:
-    """Whether each chunk is to have it; as with vLLM only where the stream has it at all. Raises: GatewayError."""
+    """Whether each chunk has the usage; as in vLLM only if the stream has it at all. Raises: GatewayError."""
     options = table(body, "stream_options")
     return boolean(options, "continuous_usage_stats") and boolean(options, "include_usage")
 
@@ -38,11 +38,11 @@ class Pace:
         self._tells_usage = _wants_usage(body)
         self.tells_tokens = self._tells_timings or self._tells_usage
         self._prompt: Event = {"prompt_tokens": 0, "cached_tokens": 0, "read_ms": 0.0}
-        self._t_first: dict[int, float] = {}  # of each answer's first token
-        self._n: dict[int, int] = {}  # its tokens
+        self._t_first: dict[int, float] = {}  # time of each answer's first token
+        self._n: dict[int, int] = {}  # tokens of each answer
 
     def read(self, progress: Event) -> dict[str, Any]:
-        """What a chunk says of the prompt: nothing where that was not asked for."""
+        """Return the fields by which a chunk reports the prompt's progress: none if the request does not want them."""
         self._prompt = progress
         if not self._tells_progress:
             return {}
@@ -50,7 +50,9 @@ class Pace:
         return {**told, "timings": _read_so_far(progress)} if self._tells_timings else told
 
     def token(self, index: int) -> dict[str, Any]:
-        """One more token of that answer: what its chunks say of the time and of the tokens so far."""
+        """Count one more token of an answer. Returns the fields by which its chunks report the time and tokens
+        so far.
+        """
         if not self.tells_tokens:
             return {}
         now = time.perf_counter()

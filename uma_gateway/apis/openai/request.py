@@ -1,4 +1,4 @@
-"""What OpenAI's chat requests say, read into values of ours."""
+"""Reads OpenAI's chat requests into values of ours."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_ANSWERS = 128
 
 @dataclass(frozen=True)
 class Shape:
-    """What all parts of one answer carry."""
+    """Values that all parts of one answer carry."""
 
     id: str
     created: int
@@ -36,13 +36,13 @@ class Shape:
         return cls(prefix + secrets.token_urlsafe(18), int(time.time()), named, model.system_fingerprint, tier)
 
     def fields(self, kind: str) -> dict[str, Any]:
-        """Those that are the same in each part. `kind`: the `object` that it is."""
+        """Return the fields that are the same in each part. `kind`: the value of `object`."""
         told = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
         return {**told, "system_fingerprint": self.system_fingerprint, **self.tier}
 
 
 def read_chat(body: dict[str, Any]) -> Ask:
-    """Raises: GatewayError."""
+    """Read a chat request. Raises: GatewayError."""
     messages = body.get("messages")
     if not isinstance(messages, list):
         raise invalid("`messages` is required: an array of messages", "messages")
@@ -76,7 +76,7 @@ def read_chat(body: dict[str, Any]) -> Ask:
 
 
 def _functions(body: dict[str, Any]) -> tuple[list[Any], Any]:
-    """OpenAI's older `functions` and `function_call` as tools and a choice of them. Raises: GatewayError."""
+    """Return OpenAI's older `functions` and `function_call` as tools and a tool choice. Raises: GatewayError."""
     if body.get("tools"):
         raise invalid("`functions` conflicts with `tools`, which replaced them", "functions")
     choice = body.get("function_call")
@@ -91,7 +91,7 @@ def _functions(body: dict[str, Any]) -> tuple[list[Any], Any]:
 
 
 def _continued(body: dict[str, Any]) -> bool | str:
-    """Whether the last message is to be continued, or which part of it: llama-server takes the part's name.
+    """Return whether the last message is to be continued, or which part of it: llama-server accepts the part's name.
 
     Raises: GatewayError.
     """
@@ -103,7 +103,7 @@ def _continued(body: dict[str, Any]) -> bool | str:
 
 
 def _echoed(chat: Chat) -> str:
-    """What an answer that continues the last message begins with, for who wants it back. Thoughts are not repeated."""
+    """Return the text that an answer continues, for clients that want it repeated. Thoughts are not repeated."""
     last = chat.messages[-1] if chat.messages else None
     if not isinstance(last, dict) or chat.continue_final_message not in (True, "content"):
         return ""
@@ -111,7 +111,7 @@ def _echoed(chat: Chat) -> str:
 
 
 def read_prediction(body: dict[str, Any]) -> str:
-    """OpenAI's predicted output, as text. Raises: GatewayError."""
+    """Return OpenAI's predicted output as text. Raises: GatewayError."""
     content = table(body, "prediction").get("content")
     if content is not None and not isinstance(content, (str, list)):
         raise invalid("`prediction.content` must be a string or an array of parts", "prediction")
@@ -119,7 +119,7 @@ def read_prediction(body: dict[str, Any]) -> str:
 
 
 def refuse_media(body: dict[str, Any]) -> None:
-    """What would change the answer's kind is refused, not ignored. Raises: GatewayError."""
+    """Refuse fields that would change the kind of the answer. Raises: GatewayError."""
     if body.get("audio") is not None or any(kind != "text" for kind in array(body, "modalities")):
         raise unsupported("only text can be generated", "modalities")
     for name in ("web_search_options", "moderation"):
@@ -128,22 +128,22 @@ def refuse_media(body: dict[str, Any]) -> None:
 
 
 def answers_wanted(body: dict[str, Any], name: str = "n") -> int:
-    """How many answers each prompt gets. Raises: GatewayError."""
+    """Return how many answers each prompt gets. Raises: GatewayError."""
     return integer(body, name, 1, MOST_ANSWERS) or 1
 
 
 def read_logprobs(body: dict[str, Any]) -> int | None:
-    """How many alternatives are wanted beside each token; None: no log probabilities. Raises: GatewayError."""
+    """Return how many alternatives to report for each token; None: no log probabilities. Raises: GatewayError."""
     n_top = integer(body, "top_logprobs", 0, MOST_LOGPROBS)
     if boolean(body, "logprobs"):
         return n_top or 0
     if n_top:
         raise invalid("`top_logprobs` needs `logprobs`: true", "top_logprobs")
-    return integer(body, "n_probs", 0, MOST_LOGPROBS) or None  # llama-server's way of asking
+    return integer(body, "n_probs", 0, MOST_LOGPROBS) or None  # llama-server's field
 
 
 def read_prompt_logprobs(body: dict[str, Any]) -> int | None:
-    """vLLM's field: how many alternatives are wanted beside each of the prompt's tokens; None: no log probabilities of
+    """Read vLLM's field: how many alternatives to report for each of the prompt's tokens; None: no log probabilities of
     the prompt. Raises: GatewayError.
     """
     n_top = integer(body, "prompt_logprobs", 0, MOST_LOGPROBS)
@@ -153,11 +153,11 @@ def read_prompt_logprobs(body: dict[str, Any]) -> int | None:
 
 
 def read_tools(tools: list[Any], choice: Any) -> tuple[list[dict[str, Any]], str | dict[str, Any]]:
-    """The functions that the model knows, and which of them it may or must call. Raises: GatewayError."""
+    """Return the functions that the model knows, and which of them it may or must call. Raises: GatewayError."""
     known = [_tool(tool, i) for i, tool in enumerate(tools)]
     if choice is None:
         return known, "auto"
-    if choice == "any":  # what Mistral's clients call it
+    if choice == "any":  # Mistral's clients call "required" so
         choice = "required"
     if isinstance(choice, str):
         if choice not in ("auto", "none", "required"):
@@ -170,7 +170,7 @@ def read_tools(tools: list[Any], choice: Any) -> tuple[list[dict[str, Any]], str
     names = {tool["function"]["name"] for tool in known}
     if choice.get("type") != "allowed_tools":
         return known, {"type": "function", "function": {"name": _chosen_name(choice, names)}}
-    allowed = table(choice, "allowed_tools") or choice  # the Responses API has it flat
+    allowed = table(choice, "allowed_tools") or choice  # flat in the Responses API
     mode = allowed.get("mode", "auto")
     chosen = [_chosen_name(item, names) for item in array(allowed, "tools")]
     if mode not in ("auto", "required") or not chosen:
@@ -182,8 +182,8 @@ def read_tools(tools: list[Any], choice: Any) -> tuple[list[dict[str, Any]], str
 
 
 def read_parallel(body: dict[str, Any], choice: str | dict[str, Any]) -> bool | None:
-    """Whether an answer may have several calls; None: as the template allows. A function that is named is called once,
-    as with OpenAI. Raises: GatewayError.
+    """Return whether an answer may have several calls; None: as the template allows. If the request names a function,
+    it is called once, as with OpenAI. Raises: GatewayError.
     """
     wish = flag(body, "parallel_tool_calls")
     return False if isinstance(choice, dict) and choice["type"] == "function" else wish
@@ -214,7 +214,7 @@ def _chosen_name(choice: Any, known: set[str]) -> str:
 
 
 def read_thinking(body: dict[str, Any], chat: Chat) -> None:
-    """Whether, and how long, the model may think: OpenAI's `reasoning_effort` and what templates call it.
+    """Read whether, and how long, the model may think: OpenAI's `reasoning_effort`, and the templates' names for it.
 
     Raises: GatewayError.
     """
@@ -233,7 +233,7 @@ def read_thinking(body: dict[str, Any], chat: Chat) -> None:
 
 
 def read_effort(effort: str | None, chat: Chat) -> None:
-    """How long the model is to think: templates that know the word pass it on."""
+    """Read how long the model is to think; templates that know the word use it."""
     if effort == "none":
         chat.enable_thinking = False
     elif effort:
@@ -241,14 +241,14 @@ def read_effort(effort: str | None, chat: Chat) -> None:
 
 
 def read_verbosity(body: dict[str, Any], chat: Chat) -> None:
-    """How much the model is to say: templates that know the word pass it on. Raises: GatewayError."""
+    """Read how much the model is to say; templates that know the word use it. Raises: GatewayError."""
     verbosity = text(body, "verbosity")
     if verbosity:
         chat.template_kwargs.setdefault("verbosity", verbosity)
 
 
 def response_format(body: dict[str, Any], chat: Chat) -> None:
-    """The form that the answer must have. Raises: GatewayError."""
+    """Read the form that the answer must have. Raises: GatewayError."""
     form = wanted_form(body)
     chat.json_schema, chat.is_strict, chat.constraint = form.schema, form.is_strict, form.constraint
     chat.form_param = form.param if form.is_any or not chat.grammar else "grammar"
@@ -259,12 +259,12 @@ def response_format(body: dict[str, Any], chat: Chat) -> None:
 
 
 class Form(NamedTuple):
-    """What an answer must be. `param` names the field that asks for it."""
+    """The form that an answer must have. `param` names the field that asks for it."""
 
     param: str
     schema: dict[str, Any] | bool | None = None  # True: any object, None: any text
-    is_strict: bool = False  # all of the schema must be enforced
-    constraint: dict[str, Any] | None = None  # another one, as the daemon has it
+    is_strict: bool = False  # the whole schema must be enforced
+    constraint: dict[str, Any] | None = None  # another constraint, in the daemon's form
 
     @property
     def is_any(self) -> bool:
@@ -272,7 +272,9 @@ class Form(NamedTuple):
 
 
 def wanted_form(body: dict[str, Any]) -> Form:
-    """What OpenAI's `response_format`, llama-server's `json_schema` or vLLM's fields ask for. Raises: GatewayError."""
+    """Return the form that OpenAI's `response_format`, llama-server's `json_schema` or vLLM's fields ask for. Raises:
+    GatewayError.
+    """
     guided = read_guided(body)
     forms = [
         Form("response_format", *answer_form(table(body, "response_format"), "response_format")),
@@ -286,7 +288,8 @@ def wanted_form(body: dict[str, Any]) -> Form:
 
 
 def answer_form(form: dict[str, Any], param: str) -> tuple[dict[str, Any] | bool | None, bool]:
-    """The schema that an answer must have (True: any object, None: any text), and whether all of it must be enforced.
+    """Return the schema that an answer must have (True: any object, None: any text), and whether it must be enforced
+    completely.
 
     Raises: GatewayError.
     """

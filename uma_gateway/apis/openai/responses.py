@@ -1,4 +1,6 @@
-"""`/v1/responses`: OpenAI's newer endpoint, of items and named stream events, with conversations kept for a while."""
+"""`/v1/responses`: OpenAI's newer endpoint, with items, named stream events, and conversations that are kept for a
+while.
+"""
 
 from __future__ import annotations
 
@@ -48,10 +50,10 @@ class Request:
     body: dict[str, Any]
     ask: Ask
     input_items: list[Item]
-    items: list[Item]  # all of the conversation
-    conversation_id: str  # of the one that this is to be added to; "": none
+    items: list[Item]  # the whole conversation
+    conversation_id: str  # conversation that this response is added to; "": none
     is_kept: bool
-    is_cut: bool  # what does not fit the context is left out
+    is_cut: bool  # messages that do not fit the context are left out
     names: Names  # of tools
     thoughts: Thoughts
 
@@ -75,7 +77,7 @@ async def on_input_tokens(exchange: Exchange) -> None:
 
 
 def _continued(exchange: Exchange, body: dict[str, Any]) -> Stored | None:
-    """What a request continues. Raises: GatewayError."""
+    """Return the response or conversation that a request continues. Raises: GatewayError."""
     previous = text(body, "previous_response_id")
     if body.get("conversation") is not None and previous is not None:
         raise invalid("`previous_response_id` conflicts with `conversation`", "previous_response_id")
@@ -95,7 +97,7 @@ async def on_get(exchange: Exchange) -> None:
 
 
 async def on_input_items(exchange: Exchange) -> None:
-    """The items of a response's request."""
+    """List the items of a response's request."""
     await send_page(exchange, found(exchange, KIND, exchange.params["id"]).input_items)
 
 
@@ -107,7 +109,7 @@ async def on_delete(exchange: Exchange) -> None:
 
 
 async def on_cancel(exchange: Exchange) -> None:
-    """Raises: GatewayError, as OpenAI does for a response that was not made in the background."""
+    """Refuse, as OpenAI does for a response that was not made in the background. Raises: GatewayError."""
     found(exchange, KIND, exchange.params["id"])
     raise invalid("a response that is kept has ended: only those of `background` can be cancelled", "background")
 
@@ -116,7 +118,7 @@ async def on_cancel(exchange: Exchange) -> None:
 
 
 async def _read(exchange: Exchange, body: dict[str, Any]) -> Request:
-    """Raises: GatewayError."""
+    """Read a request. Raises: GatewayError."""
     if boolean(body, "background"):
         raise unsupported("`background` is not supported: a response ends with its connection", "background")
     for name in ("context_management", "moderation"):
@@ -152,13 +154,14 @@ async def _read(exchange: Exchange, body: dict[str, Any]) -> Request:
 
 
 def _summary(body: dict[str, Any]) -> str | None:
-    """`generate_summary` is its older name."""
+    """Return the wanted kind of summary. `generate_summary` is the older name of the field."""
     asked = table(body, "reasoning")
     return text(asked, "summary") or text(asked, "generate_summary")
 
 
 def _choice(choice: Any) -> Any:
-    """A choice of a tool that runs on OpenAI's servers cannot be honoured, and auto and the like pass.
+    """Return the tool choice. A choice of a tool that runs on OpenAI's servers is refused, because it cannot be
+    followed.
 
     Raises: GatewayError.
     """
@@ -199,8 +202,9 @@ async def _answer(exchange: Exchange, request: Request) -> None:
 
 
 async def _fitting(exchange: Exchange, model: Model, chat: Chat, max_tokens: int) -> Chat:
-    """`truncation: auto`: the conversation from its first user message on with which it fits the context, and leaves
-    the answer a quarter of it. The whole where that fits, or where nothing does.
+    """Shorten the conversation, as `truncation: auto` asks. It then begins with the first user message from which on it
+    fits the context and leaves a quarter of it to the answer. If the whole conversation fits, or nothing does, it stays
+    as it is.
     """
     if await _fits(exchange, model, chat, model.n_ctx - 1):
         return chat
@@ -209,7 +213,7 @@ async def _fitting(exchange: Exchange, model: Model, chat: Chat, max_tokens: int
     starts = [i for i, message in enumerate(messages) if i > n_told and message["role"] == "user"]
     most = model.n_ctx - min(max_tokens, model.n_ctx // 4)
     low, high, fitting = 0, len(starts), chat
-    while low < high:  # the more is left out, the fewer tokens it has
+    while low < high:  # the more is left out, the fewer tokens there are
         middle = (low + high) // 2
         cut = replace(chat, messages=[*messages[:n_told], *messages[starts[middle] :]])
         if await _fits(exchange, model, cut, most):
@@ -229,7 +233,7 @@ async def _fits(exchange: Exchange, model: Model, chat: Chat, most: int) -> bool
 
 
 def _shape(exchange: Exchange, request: Request, model: Model) -> dict[str, Any]:
-    """A response that has only begun."""
+    """Return a response that has just begun."""
     body = request.body
     answers = exchange.gateway.config.answers
     return {
@@ -281,7 +285,7 @@ def _ended(shape: dict[str, Any], eos: Event, output: list[Item]) -> dict[str, A
 
 
 def _failure(error: GatewayError) -> dict[str, Any]:
-    """Of a response that failed. OpenAI's type knows few codes; ours is beside it."""
+    """Return the error object of a response that failed. OpenAI's type knows few codes; `reason` has ours."""
     code = "rate_limit_exceeded" if error.kind is Kind.RATE_LIMIT else "server_error"
     return {"code": code, "message": error.message, "reason": error.code}
 
@@ -345,7 +349,7 @@ class _Open:
 
 
 class _Events(NamedTuple):
-    """What the events of an item's one part are called, and where they say it is."""
+    """The names of the events of an item's only part, and the fields that give its place."""
 
     part: str
     text: str
@@ -358,7 +362,7 @@ _SUMMARY_EVENTS = _Events("response.reasoning_summary_part", "response.reasoning
 
 
 class _Stream:
-    """One streamed response: its events are numbered, its items open and close one after the other."""
+    """One streamed response. Its events are numbered; its items open and close one after the other."""
 
     def __init__(self, exchange: Exchange, request: Request, shape: dict[str, Any], prompt: Prompt) -> None:
         self._exchange = exchange
@@ -388,7 +392,7 @@ class _Stream:
         return self._event("response.failed", response=failed)
 
     def _on_event(self, event: Event) -> list[bytes]:
-        """Raises: GatewayError."""
+        """Return the bytes of an event. Raises: GatewayError."""
         if event["event"] == "token":
             return self._on_text(event["text"], event.get("logprobs"), **self._pace.token(0))
         if event["event"] == "progress":
@@ -403,7 +407,7 @@ class _Stream:
         out += self._close(status)
         response = _ended(self._shape, event, self._output)
         _keep(self._exchange, self._request, response)
-        # the figures stand beside the response too: there llama-server has them
+        # llama-server puts the figures beside the response too
         return [*out, self._event(f"response.{response['status']}", response=response, timings=response["timings"])]
 
     def _on_text(self, text: str, logprobs: list[Event] | None, is_final: bool = False, **more: Any) -> list[bytes]:
@@ -411,7 +415,7 @@ class _Stream:
         return [chunk for diff in self._parser.feed(text, is_final) for chunk in self._on_diff(diff, more)]
 
     def _on_diff(self, diff: Diff, more: dict[str, Any]) -> list[bytes]:
-        """`more` is sent with each piece."""
+        """Return the bytes of a diff. `more` is sent with each piece."""
         out: list[bytes] = []
         told = chunks.logprobs(self._held.take(diff)) if self._request.has_logprobs else []
         if diff.reasoning:
@@ -426,7 +430,7 @@ class _Stream:
                 kind, prefix = ("custom", "ctc") if diff.tool_name in self._request.names.custom else ("call", "fc")
                 out += self._close("completed") + self._begin(kind, items.new_id(prefix), diff)
             if self._open is not None and self._open.kind == "custom":
-                self._open.parts.append(diff.tool_arguments)  # sent whole: these are JSON, a custom tool's text is not
+                self._open.parts.append(diff.tool_arguments)  # sent whole: a custom tool's input is text, not JSON
             elif diff.tool_arguments:
                 out += self._add("response.function_call_arguments.delta", diff.tool_arguments, **more)
         return out

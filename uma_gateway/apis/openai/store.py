@@ -15,27 +15,27 @@ Item = dict[str, Any]
 
 @dataclass(frozen=True)
 class Stored:
-    """`items`: the conversation up to and with the answer. `response`: the object as clients see it, a response or a
-    conversation. Belongs to one account.
+    """A stored object of one account. `items`: the conversation up to and including the answer. `response`: the object
+    as clients see it, a response or a conversation.
     """
 
     account: str
     response: dict[str, Any]
-    input_items: list[Item]  # of this request alone
+    input_items: list[Item]  # items of this request alone
     items: list[Item]
     n_bytes: int
     t_end: float
 
     def places(self) -> Iterator[tuple[tuple[str, str], Item]]:
-        """The items that can be referred to, each with its account and id."""
+        """Yield the items that can be referred to, each with its account and id."""
         for item in (*self.items, *self.input_items):
             if isinstance(item.get("id"), str):
                 yield (self.account, item["id"]), item
 
 
 class Store:
-    """The oldest go first when the budget is used up. A continued response keeps its own copy of what came before, and
-    an item stays as long as the last response whose conversation has it.
+    """Stored objects. The oldest are dropped when the budget is used up. A continued response keeps its own copy of the
+    conversation before it. An item stays as long as any response whose conversation has it.
     """
 
     def __init__(self, kept_s: float, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -43,12 +43,12 @@ class Store:
         self._max_bytes = max_bytes
         self._clock = clock
         self._by_id: OrderedDict[str, Stored] = OrderedDict()
-        # by account and id, then by the id of each response or conversation that has it
+        # by account and id, then by the id of each response or conversation that has the item
         self._items: dict[tuple[str, str], dict[str, Item]] = {}
         self.n_bytes = 0
 
     def put(self, account: str, response: dict[str, Any], input_items: list[Item], items: list[Item]) -> None:
-        """Keep it, in the place of what had its id."""
+        """Store an object. It replaces one with the same id."""
         if not self._kept_s or not self._max_bytes:
             return
         if response["id"] in self._by_id:
@@ -62,13 +62,13 @@ class Store:
         self._tidy()
 
     def get(self, account: str, response_id: str) -> Stored | None:
-        """None: never kept, another account's, or gone."""
+        """Return a stored object. None: it was never stored, belongs to another account, or was dropped."""
         self._tidy()
         stored = self._by_id.get(response_id)
         return stored if stored is not None and stored.account == account else None
 
     def item(self, account: str, item_id: str) -> Item | None:
-        """An item of a conversation that is kept. None: as above."""
+        """Return an item of a stored conversation. None: as in `get`."""
         self._tidy()
         return next(reversed(self._items.get((account, item_id), {}).values()), None)
 
