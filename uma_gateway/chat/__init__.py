@@ -1,6 +1,7 @@
-"""Chat templates, tool calls and reasoning: messages to a prompt and a constraint, the model's text back to messages.
+"""Chat templates, tool calls and reasoning: turns messages into a prompt and a constraint, and the model's text into
+messages.
 
-`Templates.apply` turns a conversation into `Applied`, `Parser` turns the answer's text into `Diff`s. Both are
+`Templates.apply` turns a conversation into `Applied`; `Parser` turns the answer's text into `Diff`s. Both are
 llama.cpp's own chat code, in one shared object (native/chat).
 """
 

@@ -1,7 +1,8 @@
-"""Tries a template in a process of its own before it is used: some end the process, some never end.
+"""Tries a template in a separate process before it is used: some templates end the process, some never end.
 
-A template is a program that came with a model file. One that calls itself overflows the stack, one with range(1e9)
-computes for minutes. So it is loaded and rendered once where nothing can be lost, with limits on time and memory.
+A template is a program that came with a model file. One that calls itself overflows the stack; one with range(1e9)
+computes for minutes. So it is loaded and rendered once in a process whose end loses nothing, with limits on time and
+memory.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ _QUESTION = {"role": "user", "content": "Question."}
 
 
 def _requests(depth: int) -> list[dict[str, Any]]:
-    """What is asked of a template: a question, a conversation, a call of tools whose schema and arguments are that
-    deep.
+    """Return requests that try a template: a question, a conversation, and a call of tools whose schema and arguments
+    are nested this deep.
     """
     schema: dict[str, Any] = {"type": "string"}
     arguments: Any = None
-    for _ in range(depth // 2 - 5):  # two levels each, and those of the request around it
+    for _ in range(depth // 2 - 5):  # two levels each, besides those of the request around it
         schema = {"type": "object", "properties": {"a": schema}}
         arguments = [{"a": arguments}]
     tools = [{"type": "function", "function": {"name": "probe", "description": "Tries.", "parameters": schema}}]
@@ -66,12 +67,12 @@ def _requests(depth: int) -> list[dict[str, Any]]:
 
 @functools.lru_cache(maxsize=64)
 def check_template(request: bytes) -> int:
-    """Load and render the templates of a `uma_chat_templates_new` request elsewhere. Blocks for about 0.3 s, once for
-    each request.
+    """Load and render the templates of a `uma_chat_templates_new` request in another process. Blocks for about 0.3 s,
+    once for each request.
 
-    Returns how deep the JSON of its requests may be nested. What the template refuses is no fault: it may refuse these
-    messages only. Raises: ChatError where it crashes or does not end; OSError where the system has no process or thread
-    to try it with, which says nothing about it.
+    Returns how deep the JSON of requests to the template may be nested. A refusal by the template is no fault: it may
+    refuse only these messages. Raises: ChatError if the template crashes or does not end; OSError if the system has no
+    process or thread to try it with, which says nothing about the template.
     """
     reason = ""
     for depth in DEPTHS:
@@ -82,7 +83,7 @@ def check_template(request: bytes) -> int:
 
 
 def _trial(request: bytes, depth: int) -> str:
-    """Return what goes wrong in a process of its own, or ""."""
+    """Return what goes wrong in a separate process, or ""."""
     command = [sys.executable, "-c", f"from uma_gateway.chat.check import main; main({depth})"]
     path = os.pathsep.join(filter(None, sys.path))
     try:
@@ -99,7 +100,7 @@ def _trial(request: bytes, depth: int) -> str:
 
 
 def main(depth: int) -> None:
-    """The process of its own: limits itself, then does what first requests would do."""
+    """Run in the separate process: limit it, then do the same as first requests."""
     _limit(resource.RLIMIT_CPU, CPU_SECONDS, CPU_SECONDS + 1)
     _limit(resource.RLIMIT_CORE, 0, 0)
     if sys.platform != "darwin":
@@ -117,7 +118,7 @@ def main(depth: int) -> None:
 
 
 def _limit(kind: int, soft: int, hard: int) -> None:
-    """Lower a limit; one that is lower already stays."""
+    """Lower a limit; a limit that is lower already stays."""
     most = resource.getrlimit(kind)[1]
     if most != resource.RLIM_INFINITY:
         soft, hard = min(soft, most), min(hard, most)

@@ -1,7 +1,8 @@
-"""What an answer must look like, as the wire's `constraint`: from a template's parser, tools and schemas to a Lark
-grammar.
+"""Builds the form that an answer must have, as the wire's `constraint`: from a template's parser, tools and schemas to
+a Lark grammar.
 
-Where the grammar cannot be built here, llama.cpp's GBNF goes to the daemon instead, which follows it less well.
+If the grammar cannot be built here, llama.cpp's GBNF goes to the daemon instead; it describes the parser's text less
+well.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from uma_gateway.chat.schema import Schema, constrained, part
 Constraint = dict[str, Any]
 
 _PLAIN_TEXT = "Hello, world."
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+")  # of a tool: written in JSON as it is
-_N_IN_PATTERN = 500  # characters of names: the daemon takes patterns of 1,000
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+")  # a tool's name that JSON needs no escapes for
+_N_IN_PATTERN = 500  # characters of names; the daemon accepts patterns of 1,000
 
 
 class Schemas:
@@ -41,12 +42,12 @@ class Schemas:
         return json.dumps([self.tools, self._json_schema, self._is_strict, self.one_call])
 
     def __str__(self) -> str:
-        """All that they are: what is kept of earlier requests is found by it."""
+        """Return everything that the schemas contain: results kept from earlier requests are found by this text."""
         return self._text
 
     @lazy
     def _arguments(self) -> dict[str, tuple[str, tuple[str, ...]]]:
-        """Tool, and place in its parameters, of each rule of an argument."""
+        """Return each argument rule's tool, and the argument's place in the tool's parameters."""
         found: dict[str, tuple[str, tuple[str, ...]]] = {}
         for name, function in self.tools.items():
             for rule, pointer in _argument_rules(function.get("parameters")):
@@ -55,7 +56,7 @@ class Schemas:
         return found
 
     def __call__(self, name: str) -> Schema:
-        """The schema as the daemon gets it; any JSON where the name is not known."""
+        """Return the schema in the daemon's form; any JSON if the name is unknown."""
         if name.startswith("response-format") and self._json_schema is not None:
             return constrained(self._json_schema, self._is_strict)
         tool = self.tools.get(name.removeprefix("tool-").removesuffix("-schema"))
@@ -69,7 +70,7 @@ class Schemas:
         return constrained(part(whole, pointer), bool(tool.get("strict")))
 
     def with_any_arguments(self) -> Schemas:
-        """The same tools, whose arguments are any object."""
+        """Return the same tools, with any object as their arguments."""
         tools = [{"function": {"name": name, "parameters": {"type": "object"}}} for name in self.tools]
         return Schemas(tools, self._json_schema, self._is_strict, self.one_call)
 
@@ -77,7 +78,7 @@ class Schemas:
 def _argument_rules(
     schema: Any, rule: str = "", pointer: tuple[str, ...] = ()
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The rules that parsers of tagged arguments make for the parts of a schema, and where these parts are."""
+    """Yield the rules that parsers of tagged arguments make for the parts of a schema, and where these parts are."""
     if not isinstance(schema, dict):
         return
     if pointer:
@@ -94,16 +95,17 @@ def _argument_rules(
 def constraint_of(
     applied: dict[str, Any], schemas: Schemas, must_call: bool = False, begun: str = ""
 ) -> Constraint | None:
-    """The constraint of an `apply` that came with a grammar, None without one.
+    """Return the constraint of an `apply` that came with a grammar; None without a grammar.
 
-    `must_call`: nothing but thinking comes before a call. `begun`: what the generation prompt has of the answer's text.
+    `must_call`: nothing but thinking may come before a call. `begun`: the part of the answer's text that the generation
+    prompt contains.
     """
     if not applied["has_grammar"]:
         return None
     triggers = [_trigger(trigger) for trigger in applied["grammar_triggers"]] if applied["grammar_lazy"] else []
     words_only = all(trigger["type"] == "word" for trigger in triggers)
-    # a trigger's word may also stand inside the thinking, and other triggers look at the place: there, the whole answer
-    # is followed
+    # A trigger's word may also occur inside the thinking, and other triggers depend on their place: then the grammar
+    # follows the whole answer.
     follows_all = not applied["grammar_lazy"] or applied["supports_thinking"] or not words_only
     key = (applied["parser"], applied["generation_prompt"], schemas)
     lark = _calls_lark(*key) if must_call else ""
@@ -114,7 +116,7 @@ def constraint_of(
     if triggers:
         lark = _triggered_lark(applied["parser"], schemas)
         return {"lark": lark, "triggers": triggers} if lark else {"gbnf": applied["gbnf"](), "triggers": triggers}
-    if begun:  # inside of JSON only the daemon can go on
+    if begun:  # inside JSON only the daemon can continue
         lark = _whole_lark(applied["parser"], applied["generation_prompt"].removesuffix(begun), schemas, False)
         if lark:
             return {"lark": lark, "prefix": begun}
@@ -122,10 +124,10 @@ def constraint_of(
 
 
 def unmarked_constraint(must_call: dict[str, Any], schemas: Schemas) -> Constraint | None:
-    """The constraint of calls that may come, where nothing but their own JSON tells them from an answer (Llama 3.x):
-    the grammar of a required call holds from `{"name": <a tool>, "parameters":` on.
+    """Return the constraint of optional calls that only their own JSON tells from an answer (Llama 3.x): the grammar of
+    a required call holds from `{"name": <a tool>, "parameters":` on.
 
-    `must_call`: an `apply` whose calls are required. None where its calls do not begin so.
+    `must_call`: an `apply` whose calls are required. None if its calls do not begin so.
     """
     key = must_call["parser"], must_call["generation_prompt"], schemas
     lark, names = _calls_lark(*key), _unmarked_names(*key)
@@ -135,7 +137,7 @@ def unmarked_constraint(must_call: dict[str, Any], schemas: Schemas) -> Constrai
 
 
 def _batches(names: tuple[str, ...]) -> Iterator[list[str]]:
-    """The names in parts of which each fits into a pattern."""
+    """Yield the names in groups, each of which fits into one pattern."""
     batch: list[str] = []
     for name in names:
         if batch and sum(map(len, batch)) + len(name) > _N_IN_PATTERN:
@@ -146,7 +148,7 @@ def _batches(names: tuple[str, ...]) -> Iterator[list[str]]:
 
 
 def _call_begins(names: list[str]) -> str:
-    """A pattern of what the grammar takes up to the arguments, with as much white space as it takes."""
+    """Return a pattern for the grammar's text up to the arguments, with as much white space as the grammar allows."""
     space = r"(?: |\n{1,2}[ \t]{0,20})?"
     words = [
         space + space + r"\{",
@@ -161,8 +163,8 @@ def _call_begins(names: list[str]) -> str:
 
 
 def json_constraint(applied: dict[str, Any], schemas: Schemas, begun: str = "") -> Constraint | None:
-    """The same for an answer that is JSON, where the template knows no such answer: the JSON takes the place of the
-    text.
+    """Return the constraint of an answer that is JSON, if the template does not know such answers: the JSON takes the
+    place of the text.
     """
     lark = _json_lark(applied["parser"], applied["generation_prompt"], schemas)
     if lark or not begun:
@@ -172,14 +174,16 @@ def json_constraint(applied: dict[str, Any], schemas: Schemas, begun: str = "") 
 
 
 def either_constraint(tools: dict[str, Any], text: dict[str, Any], schemas: Schemas) -> Constraint | None:
-    """The constraint of an answer that calls tools, or is JSON. `tools` requires calls; `text` knows of none."""
+    """Return the constraint of an answer that either calls tools or is JSON. `tools` requires calls; `text` has
+    none.
+    """
     of_tools, of_text = ((each["parser"], each["generation_prompt"]) for each in (tools, text))
     lark = _either_lark(*of_tools, *of_text, text["has_grammar"], schemas)
     return {"lark": lark} if lark else None
 
 
 def too_large(constraint: Constraint | None) -> str:
-    """Why the daemon would not take a constraint, "" where it would."""
+    """Return why the daemon would refuse a constraint, "" if it would accept it."""
     return _too_large(constraint.get("lark", ""), constraint.get("gbnf", "")) if constraint is not None else ""
 
 
@@ -194,7 +198,7 @@ def _too_large(lark: str, gbnf: str) -> str:
 
 
 def _trigger(trigger: dict[str, str]) -> dict[str, str]:
-    """llama.cpp's trigger as the wire has it. Its patterns are tried at every token, so that `$` means "so far"."""
+    """Return llama.cpp's trigger in the wire's form. Its patterns are tried at every token, so `$` means "so far"."""
     kind, value = trigger["type"], trigger["value"]
     if kind == "pattern_full":
         kind, value = "pattern", "^" + value.removeprefix("^")
@@ -202,8 +206,8 @@ def _trigger(trigger: dict[str, str]) -> dict[str, str]:
 
 
 def _kept_lark(build: Callable[..., Node]) -> Callable[..., str]:
-    """The grammar that a function builds, as Lark; "" where it cannot be built here. Those of the last requests are
-    kept.
+    """Wrap a function that builds a grammar: return it as Lark, "" if it cannot be built here. The grammars of the last
+    requests are kept.
     """
 
     @kept
@@ -220,7 +224,7 @@ def _kept_lark(build: Callable[..., Node]) -> Callable[..., str]:
 
 @_kept_lark
 def _whole_lark(grammar: Grammar, parser: str, generation_prompt: str, schemas: Schemas, must_take_text: bool) -> Node:
-    """What follows the generation prompt."""
+    """Build the grammar of the text after the generation prompt."""
     root = _read(grammar, parser, generation_prompt, schemas)
     if must_take_text:  # some parsers of optional calls end only with a call; as grammars they would force one
         rest = grammar.after(root, _PLAIN_TEXT)
@@ -231,7 +235,7 @@ def _whole_lark(grammar: Grammar, parser: str, generation_prompt: str, schemas: 
 
 @_kept_lark
 def _calls_lark(grammar: Grammar, parser: str, generation_prompt: str, schemas: Schemas) -> Node:
-    """The same without content: a model that may say something first may do so until it runs out of tokens."""
+    """Build the same without content: a model that may say something first may go on until it runs out of tokens."""
     root = _read(grammar, parser, generation_prompt, schemas, grammar.empty)
     if root.nullable:
         raise Unsettled("no call has to come")
@@ -240,7 +244,7 @@ def _calls_lark(grammar: Grammar, parser: str, generation_prompt: str, schemas: 
 
 @kept
 def _unmarked_names(parser: str, generation_prompt: str, schemas: Schemas) -> tuple[str, ...]:
-    """The tools whose calls begin as `_call_begins` has it."""
+    """Return the tools whose calls begin as in `_call_begins`."""
     try:
         grammar = Grammar()
         root = _read(grammar, parser, generation_prompt, schemas, grammar.empty)
@@ -273,7 +277,7 @@ def _either_lark(
 
 
 def _read(grammar: Grammar, parser: str, generation_prompt: str, schemas: Schemas, content: Node | None = None) -> Node:
-    """What is left of a parser's grammar once the prompt's end, which is part of it, is written."""
+    """Return the rest of a parser's grammar after the end of the prompt, which the parser includes."""
     root = Reader(grammar, parser, schemas, content, schemas.one_call).root()
     rest = grammar.after(root, generation_prompt)
     if rest is None:

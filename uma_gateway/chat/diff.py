@@ -1,4 +1,4 @@
-"""What a parser reports of an answer, piece by piece, and what the pieces add up to."""
+"""A parser's reports about an answer, piece by piece, and the message that the pieces add up to."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class ToolCall:
     id: str
     name: str
     arguments: str = ""
-    index: int = 0  # in its message
+    index: int = 0  # place in its message
 
     @property
     def is_complete(self) -> bool:
-        """Whether its arguments are whole: the answer may have ended in their midst, or be there still."""
-        if not self.arguments.rstrip().endswith("}"):  # asked at every piece, and most are not
+        """Whether the arguments are complete: the answer may have ended in the middle of them, or still be coming."""
+        if not self.arguments.rstrip().endswith("}"):  # tested for every piece, and false for most
             return False
         try:
             return isinstance(json.loads(self.arguments), dict)

@@ -1,4 +1,4 @@
-"""What can go wrong between a conversation and a prompt, each with a code that says who has to act."""
+"""Errors between a conversation and a prompt, each with a code that says who has to act."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class ChatCode(str, Enum):
     TEMPLATE_FAILED = "template_failed"  # the model's template refuses these messages
     NO_TEMPLATE = "no_template"  # the model has no chat template
     TEMPLATE_UNSAFE = "template_unsafe"  # the template crashed, or ran out of time or memory, when it was tried
-    # a schema that cannot be enforced, or only in part where all of it was asked for
+    # a schema cannot be enforced; or only in part, although the request asks for all of it
     SCHEMA_UNSUPPORTED = "schema_unsupported"
-    UNAVAILABLE = "unavailable"  # the chat library is not built, or of another version
+    UNAVAILABLE = "unavailable"  # the chat library is not built, or has another version
     OVERLOADED = "overloaded"  # there is no memory for this request now
     INTERNAL = "internal"  # a fault of ours or of the library
 

@@ -1,8 +1,8 @@
-"""Tool calls for models whose template knows none: the system message lists the tools, calls are JSON between two
+"""Tool calls for models whose template has none: the system message lists the tools, and calls are JSON between two
 tags.
 
-It is the form that most models have seen. The model's own template still makes the prompt; this one makes grammar and
-parser.
+Most models have seen this form. The model's own template still writes the prompt; the template here makes only grammar
+and parser.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _WHEN = {
 
 
 def told(messages: list[dict[str, Any]], tools: list[dict[str, Any]], choice: str) -> list[dict[str, Any]]:
-    """The conversation as plain text messages, with the tools in its system message."""
+    """Return the conversation as plain text messages, with the tools in its system message."""
     described = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     text = _INSTRUCTIONS.format(tools=described, start=START, end=END, when=_WHEN[choice])
     plain = _joined([_plain(message) for message in messages])
@@ -77,7 +77,7 @@ def told(messages: list[dict[str, Any]], tools: list[dict[str, Any]], choice: st
 
 
 def _joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Results become messages of the user, and two of these in a row are one: many templates want the roles to
+    """Turn results into messages of the user, and join neighbouring ones: many templates require the roles to
     alternate.
     """
     joined: list[dict[str, Any]] = []

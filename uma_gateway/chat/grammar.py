@@ -1,9 +1,9 @@
-"""Grammars as trees: what the model may write, read from a template's parser, and the operations on them.
+"""Grammars as trees: the texts that the model may write, read from a template's parser, and operations on them.
 
-llama.cpp states what an answer looks like as a PEG parser and derives a GBNF from it. There, "any text until </think>"
-is a chain of rules that recurses at every character, and llguidance gives up after 2,000 of them. So the grammar is
-built from the parser itself, and `settle` turns "any text until a delimiter, then the rest" into "up to and including
-the delimiter, then what is left of the rest": one lexeme, and what a PEG parser does with the text.
+llama.cpp describes an answer as a PEG parser and derives a GBNF from it. In the GBNF, "any text until </think>" is a
+chain of rules that recurses at every character, and llguidance gives up after 2,000 of them. So the grammar is built
+from the parser itself. `settle` turns "any text until a delimiter, then the rest" into "up to and including the
+delimiter, then what remains of the rest": this is one lexeme, and it matches what a PEG parser does with the text.
 uma_gateway/chat/lark.py writes the result down.
 """
 
@@ -15,32 +15,32 @@ from typing import Any
 
 from uma_gateway.chat.lazy import lazy
 
-Letters = frozenset[str]  # characters; all those beyond ASCII count as one
+Letters = frozenset[str]  # characters; all characters beyond ASCII count as one
 BEYOND = "\uffff"
 Texts = frozenset[str]  # beginnings
 NONE: Letters = frozenset()
 ANYHOW: Texts = frozenset([""])  # nothing is known
 ALL: Letters = frozenset([*map(chr, range(128)), BEYOND])
 MAX_NODES = 200_000  # read from one parser; far more than 500 tools make
-MAX_OPEN = 8  # texts up to a delimiter in alternatives that are one expression: all of them are followed at once
-MAX_DELIMITERS, STEM = 16, 6  # of one open text; more of them are grouped by their first characters
+MAX_OPEN = 8  # most texts up to a delimiter in one expression's alternatives: the lexer follows all of them at once
+MAX_DELIMITERS, STEM = 16, 6  # delimiters of one open text; more of them are grouped by their first characters
 
 
 class Unsettled(Exception):
-    """The grammar has a form that these operations do not cover."""
+    """The operations here do not cover this form of grammar."""
 
 
 class Node:
-    """A set of texts. Immutable; made by a `Grammar`, where equal nodes are one object."""
+    """A set of texts. Immutable; made by a `Grammar`, in which equal nodes are one object."""
 
-    nullable = False  # the empty text is one of them
-    first: Letters = ALL  # with which a text may begin, or more than these
-    more: Letters = NONE  # which may follow a whole text of the set within a longer one, or more than these
-    alphabet: Letters = ALL  # of its texts, or more than these
-    begins: Texts = ANYHOW  # one of which begins each of its texts that is not empty
-    # one regular expression says it: no JSON value and no recursive rule inside, and not more than `MAX_OPEN` texts
+    nullable = False  # the set contains the empty text
+    first: Letters = ALL  # characters that can begin a text, or more than these
+    more: Letters = NONE  # characters that can follow a whole text of the set within a longer one, or more than these
+    alphabet: Letters = ALL  # characters of its texts, or more than these
+    begins: Texts = ANYHOW  # each of its texts that is not empty begins with one of these
+    # a regular expression can describe it: no JSON value or recursive rule inside, and at most `MAX_OPEN` open texts
     regular = True
-    n_open = 0  # texts up to a delimiter inside
+    n_open = 0  # number of texts up to a delimiter inside
 
 
 class Literal(Node):
@@ -70,7 +70,7 @@ class Chars(Node):
 
 
 class Quoted(Node):
-    """What stands between the quotes of a JSON-like string."""
+    """The text between the quotes of a JSON-like string."""
 
     nullable = True
 
@@ -80,7 +80,9 @@ class Quoted(Node):
 
 
 class Until(Node):
-    """Any text without one of the delimiters. `seen`: what was taken from its beginning and may be part of one."""
+    """Any text without one of the delimiters. `seen`: characters already taken from its beginning that may be part of
+    one.
+    """
 
     nullable = True
     more = ALL
@@ -91,7 +93,7 @@ class Until(Node):
 
 
 class UpTo(Node):
-    """Any text up to and including the first of the delimiters, where that is `end`; `end` empty: any of them."""
+    """Any text up to and including the first of the delimiters, if that one is `end`; empty `end`: any of them."""
 
     n_open = 1
 
@@ -100,7 +102,7 @@ class UpTo(Node):
 
 
 class Json(Node):
-    """A JSON value that follows a schema, which is written as JSON."""
+    """A JSON value that follows a schema; the schema is written as JSON."""
 
     first = frozenset('{["-tfn0123456789')
     regular = False
@@ -120,7 +122,7 @@ class Sequence(Node):
     @lazy
     def more(self) -> Letters:
         ends = _reached(self.items[::-1])  # the last item that takes text, and those after it
-        # where an item can take what belongs to the next, a text may be split in two ways, and go on in two ways
+        # if an item can take text of the next one, a text can be split in two ways, and then continue in two ways
         unclear = [item.alphabet for i, item in enumerate(self.items[:-1]) if runs_into(item, self.items[i + 1 :])]
         return union(
             [*(item.more for item in ends), *(item.first for item in ends[: None if self.nullable else -1]), *unclear]
@@ -156,8 +158,8 @@ class Choice(Node):
         return frozenset().union(*(item.begins for item in self.items))
 
     def _after_shorter(self) -> Letters:
-        """Where one alternative is the beginning of another, the longer one's next character counts; ALL where that is
-        not known.
+        """Return the characters that can follow an alternative that is the beginning of a longer one; ALL if that is
+        unknown.
         """
         texts = {item.text for item in self.items if isinstance(item, Literal)}
         begun = union(letters(text[:1]) for text in texts)
@@ -191,9 +193,9 @@ class Repeat(Node):
 
 
 class Rule(Node):
-    """A node with a name, so that a grammar may contain itself.
+    """A node with a name, so that a grammar can contain itself.
 
-    What is known of its body comes from an earlier reading.
+    The facts about its body come from an earlier reading.
     """
 
     regular = False
@@ -212,22 +214,22 @@ def union(sets: Iterable[Letters]) -> Letters:
 
 
 def first_of(items: Iterable[Node]) -> Letters:
-    """With which a text of these items, one after the other, may begin."""
+    """Return the characters that can begin a text of these items, one after the other."""
     return union(item.first for item in _reached(tuple(items)))
 
 
 def shorter(text: str, texts: Set[str]) -> list[int]:
-    """The lengths of those texts with which `text` begins, itself left out."""
+    """Return the lengths of those of the texts with which `text` begins, except `text` itself."""
     return [n for n in range(len(text)) if text[:n] in texts]
 
 
 def begins_of(items: Iterable[Node]) -> Texts:
-    """Texts of which one begins each text of these items, one after the other, that is not empty."""
+    """Return texts such that each text of these items in sequence begins with one of them, if it is not empty."""
     return frozenset().union(*(item.begins for item in _reached(tuple(items))))
 
 
 def runs_into(node: Node, rest: Collection[Node]) -> bool:
-    """True where what belongs to the rest could be taken for a part of the node."""
+    """Whether text of the rest could be taken for a part of the node."""
     follows = first_of(rest)
     if not follows.isdisjoint(node.more):
         return True
@@ -235,20 +237,20 @@ def runs_into(node: Node, rest: Collection[Node]) -> bool:
 
 
 def _apart(some: Texts, others: Texts) -> bool:
-    """True where no text of the one set begins like a text of the other to the end of either."""
+    """Whether no text of one set begins with a text of the other."""
     return some.isdisjoint(others) and not any(
         shorter(text, texts) for these, texts in ((some, others), (others, some)) for text in these
     )
 
 
 def _reached(items: tuple[Node, ...]) -> list[Node]:
-    """The items up to and including the first one that is not nullable."""
+    """Return the items up to and including the first one that is not nullable."""
     n_nullable = next((i for i, item in enumerate(items) if not item.nullable), len(items))
     return list(items[: n_nullable + 1])
 
 
 class Grammar:
-    """Makes nodes, and takes them apart again."""
+    """Makes nodes, and takes text from them."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], Node] = {}
@@ -256,7 +258,7 @@ class Grammar:
         self._n_loops = 0
         self.empty = self.literal("")
         few_blanks = Chars(((9, 9), (32, 32)), False, 0, 20)
-        # the white space that llama.cpp's grammars allow where its parsers skip any
+        # the white space that llama.cpp's grammars allow at places at which its parsers skip any
         self.space = self.choice(
             self.empty, self.literal(" "), self.sequence(self.repeat(self.literal("\n"), 1, 2), few_blanks)
         )
@@ -288,7 +290,7 @@ class Grammar:
         return self._one(Json, json.dumps(schema, ensure_ascii=False))
 
     def sequence(self, *items: Node) -> Node:
-        """The items one after the other; neighbouring literals become one."""
+        """Return the items one after the other; neighbouring literals become one."""
         flat: list[Node] = []
         for item in items:
             for part in item.items if isinstance(item, Sequence) else (item,):
@@ -300,7 +302,7 @@ class Grammar:
         return self._one(Sequence, tuple(flat)) if len(flat) > 1 else flat[0] if flat else self.empty
 
     def choice(self, *items: Node) -> Node:
-        """One of the items, of which there is at least one."""
+        """Return the choice of one of the items, of which there is at least one."""
         flat = list(
             dict.fromkeys(part for item in items for part in (item.items if isinstance(item, Choice) else (item,)))
         )
@@ -318,7 +320,7 @@ class Grammar:
             and isinstance(item.items[0], Repeat)
             and item.items[0].most == 1
         ):
-            # (call? space)+ as space (call space)*: where an item may be empty, no place would tell one from the next
+            # (call? space)+ as space (call space)*: if an item may be empty, no position tells one item from the next
             rest = self.sequence(*item.items[1:])
             return self.sequence(rest, self.repeat(self.sequence(item.items[0].item, rest), 0, None))
         return self._one(Repeat, item, least, most)
@@ -326,14 +328,14 @@ class Grammar:
     # --- taking text from the front
 
     def after(self, node: Node, text: str) -> Node | None:
-        """What may follow `text`, where the texts of `node` begin with it; None: none does."""
+        """Return what may follow `text` in the texts of `node` that begin with it; None: no text does."""
         left: Node | None = node
         for character in text:
             left = self._after(left, character) if left is not None else None
         return left
 
     def after_each(self, node: Node, texts: Iterable[str]) -> Iterator[Node | None]:
-        """`after` for many texts: what they begin with in common is taken once."""
+        """Do the same as `after` for many texts; their common beginning is taken only once."""
         left: dict[str, Node | None] = {"": node}
         for text in texts:
             for n, character in enumerate(text, 1):
@@ -388,9 +390,7 @@ class Grammar:
     # --- delimiters
 
     def settle(self, node: Node) -> Node:
-        """Replace "any text until a delimiter" by lexemes that end with the delimiter, wherever something follows
-        it.
-        """
+        """Replace each "any text until a delimiter" that something follows by a lexeme that ends with the delimiter."""
         return self._settle(node, self.empty, self.empty)
 
     def _settle(self, node: Node, rest: Node, settled_rest: Node) -> Node:
@@ -412,7 +412,7 @@ class Grammar:
         return self._loop(node, rest, settled_rest)
 
     def _inside(self, node: Node) -> Node:
-        """Settle a node whose last text is not an open one: what follows it does not matter."""
+        """Settle a node that does not end with an open text, so that the text after it does not matter."""
         if node not in self._settled:
             result = node
             if isinstance(node, Sequence):
@@ -442,7 +442,7 @@ class Grammar:
         return self.choice(*found) if found else self.sequence(node, settled_rest)
 
     def _loop(self, node: Repeat, rest: Node, settled_rest: Node) -> Node:
-        """Items that end open, repeated: what follows one is another one, or the rest."""
+        """Settle a repetition of items that end open: after an item comes another one, or the rest."""
         if node.most is not None or node.least > 1:
             raise Unsettled("a counted repetition of open text")
         self._n_loops += 1
@@ -459,7 +459,7 @@ def _less(most: int | None) -> int | None:
 
 
 def _is_open(node: Node) -> bool:
-    """True where a text may end with "any text until"."""
+    """Whether a text may end with "any text until"."""
     if isinstance(node, Sequence):
         return any(_is_open(item) for item in _reached(node.items[::-1]))
     if isinstance(node, Choice):
@@ -470,10 +470,10 @@ def _is_open(node: Node) -> bool:
 
 
 class Reader:
-    """Reads the PEG parser that `apply` gave, as llama.cpp saves it.
+    """Reads the PEG parser that `apply` returned, as llama.cpp saves it.
 
-    `schema_of(name)` gives the JSON schema for which a schema node of that name stands. `content`, where it is given,
-    takes the place of the answer's text. `one_call`: what repeats calls and nothing else has one. Raises: Unsettled.
+    `schema_of(name)` returns the JSON schema for a schema node of that name. `content`, if given, replaces the answer's
+    text. `one_call`: a repetition of nothing but calls has only one. Raises: Unsettled.
     """
 
     def __init__(
@@ -489,16 +489,18 @@ class Reader:
         self._parsers: list[dict[str, Any]] = arena["parsers"]
         self._rules: dict[str, int] = arena["rules"]
         self._root: int = arena["root"]
-        self._facts: dict[str, tuple[bool, Letters, Letters]] = {}  # of recursive rules: nullable, first, more
+        self._facts: dict[str, tuple[bool, Letters, Letters]] = {}  # facts about recursive rules: nullable, first, more
         self._made: dict[str, Node] = {}
         self._n_nodes = 0
 
     def root(self) -> Node:
-        """What a whole answer looks like, the generation prompt included."""
+        """Return the grammar of a whole answer, including the generation prompt."""
         return self._reading(lambda: self._read(self._root))
 
     def triggered(self) -> Node:
-        """What follows a trigger: the rules that llama.cpp marks for that, and their triggers with them."""
+        """Return the grammar of the text from a trigger on: the rules that llama.cpp marks for that, which begin with
+        their triggers.
+        """
         rules = [parser for parser in self._parsers if parser["type"] == "rule" and parser["trigger"]]
         names = sorted({rule["name"] for rule in rules if self._rules.get(rule["name"]) is not None})
         if not names:
@@ -506,7 +508,7 @@ class Reader:
         return self._reading(lambda: self._grammar.choice(*(self._rule(name) for name in names)))
 
     def _reading(self, read: Callable[[], Node]) -> Node:
-        """Read until what is known of the recursive rules does not change any more."""
+        """Read again until the facts about the recursive rules no longer change."""
         while True:
             self._made, self._n_nodes, before = {}, 0, dict(self._facts)
             node = read()
@@ -519,7 +521,7 @@ class Reader:
             raise Unsettled("the grammar is too large")
         make, parser = self._grammar, self._parsers[index]
         kind = parser["type"]
-        if kind in ("epsilon", "start", "end", "and", "not"):  # what looks ahead takes no text
+        if kind in ("epsilon", "start", "end", "and", "not"):  # lookahead takes no text
             return make.empty
         if kind == "literal":
             return make.literal(parser["literal"])
@@ -531,7 +533,7 @@ class Reader:
             )
         if kind == "repetition":
             item = self._read(parser["child"])
-            # text may be empty, JSON may not
+            # a text may be empty, JSON may not
             least = 1 if self._content is not None and item is self._content else parser["min_count"]
             most = 1 if self._one_call and self._is_call(parser["child"]) else _most(parser)
             return make.repeat(item, least, most)
@@ -550,7 +552,7 @@ class Reader:
             return make.up_to(tuple(parser["delimiters"]))
         if kind == "schema":
             return make.json(self._schema_of(parser["name"]))
-        if kind == "gbnf":  # narrower than the parser: nothing, or another rule
+        if kind == "gbnf":  # the GBNF is narrower than the parser: nothing, or another rule
             return self._rule(parser["grammar"]) if parser["grammar"] else make.empty
         if kind == "tag" and parser["tag"] == "content" and self._content is not None:
             return self._content
@@ -561,8 +563,8 @@ class Reader:
         raise Unsettled(f"a parser of an unknown kind, {kind}")
 
     def _is_call(self, index: int) -> bool:
-        """Whether a parser reads calls, and neither content nor thoughts. llama.cpp's parsers of calls that stand
-        between tags of their own take several of them, whatever `parallel_tool_calls` says.
+        """Whether a parser reads calls, but no content and no thoughts. If calls stand between tags of their own,
+        llama.cpp's parsers read several of them, whatever `parallel_tool_calls` says.
         """
         tags: set[str] = set()
         seen: set[int] = set()
@@ -583,7 +585,7 @@ class Reader:
         return "tool" in tags and not tags & {"content", "reasoning"}
 
     def _rule(self, name: str) -> Node:
-        """The rule's body, or the rule itself where it contains itself."""
+        """Return the rule's body, or the rule itself if it contains itself."""
         if name in self._made:
             made = self._made[name]
             if isinstance(made, Rule) and made.body is None:  # met again inside its own body
@@ -603,8 +605,8 @@ class Reader:
 
 
 def _fewer(delimiters: list[str]) -> tuple[str, ...]:
-    """The delimiters, or what groups of them begin with: one for each of 200 tools makes a grammar that llguidance
-    refuses.
+    """Return the delimiters, or the common beginnings of groups of them: with one delimiter for each of 200 tools
+    llguidance refuses the grammar.
     """
     if len(delimiters) <= MAX_DELIMITERS:
         return tuple(delimiters)

@@ -1,7 +1,7 @@
-"""Results of the last calls with the same texts: a client sends the same tools with every request.
+"""Keeps results of the last calls with the same texts: a client sends the same tools with every request.
 
-Rules: the texts themselves are not kept, only their digest. They may be megabytes, and those of a request that was
-refused are of use to nobody. Results are kept up to a number and a size. Any thread may call.
+Rules: the texts themselves are not kept, only their digest. They may be megabytes, and nothing needs those of a refused
+request. Results are kept up to a number and a size. Any thread may call.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import TypeVar
 Result = TypeVar("Result", str, tuple[str, ...])
 
 N_MOST = 128
-N_CHARACTERS_MOST = 8 << 20  # of all results of one function
+N_CHARACTERS_MOST = 8 << 20  # in all results of one function
 
 
 def kept(make: Callable[..., Result]) -> Callable[..., Result]:
-    """Wrap a function that returns texts. An argument is known by its `str`. Errors are not kept."""
+    """Wrap a function that returns texts. An argument is identified by its `str`. Errors are not kept."""
     results: OrderedDict[bytes, Result] = OrderedDict()
     lock = threading.Lock()
     n_characters = 0

@@ -1,8 +1,8 @@
-"""Writes a grammar down in llguidance's dialect of Lark.
+"""Writes a grammar in llguidance's dialect of Lark.
 
-llguidance's lexer is greedy: it takes the longest text that a lexeme of those possible at a place matches, and never
-goes back. So a cut between two lexemes is made only where the first cannot go on with what the second begins with; else
-they become one.
+llguidance's lexer is greedy: among the lexemes that are possible at a place it takes the longest match, and never goes
+back. So a cut between two lexemes is made only if the first cannot continue with the beginning of the second; otherwise
+the two become one lexeme.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from uma_gateway.chat.grammar import (
 )
 
 Parts = list[Node]
-MAX_INSIDE = 8  # parts that stand inside each other, in which a beginning is put
+MAX_INSIDE = 8  # how often a beginning is moved into a nested part
 _ANY_TEXT = "(?s:.*)"
 
 
@@ -59,7 +59,7 @@ class _Writer:
     # --- rules
 
     def body(self, node: Node) -> str:
-        """A rule's right side."""
+        """Return a rule's right side."""
         if isinstance(node, Choice) and not node.regular:
             return " | ".join(self._written(parts) for parts in self._alternatives(node))
         return self._written(self._cut(node))
@@ -68,8 +68,8 @@ class _Writer:
         return " ".join(self._item(part) for part in parts) or '""'
 
     def _alternatives(self, node: Choice) -> list[Parts]:
-        """The alternatives, cut; those that share a beginning as far as possible in one lexeme, so that none hides
-        another.
+        """Return the alternatives, cut. Alternatives with a common beginning stay in one lexeme as far as possible, so
+        that none hides another.
         """
         cut = {item: self._cut(item) for item in node.items}
         rivals = _rivals(list(cut.items()))
@@ -78,9 +78,8 @@ class _Writer:
         return [*alone, *self._with_common_beginning(joined, alone)] if joined else alone
 
     def _with_common_beginning(self, joined: list[Parts], others: list[Parts]) -> list[Parts]:
-        """Alternatives whose first lexemes begin with the same expressions have that beginning once, as a lexeme, and
-        the rest in a rule after it. Each of an agent's tools would repeat it otherwise, and all of them would be
-        followed at once.
+        """Move a common beginning of alternatives into one lexeme, and their rests into a rule after it. Otherwise each
+        of an agent's tools would repeat the beginning, and the lexer would follow all of them at once.
         """
         make = self._grammar
         groups: dict[Node, list[Parts]] = {}
@@ -104,7 +103,7 @@ class _Writer:
         return found
 
     def _firsts(self, alternatives: list[Parts]) -> Parts:
-        """The parts with which they begin, those inside rules too."""
+        """Return the first parts of the alternatives, including those inside rules."""
         found: dict[Node, None] = {}
         waiting = [parts[0] for parts in alternatives if parts]
         while waiting:
@@ -119,9 +118,9 @@ class _Writer:
         return [node for node in found if node.regular or isinstance(node, (Json, Repeat))]
 
     def _uncut(self, node: Node, n_inside: int = 0) -> list[Parts]:
-        """The alternatives of a node, each with its beginning in one lexeme: to the first part that is not a regular
-        expression, or the first delimiter of an open text. `n_inside`: how often it was put into another part; loops
-        have no end of that.
+        """Return the alternatives of a node, each with its beginning in one lexeme. The beginning ends before the first
+        part that is not a regular expression, or after the first delimiter of an open text. `n_inside`: how often the
+        beginning was moved into another part; in loops that could go on without end.
         """
         make = self._grammar
         items = list(node.items) if isinstance(node, Sequence) else [node]
@@ -140,7 +139,9 @@ class _Writer:
         return [parts for item in found for parts in self._uncut(make.sequence(item, *rest), n_inside + 1)]
 
     def _cut(self, node: Node) -> Parts:
-        """Split into parts that are lexemes, or no regular expressions; put together what cannot be cut."""
+        """Split into parts that are lexemes, or not regular expressions; join parts between which no cut is
+        possible.
+        """
         if node is self._grammar.empty:
             return []
         make = self._grammar
@@ -174,20 +175,20 @@ class _Writer:
         return parts if lexeme is make.empty else [*parts, lexeme]
 
     def _with_beginning(self, lexeme: Node, item: Node) -> Node | None:
-        """`lexeme` and `item` with the lexeme inside the item; None where the item has no inside."""
+        """Return `item` with `lexeme` moved into its beginning; None if the item has no inside."""
         make = self._grammar
         if isinstance(item, Choice):
             return make.choice(*(make.sequence(lexeme, part) for part in item.items))
         if isinstance(item, Repeat):
             rest = make.repeat(item.item, max(item.least - 1, 0), None if item.most is None else item.most - 1)
-            rest = rest if item.most == 1 else self._as_rule(rest)  # nothing is put into that: it would have no end
+            rest = rest if item.most == 1 else self._as_rule(rest)  # nothing may be moved into it: that would never end
             once = make.sequence(lexeme, item.item, rest)
             return once if item.least else make.choice(once, lexeme)
         return None
 
     def _loop(self, loop: Repeat, rest: Parts) -> Node:
-        """A loop and the rest as a rule: another turn of the loop, or the rest. As one lexeme with what the rest begins
-        with it would be repeated for each of the rest's alternatives.
+        """Return a loop and the rest as a rule: another turn of the loop, or the rest. In one lexeme with the beginning
+        of the rest, the loop would be repeated for each of the rest's alternatives.
         """
         make = self._grammar
         rule = Rule("")
@@ -202,8 +203,8 @@ class _Writer:
         return rule
 
     def _with_end(self, item: Node, waiting: list[Node]) -> Node | None:
-        """`item` with what follows it inside, where its end cannot be cut from that; None where it can, or has no
-        inside.
+        """Return `item` with the text that follows moved inside, if no cut between the two is possible. None: a cut is
+        possible, or the item has no inside.
         """
         make = self._grammar
         if not waiting or item.more.isdisjoint(first_of(waiting)):
@@ -298,15 +299,15 @@ def _items(node: Node) -> Parts:
 
 
 def _before_literal(make: Grammar, parts: Parts) -> Node:
-    """What comes before the first literal of an alternative; all of it where there is none."""
+    """Return the part of an alternative before its first literal; all of it if there is none."""
     items = _items(parts[0]) if parts else []
     n = next((i for i, item in enumerate(items) if isinstance(item, Literal)), len(items))
     return make.sequence(*items[:n])
 
 
 def _common_items(make: Grammar, several: list[Parts]) -> Parts:
-    """What all of these begin with, to the end of a literal; [] where there is no such beginning, or one alone has
-    it.
+    """Return the common beginning of several alternatives, up to the end of a literal; [] if there is none, or only one
+    alternative.
     """
     common: Parts = []
     for items in zip(*several, strict=False) if len(several) > 1 else ():
@@ -327,19 +328,19 @@ def _last_text(beginning: Parts) -> str:
 
 
 def _behind(make: Grammar, beginning: Parts, parts: Parts) -> Node:
-    """The rest of an alternative whose first lexeme begins so."""
+    """Return the rest of an alternative whose first lexeme has this beginning."""
     half, *items = _items(parts[0])[len(beginning) - 1 :]
     assert isinstance(half, Literal)
     return make.sequence(make.literal(half.text[len(_last_text(beginning)) :]), *items, *parts[1:])
 
 
 def _ends_for_certain(lexeme: Node, text: str, others: Parts) -> bool:
-    """Whether none of the other lexemes goes on where this one ends, with this text, so that the lexer ends there."""
+    """Whether no other lexeme continues after this one has ended with this text, so that the lexer ends there."""
     return all(lexeme.first.isdisjoint(other.first) or _is_over(other, text) for other in others)
 
 
 def _is_over(lexeme: Node, text: str) -> bool:
-    """Whether a lexeme does not go on after the first place where it has this text."""
+    """Whether a lexeme never continues after the first place at which it contains this text."""
     if not letters(text) <= lexeme.alphabet:
         return True
     *head, last = _items(lexeme)
@@ -351,14 +352,14 @@ def _is_over(lexeme: Node, text: str) -> bool:
 
 
 def _goes_on(lexeme: Node, rest: list[Node]) -> bool:
-    """True where no cut can be made between the lexeme and the rest."""
+    """Whether no cut is possible between the lexeme and the rest."""
     if _ends_with_delimiter(lexeme):
-        return False  # where it can go on, it should: the delimiter stood inside the thinking
+        return False  # if it can continue, it should: then the delimiter was inside the thinking
     return runs_into(lexeme, rest)
 
 
 def _is_loop(node: Node) -> TypeGuard[Repeat]:
-    """Whether it is a text up to a delimiter any number of times."""
+    """Whether the node is a repetition, any number of times, of a text up to a delimiter."""
     return isinstance(node, Repeat) and (node.least, node.most) == (0, None) and _ends_with_delimiter(node.item)
 
 
@@ -374,8 +375,8 @@ def _ends_with_delimiter(node: Node) -> bool:
 
 
 def _rivals(alternatives: list[tuple[Node, Parts]]) -> set[Node]:
-    """Those of the alternatives of which the lexer could follow one to a place from which only another goes on. They
-    differ in their first part: those with the same one are compared by what follows it.
+    """Return the alternatives that the lexer could follow to a place from which only another one continues. They differ
+    in their first part; alternatives with the same first part are compared by the parts after it.
     """
     groups: dict[Node, list[tuple[Node, Parts]]] = {}
     for node, parts in alternatives:
@@ -386,11 +387,11 @@ def _rivals(alternatives: list[tuple[Node, Parts]]) -> set[Node]:
 
 
 def _hidden(parts: Parts) -> list[Node]:
-    """Those of different parts that begin like another. An open text may take anything, and so it should."""
+    """Return the parts that begin like another part. An open text may contain anything, so it does not count."""
     literals = {part.text for part in parts if isinstance(part, Literal) and part.text}
     longer = {text for text in literals if shorter(text, literals)}
     hidden_texts = longer | {text[:n] for text in longer for n in shorter(text, literals)}
-    begun, twice = NONE, NONE  # with which others than literals begin; with which several of them do
+    begun, twice = NONE, NONE  # characters that begin parts other than literals; those that begin several
     for part in parts:
         if not isinstance(part, Literal) and part.first != ALL:
             begun, twice = begun | part.first, twice | (begun & part.first)

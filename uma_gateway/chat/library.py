@@ -32,19 +32,19 @@ _KINDS = {
     "depth": ChatCode.TOO_DEEP,
     "schema": ChatCode.SCHEMA_UNSUPPORTED,
     "template": ChatCode.TEMPLATE_FAILED,
-    "answer": ChatCode.INTERNAL,  # the parser gives such an answer back as it is
+    "answer": ChatCode.INTERNAL,  # the parser returns such an answer unchanged
     "memory": ChatCode.OVERLOADED,
     "internal": ChatCode.INTERNAL,
 }
 _PREFIX = "Unable to generate parser for this template. Automatic parser generation failed: "
-MAX_MESSAGE = 500  # characters of an error; llama.cpp repeats whole requests in some
+MAX_MESSAGE = 500  # characters of an error; llama.cpp repeats whole requests in some errors
 
 
 class LibraryError(ChatError):
-    """What the library answered instead of a result. `log` is what llama.cpp logged during the call."""
+    """An error that the library returned. `log`: what llama.cpp logged during the call."""
 
     def __init__(self, kind: str, message: str, log: str) -> None:
-        # llama.cpp throws a copy of the base class in one place, and the reason is only in its log
+        # llama.cpp throws a copy of the base class in one place, so that only its log contains the reason
         super().__init__(
             _KINDS.get(kind, ChatCode.INTERNAL), _readable(log if message == "std::exception" else message)
         )
@@ -53,14 +53,16 @@ class LibraryError(ChatError):
 
 
 def _readable(message: str) -> str:
-    """llama.cpp's message without what only its developers need: its place in the template, whole requests."""
+    """Return llama.cpp's message without the parts that only its developers need: its place in the template, whole
+    requests.
+    """
     message = message.rpartition("Jinja Exception: ")[2].removeprefix(_PREFIX).strip()
     return message if len(message) <= MAX_MESSAGE else message[:MAX_MESSAGE] + "…"
 
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """Load the shared object, once. Raises: ChatError where it is absent or of another version."""
+    """Load the shared object, once. Raises: ChatError if it is missing or has another version."""
     try:
         library = ctypes.CDLL(str(LIBRARY))
         found = library.uma_chat_interface()
@@ -71,7 +73,7 @@ def load() -> ctypes.CDLL:
             ChatCode.UNAVAILABLE, f"the chat library has interface {found}, {INTERFACE} is needed; {_REBUILD}"
         )
     if sys.platform == "darwin" and not threading.stack_size():
-        # as on Linux; the 512 KB of macOS would let requests be nested 15 levels deep at most
+        # the same stack as on Linux; with the 512 KB of macOS requests could be nested 15 levels deep at most
         threading.stack_size(8 << 20)
     text, handle, size = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t
     answer = ctypes.c_void_p  # not c_char_p: the pointer is needed to free it
@@ -94,8 +96,8 @@ def load() -> ctypes.CDLL:
 
 @functools.cache
 def passer() -> Callable[[ctypes.c_void_p, bytes, int], int]:
-    """`uma_chat_parser_pass`, which keeps the interpreter lock: it takes less time than giving the lock back and
-    waiting for it.
+    """Return `uma_chat_parser_pass`, which keeps the interpreter lock: the call takes less time than to release the
+    lock and wait for it.
     """
     load()
     function = ctypes.PyDLL(str(LIBRARY)).uma_chat_parser_pass
@@ -104,9 +106,9 @@ def passer() -> Callable[[ctypes.c_void_p, bytes, int], int]:
 
 
 def encode(value: Any, what: str) -> bytes:
-    """JSON for the library. Raises: ChatError where the value cannot be JSON, names included.
+    """Write JSON for the library. Raises: ChatError if the value, or a name in it, cannot be JSON.
 
-    Writing and reading JSON keep the interpreter lock for as long as they take: a conversation may be megabytes.
+    Writing and reading JSON holds the interpreter lock all the time: a conversation may be megabytes.
     """
     try:
         return orjson.dumps(value)
@@ -128,7 +130,7 @@ def call(name: str, *arguments: Any) -> Any:
         library.uma_chat_free(pointer)
     error = answer.get("error")
     if error is not None:
-        # llama.cpp's template engine wraps what C++ threw in an error of its own
+        # llama.cpp's template engine wraps C++ exceptions in an error of its own
         is_short = "std::bad_alloc" in error["message"]
         raise LibraryError("memory" if is_short else error["kind"], error["message"], error["log"])
     return answer["ok"]

@@ -1,4 +1,4 @@
-"""An answer's text, as it comes, becomes content, reasoning and tool calls; nothing of it is ever thrown away."""
+"""Turns an answer's text, as it comes, into content, reasoning and tool calls; no part of the text is ever dropped."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from uma_gateway.chat.diff import Diff, Message, ToolCall
 from uma_gateway.chat.library import Handle, LibraryError, call, encode, load, passer
 from uma_gateway.chat.templates import Applied
 
-STREAM, FINAL, PARSE = range(3)  # how the library is fed
-IN_CONTENT, IN_REASONING, IN_ARGUMENTS = 1, 2, 3  # where uma_chat_parser_pass says that text goes
-N_STEPS = 64  # in which the end of what parses is looked for: 10 ms for 10 KB
+STREAM, FINAL, PARSE = range(3)  # how text is given to the library
+IN_CONTENT, IN_REASONING, IN_ARGUMENTS = 1, 2, 3  # where uma_chat_parser_pass says that the text belongs
+N_STEPS = 64  # steps in which the end of the parseable text is searched: 10 ms for 10 KB
 
 
 def new_call_id() -> str:
@@ -22,9 +22,9 @@ def new_call_id() -> str:
 class Parser:
     """Reads one answer. Used by one thread at a time; a call takes well below a millisecond for most answers.
 
-    Text that can only be content, reasoning or the inside of an argument is given back at once, without another parse
-    of the whole; elsewhere the library parses again, as often as the answer's length allows. All calls together take
-    time in proportion to it.
+    Text that can only be content, reasoning or the inside of an argument is returned at once, without another parse of
+    the whole. Elsewhere the library parses again, as often as the answer's length allows, so that the time of all calls
+    together grows in proportion to that length.
     """
 
     def __init__(self, applied: Applied, new_id: Callable[[], str] = new_call_id) -> None:
@@ -40,29 +40,29 @@ class Parser:
         self._thinking_end = thinking.end if thinking else ""
         self._open_thinking = thinking.end if thinking and thinking.is_open else ""
         self._new_id = new_id
-        self._pieces: list[str] = []  # of the text; joined where all of it is needed
+        self._pieces: list[str] = []  # of the text; joined if all of it is needed
         self._n_chars = 0
-        self._n_read = 0  # characters that have the template's form
-        self._n_begun = 0  # bytes at the end of what was read that are half a delimiter
+        self._n_read = 0  # characters read that have the template's form
+        self._n_begun = 0  # bytes at the end of the text read that may be a part of a delimiter
         self._pass = passer()
-        self._is_whole = False  # the last parse went well, and to the end of the text
-        self._has_left_form = False  # no more text can give the answer the template's form: the rest of it is content
-        self._space = ""  # after calls, not reported yet
-        self._has_rest = False  # text after the form's end was reported
+        self._is_whole = False  # the last parse succeeded, and read the text to its end
+        self._has_left_form = False  # no further text can fit the template: the rest is content
+        self._space = ""  # white space after calls that was not reported yet
+        self._has_rest = False  # text after the end of the template's form was reported
         self._told: dict[str, list[str]] = {"content": [], "reasoning": []}
         self._calls: list[tuple[str, str, list[str]]] = []  # id, name, pieces of the arguments
-        self.n_parsed = 0  # bytes that the library has parsed, those that it parsed again included
+        self.n_parsed = 0  # bytes that the library has parsed, repeated ones included
 
     @property
     def answer(self) -> Message:
-        """What the differences so far add up to."""
+        """The message that the differences so far add up to."""
         calls = [ToolCall(id, name, "".join(pieces), i) for i, (id, name, pieces) in enumerate(self._calls)]
         return Message("".join(self._told["content"]), "".join(self._told["reasoning"]), calls)
 
     def feed(self, text: str, is_final: bool = False) -> list[Diff]:
-        """Add text; return what is new, often nothing.
+        """Add text; return the new differences, often none.
 
-        After the final call nothing may be fed. Raises: ChatError for our faults only.
+        After the final call no more text may be fed. Raises: ChatError for our own faults only.
         """
         self._pieces.append(text)
         self._n_chars += len(text)
@@ -86,7 +86,7 @@ class Parser:
         return diffs
 
     def _inside(self, part: int, text: str) -> Diff:
-        """Text that goes on in a thought or in the arguments of the last call."""
+        """Return text that continues a thought or the arguments of the last call."""
         if part == IN_ARGUMENTS:
             self._calls[-1][2].append(text)
             return Diff(tool=len(self._calls) - 1, tool_arguments=text)
@@ -94,7 +94,7 @@ class Parser:
         return Diff(reasoning=text)
 
     def _rest(self, text: str) -> list[Diff]:
-        """Give text as it is; white space after calls only once something follows it."""
+        """Return text unchanged; white space after calls only when something follows it."""
         text = self._space + text
         self._space = "" if self._has_rest or text.strip() or not self._calls else text
         if self._space:
@@ -111,7 +111,7 @@ class Parser:
         try:
             found = call("uma_chat_parser_feed", self._handle.pointer, data, len(data), how)
         except LibraryError as error:
-            if error.kind == "depth":  # nothing more of it is parsed
+            if error.kind == "depth":  # too deep: the library parses no more of this answer
                 self._handle, self._has_left_form = None, True
             elif error.kind != "answer":
                 raise
@@ -125,7 +125,7 @@ class Parser:
         return [self._add(entry) for entry in found["differences"]]
 
     def _recovered(self) -> list[Diff]:
-        """Read on to the very character at which an answer stops to have the template's form."""
+        """Read on to the exact character at which an answer leaves the template's form."""
         diffs: list[Diff] = []
         text = self._join()
         step = max(1, (len(text) - self._n_read) // N_STEPS)
@@ -137,7 +137,7 @@ class Parser:
                 if step == 1:
                     break
                 step = max(1, step // N_STEPS)
-        if self._handle is not None:  # once more up to there, to know what of it is half a delimiter
+        if self._handle is not None:  # parse it again, to learn if its end is part of a delimiter
             load().uma_chat_parser_rewind(self._handle.pointer, len(text[: self._n_read].encode("utf-8", "replace")))
             diffs += self._feed("", PARSE)
         self._is_whole = False
@@ -163,13 +163,15 @@ class Parser:
         return diff
 
     def _remaining(self) -> list[Diff]:
-        """What no difference has reported of an answer that does not parse to its end: as text, as it is."""
+        """Return, as plain text, the part of an answer that no difference has reported because it does not parse to its
+        end.
+        """
         answer, text = self.answer, self._join()
         if self._is_whole and (answer.content or answer.reasoning or answer.tool_calls or not text.strip()):
             return []
         if answer.tool_calls:
             read = text[: self._n_read].encode("utf-8", "replace")
-            begun = read[len(read) - self._n_begun :].decode("utf-8", "ignore")  # no delimiter, as what follows shows
+            begun = read[len(read) - self._n_begun :].decode("utf-8", "ignore")  # not a delimiter: other text follows
             return self._rest(begun + text[self._n_read :])
         told = answer.content or answer.reasoning
         place = text.rfind(told, 0, self._n_read) if told else -1

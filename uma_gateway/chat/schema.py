@@ -1,7 +1,7 @@
-"""JSON schemas: as the wire's constraint wants them, and what of them is not enforced.
+"""JSON schemas in the form that the wire's constraint needs, and the list of their keywords that are not enforced.
 
-Constraints go to the daemon with the schema itself, and llguidance enforces it there. The chat library sees schemas
-only to learn how a template writes arguments; what it cannot read of them is left out for it.
+Constraints go to the daemon with the schema itself, and llguidance enforces it there. The chat library uses schemas
+only to learn how a template writes arguments; parts that it cannot read are left out for it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from uma_gateway.chat.library import LibraryError, call, encode
 
 Schema = dict[str, Any]
 
-# std::regex recurses at every character of a run that a rule's name may not have; 200,000 of them ended the process
+# A rule's name keeps only some characters; std::regex recurses at every character of a run of the others. 200,000 of
+# them ended the process.
 MAX_NAME_BYTES = 512
-MAX_DEPTH = 200  # levels of JSON; everything here that recurses can follow these
-# at most one break and indentation at a place: any number of blanks is where small models get stuck
+MAX_DEPTH = 200  # levels of JSON; all recursive functions here can follow as many
+# at most one line break and indentation at a place: with any number of blanks small models never stop writing them
 WHITE_SPACE = r"[ ]|\n{1,2}[ \t]{0,20}"
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -33,17 +34,17 @@ _NOT_ENFORCED = frozenset((
     "not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems", "propertyNames",
     "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedItems", "unevaluatedProperties", "$dynamicRef",
 ))  # fmt: skip
-_NO_PATTERN = re.compile(r"\(\?<?[=!]|\\[1-9bBkc]")  # looking around, going back: not regular
+_NO_PATTERN = re.compile(r"\(\?<?[=!]|\\[1-9bBkc]")  # lookaround and references to groups: not regular
 _DIALECT = re.compile(r"https?://json-schema\.org/draft")
 _FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"))
 _BESIDE_REF = frozenset(("$ref", "$defs", "definitions", "$schema"))
-# say nothing of an answer's form; often most of a schema
+# keywords that say nothing about an answer's form; often most of a schema
 _ANNOTATIONS = frozenset(
     ("title", "description", "$comment", "default", "examples", "deprecated", "readOnly", "writeOnly")
 )
-# with one of these a schema says itself what a value may be
+# a schema with one of these says itself which values are allowed
 _TELL_TYPE = frozenset(("type", "enum", "const", "$ref", "anyOf", "oneOf", "allOf"))
-# with one of these beside its properties an object may have more of them than `properties` says
+# an object with one of these may have further properties than those in its `properties`
 _OPEN = frozenset((
     "additionalProperties", "patternProperties", "anyOf", "oneOf", "allOf", "$ref", "if", "dependentSchemas",
     "unevaluatedProperties",
@@ -51,7 +52,7 @@ _OPEN = frozenset((
 
 
 def subschemas(schema: Any, path: str = "#") -> Iterator[tuple[str, Schema]]:
-    """The schema and all schemas inside it, each with its path."""
+    """Yield the schema and all schemas inside it, each with its path."""
     waiting = [(path, schema)]
     while waiting:
         path, node = waiting.pop()
@@ -68,11 +69,11 @@ def subschemas(schema: Any, path: str = "#") -> Iterator[tuple[str, Schema]]:
 
 
 def typed(schema: Any) -> Any:
-    """A copy in which what has properties is an object, and what has items is an array.
+    """Return a copy in which a schema with properties is an object, and one with items is an array.
 
-    By the letter of JSON Schema such a schema without a type allows a number too. llama-server and Ollama read it so,
-    and llama-server's own examples are written so. A keyword that is null is left out: so do clients write what they
-    leave out, and Anthropic's types allow it.
+    By the letter of JSON Schema such a schema without a type allows a number too. llama-server and Ollama read it as
+    here, and llama-server's own examples rely on that. A keyword that is null is left out: clients write null for what
+    they leave out, and Anthropic's types allow it.
     """
     whole = json.loads(json.dumps(schema))
     for _, node in subschemas(whole):
@@ -88,7 +89,9 @@ def typed(schema: Any) -> Any:
 
 
 def check_schema(schema: Any) -> None:
-    """Raises: ChatError where a schema is so deep, or a name in it so long, that the library could not take it."""
+    """Check a schema. Raises: ChatError if it is nested deeper, or a name in it is longer, than the library can
+    handle.
+    """
     waiting = [(schema, 1)]
     while waiting:
         value, depth = waiting.pop()
@@ -108,7 +111,7 @@ def check_schema(schema: Any) -> None:
 
 
 def unenforced(schema: Any) -> list[str]:
-    """The keywords that do not shape an answer, with their places: an answer may break them."""
+    """Return the keywords that do not shape an answer, with their places: an answer may break them."""
     found = []
     for path, node in subschemas(schema):
         found += [f"{path}/{key}" for key in sorted(_NOT_ENFORCED & node.keys())]
@@ -131,16 +134,18 @@ def _has_odd_pattern(node: Schema) -> bool:
 
 
 def refuse_unenforced(schema: Any, what: str) -> None:
-    """Raises: ChatError where a schema that must be kept to the letter has a keyword that cannot be."""
+    """Check a schema that must be enforced completely. Raises: ChatError if a keyword in it cannot be enforced."""
     gaps = unenforced(schema)
     if gaps:
         raise ChatError(ChatCode.SCHEMA_UNSUPPORTED, f"{what} cannot be enforced: {', '.join(gaps[:5])}")
 
 
 def constrained(schema: Any, strict: bool) -> Schema:
-    """The schema as the daemon gets it. Not strict: what llguidance does not know is ignored instead of refused.
+    """Return the schema in the daemon's form. Not strict: keywords that llguidance does not know are ignored and not
+    refused.
 
-    Objects that list their properties have no others unless the schema says so: small models invent them without end.
+    Objects that list their properties have no others unless the schema says so, because small models invent properties
+    without end.
     """
     whole: Schema = _bare(typed(unnamed(schema))) if isinstance(schema, dict) else {}
     if not strict:
@@ -155,8 +160,9 @@ def constrained(schema: Any, strict: bool) -> Schema:
 
 
 def unnamed(schema: Schema) -> Schema:
-    """A copy without the name of the whole, and without a dialect that is none of JSON Schema's. Nothing here is looked
-    up by a name, and clients write any text there; llguidance takes nothing but URIs, and dialects that it knows.
+    """Return a copy without the `$id` of the whole, and without a dialect that is not one of JSON Schema's. Nothing
+    here is looked up by an id, and clients write any text into both; llguidance accepts only URIs, and dialects that it
+    knows.
     """
     dialect = schema.get("$schema")
     is_known = isinstance(dialect, str) and bool(_DIALECT.match(dialect))
@@ -164,14 +170,16 @@ def unnamed(schema: Schema) -> Schema:
 
 
 def _bare(node: Any) -> Any:
-    """A copy without annotations."""
+    """Return a copy without annotations."""
     if not isinstance(node, dict):
         return node
     return _rebuilt({key: value for key, value in node.items() if key not in _ANNOTATIONS}, _bare, _LISTS, _ONE)
 
 
 def _rebuilt(node: Schema, change: Callable[[Any], Any], lists: Collection[str], ones: Collection[str]) -> Schema:
-    """A copy whose schemas are changed: those in maps, and under these keywords of lists and of single ones."""
+    """Return a copy whose inner schemas are changed: those in maps, and under these keywords of lists and of single
+    ones.
+    """
     copy = dict(node)
     for key in _MAPS:
         if isinstance(node.get(key), dict):
@@ -183,7 +191,7 @@ def _rebuilt(node: Schema, change: Callable[[Any], Any], lists: Collection[str],
 
 
 def _loosened(node: Any) -> Any:
-    """A copy without what llguidance refuses even when it is told to ignore what it does not know."""
+    """Return a copy without the keywords that llguidance refuses even if it is told to ignore unknown ones."""
     if isinstance(node, list):
         return [_loosened(item) for item in node]
     if not isinstance(node, dict):
@@ -197,7 +205,7 @@ def _loosened(node: Any) -> Any:
 
 
 def _may_be_closed(schema: Schema) -> bool:
-    """False where schemas are put together, so that each describes only a part of an object."""
+    """Return False if schemas are combined, so that each describes only a part of an object."""
     return not any("allOf" in node or ("$ref" in node and node.keys() - _BESIDE_REF) for _, node in subschemas(schema))
 
 
@@ -214,7 +222,9 @@ def _closed(node: Any) -> Any:
 
 
 def part(whole: Schema, pointer: tuple[str, ...]) -> Schema:
-    """The schema at a place within another one, able to stand alone: its references still lead somewhere."""
+    """Return the schema at a place within another one, so that it can stand alone: its references still lead
+    somewhere.
+    """
     if not pointer:
         return whole
     node: Any = whole
@@ -227,7 +237,7 @@ def part(whole: Schema, pointer: tuple[str, ...]) -> Schema:
 
 
 def _moved(node: Any) -> Any:
-    """A copy whose references into itself lead to where `part` puts it."""
+    """Return a copy whose references into itself lead to where `part` puts it."""
     if isinstance(node, list):
         return [_moved(item) for item in node]
     if not isinstance(node, dict):
@@ -240,7 +250,9 @@ def _moved(node: Any) -> Any:
 
 
 def readable(schema: Any) -> Schema:
-    """The schema, or what the chat library can read of it: arguments that it cannot read have any value."""
+    """Return the schema, or the parts of it that the chat library can read: arguments that it cannot read may have any
+    value.
+    """
     if is_readable(schema):
         return dict(schema)
     properties = schema.get("properties") if isinstance(schema, dict) else None
@@ -258,7 +270,7 @@ def readable(schema: Any) -> Schema:
 
 
 def _required(node: Schema) -> list[str]:
-    """Names of properties. Whoever compiles the schema reports what is not a name."""
+    """Return names of properties. The compiler of the schema reports entries that are not names."""
     given = node.get("required")
     return [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
 

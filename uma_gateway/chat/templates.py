@@ -1,4 +1,4 @@
-"""A model's chat templates: a conversation becomes the prompt, what the answer must look like, and how to read it."""
+"""A model's chat templates: turn a conversation into the prompt, the form of the answer, and the way to read it."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from uma_gateway.chat.schema import (
 Message = dict[str, Any]
 Tool = dict[str, Any]
 
-# llama.cpp's parser of calls grows with their square: 1,000 tools make 6 MB of it, and 5,000 made 150, which stopped
-# everybody's streams for seconds while it was read
+# llama.cpp's parser of calls grows with the square of their number: 1,000 tools make 6 MB of it. 5,000 made 150 MB, and
+# reading it stopped all clients' streams for seconds.
 MAX_TOOLS = 1_000
 _MOST_PROPERTIES = 200  # llama.cpp's own grammar of an object takes 12 ms with 200 optional ones, and 7 s with 1,000
-# Mistral's templates refuse other ids, and those of clients that change the model in the middle of a conversation are
-# others
+# Mistral's templates refuse ids of other lengths, and clients that change the model in the middle of a conversation
+# send them
 _SHORT_IDS = re.compile(r"\|\s*length\s*!=\s*9|length\s*==\s*9")
 _SHORT_ID_ALPHABET = string.ascii_letters + string.digits
 _PROBE: list[Tool] = [
@@ -59,7 +59,7 @@ _PROBE_MESSAGES = [{"role": "user", "content": "Question."}]
 
 @dataclass(frozen=True)
 class Thinking:
-    """Between which texts the model thinks. `is_open`: the prompt ends inside."""
+    """The texts between which the model thinks. `is_open`: the prompt ends inside a thought."""
 
     start: str
     end: str
@@ -68,7 +68,7 @@ class Thinking:
 
 @dataclass(frozen=True)
 class AnswerFormat:
-    """How to read the answer: what `Parser` needs, opaque to others."""
+    """How to read the answer: needed by `Parser`, opaque to others."""
 
     format: int
     parser: str
@@ -78,27 +78,27 @@ class AnswerFormat:
 
 @dataclass(frozen=True)
 class Applied:
-    """A request, made ready for the daemon."""
+    """A request, ready for the daemon."""
 
     prompt: str  # without the BOS that the daemon adds
     constraint: Constraint | None  # the wire's field
-    stops: list[str]  # texts that end an answer of this template
-    preserved_tokens: list[str]  # special tokens that must appear in the answer's text, or it cannot be read
-    generation_prompt: str  # the end of the prompt that is the beginning of the answer's message
+    stops: list[str]  # texts that end every answer of this template
+    preserved_tokens: list[str]  # special tokens that must appear in the answer's text; without them it cannot be read
+    generation_prompt: str  # the end of the prompt, which is the beginning of the answer's message
     thinking: Thinking | None
     answer: AnswerFormat
-    unenforced: list[str] = field(default_factory=list)  # what of the schemas an answer may break
+    unenforced: list[str] = field(default_factory=list)  # parts of the schemas that an answer may break
 
 
 @dataclass(frozen=True)
 class _Choice:
     mode: Literal["auto", "none", "required"]
-    names: frozenset[str] | None = None  # of the tools that may be called; None: all
+    names: frozenset[str] | None = None  # tools that may be called; None: all
 
 
 class Templates:
-    """The templates of one model. Making one tries the template in another process first: it blocks, a third of a
-    second or more.
+    """The templates of one model. The constructor first tries the template in another process, so it blocks for a third
+    of a second or more.
 
     Raises: ChatError. May be used by several threads at once.
     """
@@ -112,7 +112,7 @@ class Templates:
         add_bos: bool = False,
         add_eos: bool = False,
     ) -> None:
-        if not (source.strip() or tool_use_source.strip()):  # llama.cpp would take ChatML
+        if not (source.strip() or tool_use_source.strip()):  # llama.cpp would use ChatML
             raise ChatError(ChatCode.NO_TEMPLATE, "the model has no chat template")
         facts = {"chat_template": source, "tool_use_template": tool_use_source, "bos": bos, "eos": eos}
         facts |= {"add_bos": add_bos, "add_eos": add_eos}  # type: ignore[dict-item]
@@ -130,7 +130,8 @@ class Templates:
             and required["generation_prompt"] == other["generation_prompt"]
             and required["parser"] != other["parser"]
         ):
-            # llama.cpp finds the form of calls by comparing texts; with EOS in them it is wrong about Mistral-Small-3.2
+            # llama.cpp finds the form of calls by comparing texts; with EOS in them its result for Mistral-Small-3.2 is
+            # wrong
             self._parse_handle, required = bare, other
         self.calls_tools = bool(required and required["has_grammar"])  # False: the generic form is used
 
@@ -201,11 +202,13 @@ class Templates:
         return applied if "probe_function" in applied["prompt"] else {**applied, "has_grammar": False}
 
     def render(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """What the library makes of a request: prompt, parser, and whether there is a grammar. `gbnf()` writes that."""
+        """Return the library's result for a request: prompt, parser, and whether there is a grammar. `gbnf()` writes
+        the grammar.
+        """
         return _applied_by(self._handle, request)
 
     def parse_only(self, request: Mapping[str, Any], rendered: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The same, for everything but the prompt. `rendered` is what `render` gave for the same request."""
+        """Return the same without the prompt. `rendered`: the result of `render` for the same request."""
         if rendered is not None and self._parse_handle is self._handle:
             return rendered
         return _applied_by(self._parse_handle, request)
@@ -229,7 +232,7 @@ def _applied_by(handle: Handle, request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _gbnf(handle: Handle, request: Mapping[str, Any]) -> str:
-    """The grammar that llama.cpp writes for a request. Raises: ChatError where that would take too long."""
+    """Return the grammar that llama.cpp writes for a request. Raises: ChatError if that would take too long."""
     schemas = [request.get("json_schema"), *(tool["function"]["parameters"] for tool in request.get("tools") or ())]
     most = max((len(node.get("properties") or ()) for schema in schemas for _, node in subschemas(schema)), default=0)
     if most > _MOST_PROPERTIES:
@@ -282,7 +285,7 @@ class _Request:
         return self._applied(rendered, answer, constraint)
 
     def _rendered(self) -> dict[str, Any]:
-        """The prompt, by the model's own template."""
+        """Write the prompt, with the model's own template."""
         if self._is_generic:
             messages = generic.told(self._base["messages"], self._callable, self._choice.mode)
             return self._templates.render({**self._base, "messages": messages})
@@ -297,7 +300,7 @@ class _Request:
             return self._templates.render({**request, "tool_choice": "none"})  # the prompt needs no grammar
 
     def _with_tools(self, side: Templates, rendered: dict[str, Any], mode: str) -> dict[str, Any]:
-        """Grammar and parser of an answer that may, or must, call one of the tools."""
+        """Return grammar and parser of an answer that may, or must, call one of the tools."""
         if mode == self._choice.mode and self._callable == self._tools and rendered["parser"] and not self._is_generic:
             request = {**self._base, "tools": self._tools, "tool_choice": mode}
             try:
@@ -311,8 +314,9 @@ class _Request:
         )
 
     def _tools_constraint(self, side: Templates, rendered: dict[str, Any], answer: dict[str, Any]) -> Constraint | None:
-        """Where a grammar of all tools is more than the daemon takes, their arguments may be any object. Where that is
-        too much as well, an optional call is not constrained, and one that must follow a grammar is refused.
+        """Return the constraint of calls. If a grammar of all tools is larger than the daemon allows, their arguments
+        may be any object. If even that is too large, optional calls are not constrained, and a request whose answer
+        must follow a grammar is refused.
         """
         is_strict = any(tool["function"].get("strict") for tool in self._callable)
         why = ""
@@ -346,7 +350,9 @@ class _Request:
         return text, json_constraint(text, self._schemas, begun)
 
     def _begun(self, generation_prompt: str) -> str:
-        """The text of the message that goes on, as the prompt ends with it: templates strip it. "": there is none."""
+        """Return the text of the message to be continued, as the prompt ends with it (templates strip it). "": there is
+        none.
+        """
         content = self._base["messages"][-1].get("content") if self._base["continue_final_message"] else None
         if isinstance(content, list):
             content = "".join(part.get("text", "") for part in content)
@@ -354,7 +360,9 @@ class _Request:
         return next((form for form in forms if generation_prompt.endswith(form)), "")
 
     def _text_format(self, side: Templates) -> dict[str, Any]:
-        """Grammar and parser of an answer that is JSON; without a grammar where the template knows none."""
+        """Return grammar and parser of an answer that is JSON; without a grammar if the template does not know such
+        answers.
+        """
         assert self._schema is not None
         if is_readable(self._schema):
             return self._analysed(side, {"json_schema": self._schema})
@@ -369,7 +377,7 @@ class _Request:
         return side.parse_only({**base, **what})
 
     def _fitted(self, answer: dict[str, Any], rendered: dict[str, Any]) -> dict[str, Any]:
-        """The generic form's generation prompt, with the thinking open where the model's own template opens it."""
+        """Return the generic form's generation prompt, with the thinking open if the model's own template opens it."""
         if not self._is_generic:
             return answer
         thinking = _thinking(rendered)
@@ -410,7 +418,7 @@ def _thinking(rendered: dict[str, Any]) -> Thinking | None:
 
 
 def _read_choice(given: str | Mapping[str, Any] | None, tools: Sequence[Tool]) -> _Choice:
-    """`given` in OpenAI's form, which the APIs make of theirs. Raises: ChatError."""
+    """Read a choice in OpenAI's form, into which the APIs translate theirs. Raises: ChatError."""
     if given is None or given == "auto" or not tools:
         return _Choice("auto" if tools else "none")
     if given in ("none", "required"):
@@ -458,7 +466,7 @@ def _with_readable_schema(tool: Tool) -> Tool:
 
 
 def _short_id(given: str) -> str:
-    """Nine letters and digits, the same for the same id."""
+    """Return nine letters and digits, the same for the same id."""
     if len(given) == 9 and given.isascii() and given.isalnum():
         return given
     digest = int.from_bytes(hashlib.sha256(given.encode("utf-8", "replace")).digest()[:8], "little")
