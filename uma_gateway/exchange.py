@@ -67,7 +67,7 @@ class ClientGone(Exception):
 
 
 class Exchange:
-    """See the module head. `caller`, `family` and `params` are set before the handler runs."""
+    """See the module's docstring. `caller`, `family` and `params` are set before the handler runs."""
 
     caller: Caller
     family: Family

@@ -1,1 +1,3 @@
-"""Several daemons behind one gateway: Ray Serve places and heals them, the router here chooses among them."""
+"""Several daemons behind one gateway: Ray Serve starts them and replaces lost ones; the router here chooses
+among them.
+"""

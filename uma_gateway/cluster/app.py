@@ -31,14 +31,14 @@ log = logging.getLogger("ray.serve")
 NODES = "nodes"  # names of the deployments
 GATEWAY = "gateway"
 APPLICATION = "uma"
-HEAD = "node:__internal_head__"  # a resource that Ray gives the head alone
-REQUESTS_MOST = 10_000  # at a node: its daemons bound their own queues
-EVICT_S = 5.0  # between two looks for idle models
+HEAD = "node:__internal_head__"  # a resource that Ray gives only to the head
+REQUESTS_MOST = 10_000  # at a node; its daemons limit their own queues
+EVICT_S = 5.0  # between two searches for idle models
 WRONG = {"lost": "it left the cluster"}
 
 
 class NodeActor:
-    """A `Node` as a replica. Every method's first argument names the replica that is meant."""
+    """A `Node` as a replica. Every method's first argument is the name of the intended replica."""
 
     def __init__(self, settings: ClusterSettings) -> None:
         context = ray.get_runtime_context()
@@ -56,7 +56,7 @@ class NodeActor:
             await asyncio.sleep(EVICT_S)
             try:
                 await self._node.evict_idle()
-            except Exception:  # the next idle model may go, whatever was wrong with this one
+            except Exception:  # whatever was wrong with this model, the next idle one may be evicted
                 log.exception("a model could not be evicted")
 
     async def load(self, name: str, model: str) -> Result:
@@ -80,7 +80,7 @@ class NodeActor:
             await stream.aclose()  # type: ignore[attr-defined]
 
     async def __del__(self) -> None:
-        """Serve calls this when a replica leaves, after its last request has ended."""
+        """Stop the node. Serve calls this when a replica leaves, after its last request has ended."""
         if self._evicting is not None:
             self._evicting.cancel()
         await self._node.stop()
@@ -104,7 +104,7 @@ class GatewayActor:
             knobs = Knobs(lost_ns=int(settings.lost_s * 1e9))
             cluster = Cluster(transport, bytes.fromhex(settings.key), knobs, settings.load_s)
             keys = Keys(config.access.api_key_file, config.access.api_key)
-            # one that is always there answers requests without a name
+            # this model is always loaded; it answers requests that name no model
             first = sorted(settings.models, key=lambda model: not model.replicas)
             on_demand = [model.name for model in first if not model.replicas]
             return ClusterGateway(config, keys, cluster, [model.name for model in first], on_demand)
@@ -133,7 +133,7 @@ def application(settings: ClusterSettings, n_nodes: int) -> Any:
         ray_actor_options={
             "num_cpus": 0.001,
             "resources": {HEAD: 0.001},
-        },  # beside the proxy: a node that goes must not take it along
+        },  # on the head, beside the proxy: a node that leaves must not end it
         graceful_shutdown_timeout_s=settings.drain_s + 30.0,
     )
     return gateway.bind(settings, nodes.bind(settings))
@@ -144,7 +144,7 @@ def n_alive() -> int:
 
 
 def build(args: dict[str, str]) -> Any:
-    """For `serve run`: `config` is the path of cluster.yaml."""
+    """Build the application for `serve run`; `config` is the path of cluster.yaml."""
     settings = cluster_settings.load(args.get("config", ""))
     if not ray.is_initialized():
         niceness.use(os.environ)

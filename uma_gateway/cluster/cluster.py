@@ -1,8 +1,7 @@
-"""The daemons of a cluster as one: the router with the digests that it lives by, and the requests that wait for it.
+"""The daemons of a cluster as one: the router, the digests that it needs, and the requests that wait for it.
 
-Rules: one per gateway process, in its event loop. Whatever a transport does, a request that was submitted is given a
-daemon, or refused, or was withdrawn; and whoever reads from a daemon that is lost is told, at the latest after
-`lost_s`.
+Rules: one per gateway process, in its event loop. Whatever a transport does, every submitted request gets a daemon, is
+refused, or is withdrawn. Every reader of a lost daemon is told of the loss, at the latest after `lost_s`.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ from uma_gateway.within import within
 log = logging.getLogger(__name__)
 
 POLL_S = 0.25  # between two digests of a daemon: half a prompt of a thousand tokens on a fast machine
-CALLS_PER_S = 400  # of each kind to all daemons together, where they are many: each takes a part of a millisecond here
-POSITIONS_SHARE = 0.05  # of this process's time that may go into counting places in the queue
-PAGES_IN_ALL = 1 << 20  # of all digests together: 300 bytes of memory each
-PAGES_LEAST, PAGES_MOST = 256, 4096  # of one daemon
-UNITS_S = 1.0  # between two looks at which daemons there are
-CHECK_S = 0.25  # between two looks for daemons that say nothing, and for requests whose time has passed
+CALLS_PER_S = 400  # of each kind, to all daemons together if they are many: each costs a part of a millisecond
+POSITIONS_SHARE = 0.05  # share of this process's time that may be spent on counting places in the queue
+PAGES_IN_ALL = 1 << 20  # in all digests together: 300 bytes of memory each
+PAGES_LEAST, PAGES_MOST = 256, 4096  # in the digest of one daemon
+UNITS_S = 1.0  # between two questions which daemons there are
+CHECK_S = 0.25  # between two searches for silent daemons, and for requests whose time has passed
 
 
 class Cluster:
-    """See the module head. `start` and `close` belong to the event loop."""
+    """See the module's docstring. `start` and `close` belong to the event loop."""
 
     def __init__(self, transport: Transport, key: bytes, knobs: Knobs | None = None, load_s: float = 600.0) -> None:
-        """`load_s`: a request waits this long for a model that has to be loaded first."""
+        """`load_s`: a request waits this long for a model that must be loaded first."""
         self.transport = transport
         self.load_s = load_s
         self.router = Router(knobs)
@@ -62,8 +61,8 @@ class Cluster:
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._main: list[asyncio.Task[None]] = []
         self._has_changed = asyncio.Event()
-        self._by_model: dict[str, list[Unit]] = {}  # that were heard of; built anew when that changes
-        self._positions: dict[str, tuple[float, dict[str, int]]] = {}  # by group: good until when, and each request's
+        self._by_model: dict[str, list[Unit]] = {}  # daemons with a digest; rebuilt when they change
+        self._positions: dict[str, tuple[float, dict[str, int]]] = {}  # by group: valid until when, and each request's
 
     def start(self) -> None:
         if not self._main:
@@ -85,20 +84,20 @@ class Cluster:
             try:
                 await self._find_units()
             except (UnitLost, GatewayError) as error:
-                log.warning("the cluster does not say which daemons it has: %s", error)
-            except Exception:  # without this loop nothing would be routed any more
+                log.warning("the cluster does not report which daemons it has: %s", error)
+            except Exception:  # without this loop no request would be routed any more
                 log.exception("looking for daemons failed")
             await asyncio.sleep(max(UNITS_S, len(self.units) / CALLS_PER_S))
 
     async def _watch(self) -> None:
-        """Apart from `_run`: the cluster may take its time to say which daemons it has."""
+        """Watch for silent daemons. Not in `_run`, because the cluster may take its time to report its daemons."""
         while True:
             try:
                 for name in self.router.check(time.monotonic_ns()):
                     log.warning("%s does not answer: it counts as lost, with its requests", name)
                     self._lose_readers(name)
                 self._let_go()
-            except Exception:  # without this loop nobody would be told of a loss any more
+            except Exception:  # without this loop no reader would be told of a loss any more
                 log.exception("looking for silent daemons failed")
             await asyncio.sleep(CHECK_S)
 
@@ -115,9 +114,9 @@ class Cluster:
                 self._polls[name] = asyncio.get_running_loop().create_task(self._poll(unit))
 
     def _leave(self, name: str) -> None:
-        """The cluster does not have this daemon any more.
+        """Forget a daemon that the cluster does not have any more.
 
-        Who still reads from it goes on: it is let finish, or its stream breaks.
+        Its readers go on: the daemon may finish their answers, or their streams break.
         """
         self.units.pop(name, None)
         self.fingerprints.pop(name, None)
@@ -128,7 +127,7 @@ class Cluster:
         self.router.remove(name)
 
     async def _poll(self, unit: Unit) -> None:
-        """Keep what is known of a daemon fresh until it is gone."""
+        """Ask a daemon for digests until it is gone."""
         since: int | None = None
         while True:
             n_pages = max(PAGES_LEAST, min(PAGES_MOST, PAGES_IN_ALL // max(1, len(self.units))))
@@ -139,7 +138,7 @@ class Cluster:
             except UnitLost:
                 self.router.set_open(unit.name, False)
                 since = None
-            except GatewayError as error:  # it loads, or stops
+            except GatewayError as error:  # it is loading or stopping
                 log.debug("%s: %s", unit.name, error)
                 since = None
             else:
@@ -166,7 +165,7 @@ class Cluster:
             tell()
 
     def of_model(self, model: str) -> list[Unit]:
-        """The daemons of a model that were heard of."""
+        """Return the model's daemons from which a digest has come."""
         if not self._by_model:
             for unit in self.units.values():
                 if unit.name in self.fingerprints:
@@ -174,16 +173,16 @@ class Cluster:
         return self._by_model.get(model, [])
 
     def nearest(self, units: list[Unit], n: int) -> list[Unit]:
-        """Open ones with little to do: the best of some that are drawn, since all who ask would meet at the very
-        best.
+        """Return open daemons with little to do: the best of a random sample, because at the very best one all requests
+        would meet.
         """
         is_open = [unit for unit in units if self.router.is_open(unit.name)]
         drawn = random.sample(is_open, min(2 * n, len(is_open)))
         return sorted(drawn, key=lambda unit: self.router.n_requests(unit.name))[:n]
 
     def position(self, ask: Ask) -> int | None:
-        """How many requests of its priority go before it, as of a moment ago; None: it does not wait, or is not counted
-        yet.
+        """Return how many requests of its priority are before a request, as of a moment ago; None: it does not wait, or
+        is not counted yet.
         """
         t_until, places = self._positions.get(ask.group, (0.0, {}))
         now = time.monotonic()
@@ -194,12 +193,12 @@ class Cluster:
         return places.get(ask.id) if ask.id in self._waiting else None
 
     def fingerprint(self, model: str) -> str:
-        """Of the weights that most of a model's daemons have; "": none is known."""
+        """Return the fingerprint that most of a model's daemons have; "": none is known."""
         known = [self.fingerprints[unit.name] for unit in self.of_model(model)]
         return max(set(known), key=known.count) if known else ""
 
     async def available(self, model: str, timeout_s: float) -> list[Unit]:
-        """Daemons of a model, once there are any: one is loaded where there is none. Raises: GatewayError."""
+        """Return the daemons of a model as soon as there are any; loads one if there is none. Raises: GatewayError."""
         self.start()
         deadline = time.monotonic() + timeout_s
         while not (units := self.of_model(model)):
@@ -212,7 +211,7 @@ class Cluster:
         return units
 
     async def heard(self, timeout_s: float) -> list[Unit]:
-        """Every daemon that was heard of; waits for the first one. Loads nothing."""
+        """Return every daemon from which a digest has come; waits for the first one. Loads nothing."""
         self.start()
         deadline = time.monotonic() + timeout_s
         while (
@@ -223,7 +222,7 @@ class Cluster:
         return found
 
     async def _load(self, model: str) -> None:
-        """Several who want a model at once wait for one load."""
+        """Load a model. Requests that want it at the same time wait for one load."""
         task = self._loading.get(model)
         if task is None:
             task = self._loading[model] = asyncio.get_running_loop().create_task(self.transport.load(model))
@@ -234,7 +233,9 @@ class Cluster:
     # requests
 
     async def submit(self, ask: Ask) -> Choice:
-        """Wait for a daemon. `ended` must follow. Raises: GatewayError where there is none for it, or not in time."""
+        """Wait for a daemon. Call `ended` afterwards. Raises: GatewayError if there is none for the request, or not in
+        time.
+        """
         self.start()
         outcome = self.router.offer(ask, time.monotonic_ns())
         if outcome is None:
@@ -243,7 +244,7 @@ class Cluster:
             try:
                 outcome = await future
             except asyncio.CancelledError:
-                self.ended(ask.id, False)  # it may have got one at the same moment
+                self.ended(ask.id, False)  # it may have got a daemon at the same moment
                 raise
             finally:
                 self._waiting.pop(ask.id, None)
@@ -282,12 +283,12 @@ class Cluster:
                 future.set_result(outcome)
 
     def ended(self, ask_id: str, has_read: bool) -> None:
-        """A request does not want its daemon any more."""
+        """Note that a request does not need its daemon any more."""
         self.router.ended(ask_id, time.monotonic_ns(), has_read)
         self._let_go()
 
     def reading(self, unit_name: str, reader: object, tell: Callable[[], None]) -> None:
-        """`tell` is called when the daemon says nothing any more, until `left`."""
+        """Call `tell` when the daemon falls silent, until `left` is called."""
         self._readers.setdefault(unit_name, {})[reader] = tell
 
     def left(self, unit_name: str, reader: object) -> None:
@@ -297,7 +298,7 @@ class Cluster:
             self._readers.pop(unit_name, None)
 
     def table(self) -> list[dict[str, Any]]:
-        """One row per daemon, for people."""
+        """Return one row per daemon, for people."""
         rows = self.router.table(time.monotonic_ns())
         known = {row["node"] for row in rows}
         rows += [{"node": name, "is_open": False} for name in self.units if name not in known]
@@ -315,5 +316,5 @@ _numbers = itertools.count(1)
 
 
 def attempt_id(request_id: str) -> str:
-    """For one more attempt at a request."""
+    """Return an id for one more attempt at a request."""
     return f"{request_id}~{next(_numbers)}"

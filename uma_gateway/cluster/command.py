@@ -1,6 +1,6 @@
-"""`uma-gateway cluster …`: start, look at, drain and stop a cluster.
+"""`uma-gateway cluster …`: start, show, drain and stop a cluster.
 
-Imported by the command line only when it is asked for.
+The command line imports it only for these commands.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from uma_gateway.cluster.settings import ClusterSettings, gateway_config
 
 
 def connect(address: str, is_started: bool = False) -> None:
-    """To the Ray cluster there, or to this machine's; with `is_started` one is started here if there is none.
+    """Connect to the Ray cluster at an address, or to this machine's. `is_started`: start one here if there is none.
 
     Raises: UmaError.
     """
@@ -51,7 +51,7 @@ def _no_cluster() -> UmaError:
 def up(settings: ClusterSettings, is_foreground: bool, tell: Any) -> int:
     """Start the application, or bring a running one to these settings.
 
-    In the foreground: until told to stop, and stop it then.
+    In the foreground: run until told to stop, then stop the application.
     """
     connect(settings.address, is_started=True)
     n_nodes = _wanted(settings)
@@ -76,7 +76,7 @@ def up(settings: ClusterSettings, is_foreground: bool, tell: Any) -> int:
 
 
 def _tell_of_niceness(tell: Any) -> None:
-    with contextlib.suppress(Exception):  # a node that is slow to answer does not keep the cluster from serving
+    with contextlib.suppress(Exception):  # a node that answers slowly must not keep the cluster from serving
         for row in _about():
             if row["niceness"] > 0:
                 tell(
@@ -91,7 +91,7 @@ def _wanted(settings: ClusterSettings) -> int:
 
 
 def down(address: str) -> None:
-    """Raises: UmaError where no cluster runs."""
+    """Stop the cluster. Raises: UmaError if no cluster runs."""
     connect(address)
     serve.shutdown()
 
@@ -101,7 +101,7 @@ def _handle(method: str) -> Any:
 
 
 def status(address: str) -> list[dict[str, Any]]:
-    """What every node says of itself. Raises: UmaError where no cluster runs."""
+    """Return what every node reports about itself. Raises: UmaError if no cluster runs."""
     connect(address)
     with contextlib.suppress(Exception):
         return _about()

@@ -19,9 +19,10 @@ from uma_gateway.gateway import Gateway
 from uma_gateway.keys import Keys
 from uma_gateway.model import Model
 
-# an embedding or a reranking of many texts beside chats; past it a daemon that hangs would hold its callers for ever
+# embeddings or reranking of many texts beside chats; without a limit a daemon that hangs would hold its callers for
+# ever
 COMPUTE_S = 600.0
-REFUSALS = frozenset(from_daemon(UmaError(code).to_dict()).code for code in ELSEWHERE)  # as the gateway has them
+REFUSALS = frozenset(from_daemon(UmaError(code).to_dict()).code for code in ELSEWHERE)  # as the gateway names them
 OF_ALL: dict[str, Callable[[list[tuple[Unit, Event]]], Event]] = {
     "status": merge.status,
     "sessions": merge.sessions,
@@ -35,9 +36,10 @@ OF_ALL: dict[str, Callable[[list[tuple[Unit, Event]]], Event]] = {
 
 
 class ClusterDaemon(Daemon):
-    """All daemons of a model.
+    """All daemons of a model, used like one.
 
-    What is about the cluster is asked of every daemon, and returned as one answer; anything else of one.
+    A question about the cluster goes to every daemon, and the replies become one answer; any other question goes to one
+    daemon.
     """
 
     def __init__(self, cluster: Cluster, model: str) -> None:
@@ -51,11 +53,11 @@ class ClusterDaemon(Daemon):
         return Generation(link, request_id)
 
     async def loaded(self) -> None:
-        """Whoever asks for a model in a cluster has it loaded."""
+        """Return at once: a model in a cluster is loaded when a request asks for it."""
 
     async def call(self, operation: str, timeout_s: float = CALL_S, **fields: Any) -> Event:
         given = {name: value for name, value in fields.items() if value is not None}
-        if operation == "reload":  # who keeps the old configuration is not left out in silence
+        if operation == "reload":  # a daemon that keeps the old configuration must be reported
             refused: dict[str, Event] = {}
             merged = merge.reload(await self.ask_all(operation, timeout_s, given, refused))
             return {**merged, "units": merged["units"] | refused}
@@ -64,17 +66,21 @@ class ClusterDaemon(Daemon):
         return await self._ask_one(operation, timeout_s, given)
 
     async def compute(self, operation: str, request_id: str, fields: Mapping[str, Any]) -> Event:
-        """Embeddings and reranking: by any daemon of the model; by another one when that is lost meanwhile."""
+        """Compute embeddings and reranking on any daemon of the model; on another one if the first is lost
+        meanwhile.
+        """
         return await self._ask_one(operation, COMPUTE_S, {**fields, "id": request_id})
 
     async def cancel(self, request_id: str, conn: int | None = None) -> Event:
-        """`request_id`: as `sessions` shows it. Ids are of one request only in a cluster: `conn` is not needed."""
+        """Cancel a request. `request_id`: as `sessions` shows it. In a cluster an id belongs to one request only, so
+        `conn` is not needed.
+        """
         replies = await self.ask_all("cancel", CALL_S, {"id": request_id})
         return {"found": any(reply["found"] for _, reply in replies)}
 
     async def _ask_one(self, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> Event:
-        """Waits as long for a daemon that comes back as a request that generates does, loses as many at most, and goes
-        once to another one where the first refuses it.
+        """Ask one daemon. Waits for a daemon to come back as long as a generate request does, and gives up after losing
+        as many. If a daemon refuses, one other is tried.
 
         Raises: GatewayError.
         """
@@ -101,7 +107,7 @@ class ClusterDaemon(Daemon):
         raise no_daemon(f"no daemon of {self.model} answers")
 
     def _turn(self, units: list[Unit]) -> list[Unit]:
-        """Those that are open first, each time beginning with another one."""
+        """Return the daemons, open ones first; each call begins with another one."""
         is_open = {row["unit"] for row in self.cluster.table() if row["is_open"]}
         at = time.monotonic_ns() // 1_000_000 % max(1, len(units))
         turned = units[at:] + units[:at]
@@ -112,8 +118,8 @@ class ClusterDaemon(Daemon):
     ) -> list[tuple[Unit, Event]]:
         """Ask every daemon of the cluster.
 
-        Those that do not answer are left out, and those that refuse; `refused` gets why, by unit. Raises: GatewayError
-        where none answers, or all refuse.
+        Daemons that do not answer, and those that refuse, are left out; `refused` gets the refusals, by unit. Raises:
+        GatewayError if no daemon answers, or all refuse.
         """
         units = await self.cluster.heard(CALL_S)
         replies = await asyncio.gather(
@@ -132,16 +138,16 @@ class ClusterDaemon(Daemon):
         return found
 
     async def close(self) -> None:
-        """The cluster is closed by who made it."""
+        """Do nothing: the creator of the cluster closes it."""
 
 
 class ClusterGateway(Gateway):
-    """The gateway of a cluster's first model, which knows those of the others."""
+    """The gateway of a cluster's first model, which knows the gateways of the others."""
 
     def __init__(
         self, config: Config, keys: Keys, cluster: Cluster, models: list[str], on_demand: Collection[str] = ()
     ) -> None:
-        """`on_demand`: those of the models that are loaded by being asked for; the first is none of them."""
+        """`on_demand`: the models that are loaded when a request asks for them; the first model is not one of them."""
         cluster.start()
         super().__init__(config, keys, ClusterDaemon(cluster, models[0]))
         self.cluster = cluster
@@ -155,7 +161,8 @@ class ClusterGateway(Gateway):
             gateway.state = self.state
 
     def serving(self, name: object) -> Gateway:
-        """One model answers to any name; of several, the one that is named, and the first where none is.
+        """Return the gateway for a model. A single model answers to any name. Of several, the named one answers, or the
+        first if none is named.
 
         Raises: GatewayError (404).
         """
@@ -175,7 +182,7 @@ class ClusterGateway(Gateway):
         return gateway
 
     async def models(self) -> list[Model]:
-        """Those that a daemon has; the others are loaded when somebody asks for them."""
+        """Return the models that are loaded; the others are loaded when a request asks for them."""
         present = [gateway for name, gateway in self._by_model.items() if self.cluster.of_model(name)] or [self]
         return list(await asyncio.gather(*(gateway.model(is_new=True) for gateway in present)))
 

@@ -4,7 +4,7 @@
     something was, and `resume` is set   -> it continues there, after the text that was sent
     otherwise                            -> it ends with `replica_lost`, which says how far it came
 
-A refusal such as `overloaded` is taken once to another daemon, with the same deadline. Whatever happens there is
+After a refusal such as `overloaded` the request goes once to another daemon, with the same deadline. Every request has
 exactly one end.
 """
 
@@ -26,14 +26,14 @@ from uma_gateway.cluster.transport import Event, Unit, UnitLost
 from uma_gateway.errors import GatewayError, Kind
 from uma_gateway.inbox import Inbox
 
-QUEUE_HIGH = 256  # events that wait for their reader: then nothing more is read from the daemon
-TRIES_MOST = 4  # daemons that a request may lose before it is given up: it may be the request that ends them
+QUEUE_HIGH = 256  # events that wait for their reader; at this number nothing more is read from the daemon
+TRIES_MOST = 4  # daemons that a request may lose before it is given up: the request itself may end them
 HASHES_S = 5.0
-FIRST_NEWS_S, NEWS_S = 0.02, 0.5  # until a client that waits is told so, and between two words about it
-GRACE_S = 5.0  # past its deadline, for the daemon's own word that it passed
-PROMPT_TAIL = 256  # characters of a prompt in which a template may have begun a thought
+FIRST_NEWS_S, NEWS_S = 0.02, 0.5  # until a waiting client is told about the queue, and between two such events
+GRACE_S = 5.0  # time past its deadline in which the daemon may report that the deadline passed
+PROMPT_TAIL = 256  # last characters of a prompt, in which a template may have begun a thought
 CANCEL_S = 0.05  # until a daemon that does not have the request yet is told again to cancel it
-ELSEWHERE = frozenset(  # refusals that another daemon may not share
+ELSEWHERE = frozenset(  # refusals that another daemon may not repeat
     {
         ErrorCode.OVERLOADED, ErrorCode.TOO_MANY_SESSIONS, ErrorCode.DRAINING, ErrorCode.SHUTTING_DOWN,
         ErrorCode.MODEL_NOT_LOADED,
@@ -43,7 +43,7 @@ ELSEWHERE = frozenset(  # refusals that another daemon may not share
 
 
 class RoutedLink:
-    """What `daemon.Generation` reads from, in the place of a connection to one daemon."""
+    """The source from which `daemon.Generation` reads, in place of a connection to one daemon."""
 
     def __init__(
         self, cluster: Cluster, model: str, fields: Mapping[str, Any], request_id: str, is_resumable: bool = False
@@ -52,33 +52,33 @@ class RoutedLink:
         self._model = model
         self._fields = dict(fields)
         self._id = request_id
-        self._attempt_key = secrets.token_hex(8)  # clients choose ids, and two requests may have the same one
+        self._attempt_key = secrets.token_hex(8)  # clients choose ids, so two requests may have the same one
         self._is_resumable = is_resumable and can_resume(fields)
         timeout_ms = fields.get("timeout_ms") or 0
         self._deadline_ns = time.monotonic_ns() + int(timeout_ms * 1e6) if timeout_ms else 0
         self._inbox = Inbox()
         self._drained = asyncio.Event()
         self._sent_text = ""
-        self._tail: list[str | int] = []  # what was sent, as a prompt goes on with it: token ids, or their text
+        self._tail: list[str | int] = []  # the text sent so far, as it continues the prompt: token ids, or text
         self._n_sent = 0  # token events
         self._n_read = 0  # tokens of the prompt whose log probabilities were sent ...
         self._n_read_here = 0  # ... and those that the present daemon has reported
-        self._has_ended_one = False  # the end of one of several answers was sent
-        self._token_ids: list[int] = []  # that completed their texts
-        self._usage: dict[str, int] = {}  # of attempts before this one
+        self._has_ended_one = False  # one of several answers has ended, and its end was sent
+        self._token_ids: list[int] = []  # the last token of each event sent
+        self._usage: dict[str, int] = {}  # usage of attempts before this one
         self._avoid: set[str] = set()
         self._n_refusals = 0
         self._is_last_try = False
-        self._group = ""  # of the daemons that can go on with what was sent; "": nothing was
+        self._group = ""  # group of the daemons that can continue the sent text; "": no text was sent
         self._is_done = False
         self._unit: Unit | None = None
-        self._cancels: list[int | None] = []  # what every daemon that has the request is to end; None: all of it
+        self._cancels: list[int | None] = []  # what each daemon of the request must end; None: all of it
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     # as daemon.Link
 
     async def receive(self) -> list[bytes]:
-        """Wait for what comes next. Raises: GatewayError once nothing can come any more."""
+        """Wait for events. Raises: GatewayError once nothing can come any more."""
         taken = await self._inbox.take()
         self._drained.set()
         return taken
@@ -87,7 +87,7 @@ class RoutedLink:
         self._inbox.wake()
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """A cancel, of one answer or of all."""
+        """Cancel one answer, or all."""
         self._task.get_loop().create_task(self._cancel(message))
 
     async def _cancel(self, message: Mapping[str, Any]) -> None:
@@ -102,7 +102,7 @@ class RoutedLink:
             await self._end_cancelled()
 
     async def _tell(self, unit: Unit, index: int | None) -> None:
-        """Have a daemon cancel, as soon as it has the request."""
+        """Tell a daemon to cancel, as soon as it has the request."""
         fields = {"id": self._id, "index": index, "attempt": self._attempt_key}
         with contextlib.suppress(UnitLost, GatewayError):
             while unit is self._unit and not self._is_done:
@@ -123,7 +123,7 @@ class RoutedLink:
         self._inbox.put([orjson.dumps(end)])
 
     def close(self) -> None:
-        """The client is gone, or has all: what still runs is cancelled."""
+        """Close the request: the client has left, or has everything. Whatever still runs is cancelled."""
         self._task.cancel()
         self._inbox.fail(GatewayError(Kind.UNAVAILABLE, "the request was closed", code="closed"))
 
@@ -134,7 +134,7 @@ class RoutedLink:
             ask = await self._ask()
             for n in range(TRIES_MOST):
                 self._is_last_try = n == TRIES_MOST - 1
-                if None in self._cancels:  # the daemon that was told of it has refused the request
+                if None in self._cancels:  # the daemon that was told to cancel has refused the request
                     await self._end_cancelled()
                     return
                 try:
@@ -165,7 +165,7 @@ class RoutedLink:
             )
 
     def _check_hope(self, loss: UnitLost) -> None:
-        """Whether the request can go on elsewhere. Raises: GatewayError."""
+        """Check that the request can go on elsewhere. Raises: GatewayError."""
         counts = self._cluster.counts
         if not self._is_last_try and self._n_sent == 0 and not self._has_ended_one:
             counts["replayed"] += 1
@@ -180,8 +180,8 @@ class RoutedLink:
         return GatewayError(Kind.UNAVAILABLE, message, code="replica_lost", extra=self._progress(), retry_after_ms=1000)
 
     async def _asked_anew(self, ask: Ask, refusal: GatewayError) -> Ask:
-        """For a request that no daemon takes: they may have another model by now, or the last one of its model may
-        have gone. Then one is loaded. Raises: GatewayError.
+        """Ask again for a request that no daemon takes. The daemons may have another model by now, or the last one of
+        the model is gone; then one is loaded. Raises: GatewayError.
         """
         units = self._cluster.of_model(self._model)
         groups = {group_of(self._model, self._cluster.fingerprints[unit.name]) for unit in units}
@@ -195,13 +195,13 @@ class RoutedLink:
         raise GatewayError(Kind.UNAVAILABLE, "the daemons have another model now", code="model_changed")
 
     def _progress(self) -> dict[str, int]:
-        """How far the answer came, for its error."""
+        """Return how far the answer came, for its error."""
         return {"tokens_sent": self._n_sent, "characters_sent": len(self._sent_text)}
 
     async def _has_all(self) -> bool:
-        """Nothing but the end was lost."""
+        """Whether only the end was lost; if so, send an end."""
         n_tokens = self._usage.get("completion_tokens", 0)
-        is_one = can_resume(self._fields)  # of several answers' tokens nobody knows here how many each has
+        is_one = can_resume(self._fields)  # with several answers it is unknown here how many tokens each has
         if not self._n_sent or not is_one or n_tokens < (self._fields.get("max_tokens") or INFINITE):
             return False
         self._is_done = True
@@ -209,7 +209,7 @@ class RoutedLink:
         return True
 
     async def _ask(self) -> Ask:
-        """What the router must know of the request. Raises: GatewayError."""
+        """Return what the router must know about the request. Raises: GatewayError."""
         fields = self._continued()
         units = await self._available()
         pages, n_tokens = await self._hashes(fields, units)
@@ -228,7 +228,7 @@ class RoutedLink:
         )
 
     async def _available(self) -> list[Unit]:
-        """The model's daemons, once there are any. Raises: GatewayError."""
+        """Return the model's daemons as soon as there are any. Raises: GatewayError."""
         left_s = self._time_left_s()
         try:
             return await self._cluster.available(
@@ -244,13 +244,14 @@ class RoutedLink:
             raise
 
     async def _count_sent(self, unit: Unit) -> None:
-        """Find out which tokens were sent, and how many, before this daemon goes on after them.
+        """Find out which tokens were sent, and how many, before this daemon continues after them.
 
-        An event of several names only the last one: then it is asked how many the text has. Raises: UnitLost.
+        An event of several tokens names only the last one; then the daemon is asked how many tokens the text has.
+        Raises: UnitLost.
         """
         call, ids, text = self._cluster.transport.call, self._token_ids, self._sent_text
         with contextlib.suppress(GatewayError):
-            limits = (await call(unit, "props", HASHES_S, {}))["limits"]  # else its limit would begin anew
+            limits = (await call(unit, "props", HASHES_S, {}))["limits"]  # without it the answer's limit begins anew
             n_most = self._fields.get("max_tokens") or limits["default_max_tokens"]
             self._fields["max_tokens"] = min(n_most, limits["max_tokens"])
             if (await call(unit, "detokenize", HASHES_S, {"tokens": ids}))["content"] == text:
@@ -262,8 +263,8 @@ class RoutedLink:
     async def _hashes(
         self, fields: Mapping[str, Any], units: list[Unit], is_exact: bool = False
     ) -> tuple[tuple[int, ...], int]:
-        """The prompt's hashes from whichever daemon answers, and its tokens; without them it is routed by load alone.
-        `is_exact`: the tokens are counted even where no hash is needed.
+        """Return the prompt's hashes from any daemon that answers, and the number of its tokens. Without hashes the
+        request is routed by load alone. `is_exact`: count the tokens even if no hash is needed.
         """
         inputs = {
             name: fields[name]
@@ -271,7 +272,7 @@ class RoutedLink:
             if fields.get(name) is not None
         }
         size = len(orjson.dumps(inputs))
-        # too short for a page, or not to be shared
+        # the prompt is too short for a page, or must not be shared
         if not is_exact and (size < PAGE or fields.get("cache_prompt") is False):
             return (), max(1, size // 3)
         for unit in self._cluster.nearest(units, 2):
@@ -281,7 +282,7 @@ class RoutedLink:
                 )
                 reply = await call
             except (UnitLost, GatewayError):
-                continue  # what is wrong with the input is reported by generate
+                continue  # generate reports the error in the input
             return tuple(int(page, 16) for page in reply["hashes"]), reply["n_tokens"]
         return (), max(1, size // 3)
 
@@ -291,7 +292,7 @@ class RoutedLink:
         return max(0.0, (self._deadline_ns - time.monotonic_ns()) / 1e9)
 
     def _continued(self) -> dict[str, Any]:
-        """The request's fields as they are now: after what was sent, within the time that is left."""
+        """Return the request's fields as they are now: after the sent text, within the time that is left."""
         fields = dict(self._fields)
         left_s = self._time_left_s()
         if left_s is not None:
@@ -303,7 +304,7 @@ class RoutedLink:
         )
 
     async def _attempt(self, ask: Ask) -> bool:
-        """Try on one daemon. True: the request has its end. Raises: UnitLost, GatewayError."""
+        """Try one daemon. True: the request has its end. Raises: UnitLost, GatewayError."""
         try:
             choice = await self._place(ask)
         except BaseException:
@@ -335,7 +336,7 @@ class RoutedLink:
             )
         except UnitLost:
             self._avoid.add(unit.name)
-            self._cluster.router.set_open(unit.name, False)  # until its next digest shows that it is back
+            self._cluster.router.set_open(unit.name, False)  # until a digest shows that it is back
             self._usage["completion_tokens"] = self._usage.get("completion_tokens", 0) + self._n_sent - n_before
             raise
         finally:
@@ -346,7 +347,7 @@ class RoutedLink:
             self._unit = None
 
     async def _place(self, ask: Ask) -> Choice:
-        """Wait for a daemon with room, and tell the client meanwhile where it stands."""
+        """Wait for a daemon with room; meanwhile tell the client its place in the queue."""
         waiting = asyncio.ensure_future(self._cluster.submit(ask))
         try:
             pause_s = FIRST_NEWS_S
@@ -369,9 +370,9 @@ class RoutedLink:
                 waiting.cancel()
 
     async def _answer(self, unit: Unit) -> bool:
-        """Have it answer, or go on after what was sent.
+        """Make the daemon answer, or continue the sent text.
 
-        True: it was the end; False: another daemon is to be tried. Raises: UnitLost.
+        True: the request has its end; False: try another daemon. Raises: UnitLost.
         """
         if self._n_sent:
             await self._count_sent(unit)
@@ -385,7 +386,7 @@ class RoutedLink:
         return await self._read(self._cluster.transport.stream(unit, fields), unit)
 
     async def _read(self, stream: AsyncIterator[list[bytes]], unit: Unit) -> bool:
-        """Hand on what comes. Result and errors: those of `_answer`."""
+        """Pass on the events. Result and errors: those of `_answer`."""
         self._n_read_here = 0
         try:
             async for payloads in stream:
@@ -396,7 +397,7 @@ class RoutedLink:
                         if verdict is False:
                             return False
                         passed.append(payload if verdict is None else orjson.dumps(verdict))
-                finally:  # also what came together with the loss
+                finally:  # passes on events that came together with the loss, too
                     if passed:
                         self._inbox.put(passed)
                 if self._is_done:
@@ -409,7 +410,9 @@ class RoutedLink:
         raise UnitLost("its answer broke off")
 
     def _judge(self, event: Event, unit: Unit) -> Event | bool | None:
-        """None: pass it on; False: try elsewhere; else what is passed on instead. Raises: UnitLost."""
+        """Judge an event. None: pass it on; False: try another daemon; otherwise pass on the returned value instead.
+        Raises: UnitLost.
+        """
         kind = event.get("event")
         if kind == "token":
             self._n_sent += 1
@@ -428,7 +431,7 @@ class RoutedLink:
             if code in ELSEWHERE and is_first and self._has_others(unit):
                 self._n_refusals += 1
                 self._avoid.add(unit.name)
-                # nobody else tries the unit before its next digest
+                # no other request tries the unit before its next digest
                 self._cluster.router.set_open(unit.name, False)
                 self._cluster.counts["rerouted"] += 1
                 return False
@@ -445,7 +448,7 @@ class RoutedLink:
         return any(other.name != unit.name for other in self._cluster.of_model(self._model))
 
     def _whole(self, eos: Event) -> Event | None:
-        """The end of an answer that more than one daemon wrote, as one answer's."""
+        """Return the end of an answer that several daemons wrote, as that of one answer."""
         n_before = self._usage.get("completion_tokens", 0)
         if not n_before:
             return None
@@ -457,7 +460,7 @@ class RoutedLink:
 
 
 def can_resume(fields: Mapping[str, Any]) -> bool:
-    """An answer can be continued from its text: one of one, streamed, whose form does not depend on what came
+    """Whether an answer can be continued from its text: a single streamed one whose form does not depend on the text
     before.
     """
     constraint = fields.get("constraint")
@@ -467,8 +470,8 @@ def can_resume(fields: Mapping[str, Any]) -> bool:
 
 
 def resumed(fields: Mapping[str, Any], tail: list[str | int], text: str, n_tokens: int) -> dict[str, Any]:
-    """The request that goes on after `text`, which is `tail` as parts of a prompt, and of which `n_tokens` were
-    counted.
+    """Return the request that continues after `text`. `tail`: the same text as parts of a prompt. `n_tokens`: the number
+    of its tokens.
     """
     prompt = fields["prompt"]
     parts = [prompt] if isinstance(prompt, str) else list(prompt)
@@ -483,19 +486,19 @@ def resumed(fields: Mapping[str, Any], tail: list[str | int], text: str, n_token
     thought = fields.get("reasoning")
     if thought is not None and thought["end"].strip() in text:
         del more["reasoning"]
-    elif thought is not None:  # one that has not begun may begin yet: it is left as it is
+    elif thought is not None:  # a thought that has not begun may still begin: unchanged
         start = thought.get("start", "").strip()
         at = text.find(start) + len(start) if start in text else 0 if _begins_thought(parts[-1:], thought) else None
         if at is not None:
             more["reasoning"] = {**thought, "start": ""}
             if thought.get("budget_tokens") is not None:
-                # of the tokens that were counted, those after its start, as far as their text shows
+                # of the counted tokens, those after the thought's start, as far as their text shows it
                 n_thought = round(n_tokens * len(text[at:]) / max(1, len(text)))
                 more["reasoning"]["budget_tokens"] = max(0, thought["budget_tokens"] - n_thought)
     return more
 
 
 def _begins_thought(parts: list[str | int], thought: Mapping[str, Any]) -> bool:
-    """Whether a prompt that ends so has begun to think, as templates do: the daemon looks for it there as well."""
+    """Whether a prompt with this end has begun a thought, as some templates do; the daemon looks there too."""
     tail = "".join(part for part in parts if isinstance(part, str))[-PROMPT_TAIL:]
     return tail.rfind(thought["start"].strip()) > tail.rfind(thought["end"].strip())

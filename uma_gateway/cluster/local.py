@@ -1,6 +1,6 @@
-"""A daemon of this machine as a node's actor has it: started or adopted, watched, started again, drained, stopped.
+"""A daemon of this machine, as a node's actor has it: started or adopted, watched, started again, drained, stopped.
 
-Rules: asyncio, no Ray. A daemon that somebody else started is adopted: it is watched and used, and never stopped.
+Rules: asyncio, no Ray. A daemon that another program started is adopted: it is watched and used, and never stopped.
 """
 
 from __future__ import annotations
@@ -23,29 +23,31 @@ from uma_gateway.within import within
 
 log = logging.getLogger(__name__)
 
-HEALTH_S = 1.0  # between two looks
-HANG_S = 30.0  # without any answer: the daemon answers `health` while it loads and while it computes
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0  # before it is started again; twice as long each time
-PROVEN_S = 60.0  # who ran this long starts afresh
+HEALTH_S = 1.0  # between two checks
+HANG_S = 30.0  # without any answer; a daemon answers `health` even while it loads and computes
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0  # before it is started again; each pause is twice as long as the one before
+PROVEN_S = 60.0  # after running this long the pauses begin with the shortest again
 STOP_S = 15.0
 COMPUTED = frozenset({"embed", "rerank"})
 
 
 class LocalDaemon:
-    """One socket. `start` begins to keep a daemon behind it alive."""
+    """One socket. `start` begins to keep a daemon alive behind it."""
 
     def __init__(self, path: str, args: Sequence[str] = (), is_startable: bool = True, hang_s: float = HANG_S) -> None:
-        """`args`: of `uma-core daemon`, without the socket. `is_startable`: else one is only adopted."""
+        """`args`: flags of `uma-core daemon`, without the socket. `is_startable`: otherwise a daemon is only
+        adopted.
+        """
         self.path = path
         self._is_startable = is_startable
         self.args = list(args)
         self.restarts = 0
         self.is_adopted = False
-        self.state = "starting"  # as the daemon says; `gone` without one
+        self.state = "starting"  # as the daemon reports it; `gone` without a daemon
         self.t_used = time.monotonic()
-        self.n_streams = 0  # requests that it answers, those that it computes for included
+        self.n_streams = 0  # requests that it is answering, embeddings and reranking included
         self.daemon = Daemon(path)
-        # of running requests, by id and attempt: clients choose ids, and two requests may have the same one
+        # running requests, by id and attempt: clients choose ids, so two requests may have the same one
         self._links: dict[tuple[str, str], Link] = {}
         self._hang_s = hang_s
         self._process: asyncio.subprocess.Process | None = None
@@ -59,11 +61,11 @@ class LocalDaemon:
 
     @property
     def pid(self) -> int:
-        """Of the daemon that was started here; 0: there is none."""
+        """Process id of the daemon that was started here; 0: there is none."""
         return self._process.pid if self._process is not None else 0
 
     async def ready(self, timeout_s: float) -> None:
-        """Wait until it takes requests. Raises: UnitLost."""
+        """Wait until the daemon accepts requests. Raises: UnitLost."""
         deadline = time.monotonic() + timeout_s
         while self.state not in ("ready", "degraded"):
             if time.monotonic() > deadline or self._is_stopping:
@@ -107,7 +109,7 @@ class LocalDaemon:
         self._t_answer = time.monotonic()
 
     async def _watch(self) -> None:
-        """Return when it is gone, or says nothing for too long."""
+        """Return when the daemon is gone, or is silent for too long."""
         while not self._is_stopping:
             process = self._process
             if process is not None and process.returncode is not None:
@@ -132,12 +134,12 @@ class LocalDaemon:
         return True
 
     async def _end(self) -> None:
-        """End the process that was started here, if there still is one."""
+        """End the process that was started here, if it still exists."""
         process, self._process = self._process, None
         if process is None:
             return
         if process.stdin is not None:
-            process.stdin.close()  # it ends; so it does when this process is killed, because the pipe closes then too
+            process.stdin.close()  # this ends it, even if this process is killed, because then too the pipe closes
         try:
             await within(STOP_S, process.wait())
         except asyncio.TimeoutError:
@@ -146,7 +148,7 @@ class LocalDaemon:
             await process.wait()
 
     async def stop(self, drain_s: float = 0.0) -> None:
-        """Let running answers finish, for this long, then stop what was started here."""
+        """Give running answers this long to finish, then stop the daemon that was started here."""
         self._is_stopping = True
         if not self.is_adopted and self._process is not None and drain_s > 0:
             with contextlib.suppress(GatewayError):
@@ -189,7 +191,7 @@ class LocalDaemon:
     async def call(self, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> Event:
         """See transport.Transport.call."""
         try:
-            if operation == "cancel":  # by the connection that the request is on
+            if operation == "cancel":  # needs the connection that the request is on
                 wanted = str(fields["id"]), fields.get("attempt")
                 links = [
                     link for (name, attempt), link in self._links.items() if wanted in ((name, attempt), (name, None))
@@ -198,7 +200,7 @@ class LocalDaemon:
                 for link in links:
                     link.send({"type": operation, **message})
                 return {"found": bool(links)}
-            if operation in COMPUTED:  # on a connection of its own: who is cancelled here cancels it
+            if operation in COMPUTED:  # on a connection of its own: if the caller is cancelled, so is the operation
                 return await within(timeout_s, self._compute(operation, fields))
             return await self.daemon.call(operation, timeout_s, **fields)
         except LinkLost as error:
@@ -216,5 +218,5 @@ class LocalDaemon:
 
 
 def is_end(payload: bytes) -> bool:
-    """Whether an event is the last of its request. Cheap: every token passes here."""
+    """Whether an event is the last of its request. Cheap, because every token passes here."""
     return b'"event":"eos"' in payload or b'"event":"error"' in payload

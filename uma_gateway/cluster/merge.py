@@ -1,5 +1,5 @@
-"""Answers of several daemons as one: sums of what adds up, the worst of what does not, and every daemon's own
-figures beside them.
+"""Merges the answers of several daemons: sums of values that add up, the worst of values that do not, and beside them
+each daemon's own figures.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from uma_gateway.cluster.transport import Event, Unit
 from uma_gateway.daemon import content_of
 
 Replies = list[tuple[Unit, Event]]
-STATES = ("stopping", "starting", "draining", "degraded", "ready")  # the last that any daemon has is the cluster's
-LEAST = frozenset({"copy_free_ratio", "hit_ratio"})  # numbers that do not add up, by which of them is the worst
+STATES = ("stopping", "starting", "draining", "degraded", "ready")  # the cluster has the last state of any daemon
+LEAST = frozenset({"copy_free_ratio", "hit_ratio"})  # numbers that do not add up; the least of them is the worst
 MOST = frozenset({"avg_batch", "device_idle_share", "prediction_error", "time_logits_to_first_chunk"})
 SAMPLE = re.compile(r"^([A-Za-z_:][A-Za-z0-9_:]*)(\{(.*)\})? (.*)$")
 
@@ -40,7 +40,7 @@ def reload(replies: Replies) -> Event:
 
 
 def cache(replies: Replies) -> Event:
-    """The sums of `stats`; of other actions the first daemon's reply."""
+    """Return the sums of `stats`; of other actions the first daemon's reply."""
     merged = reload(replies)
     parts = [reply["stats"] for _, reply in replies if isinstance(reply.get("stats"), dict)]
     return {**merged, "stats": _summed(parts)} if parts else merged
@@ -52,7 +52,7 @@ def sessions(replies: Replies) -> Event:
 
 
 def status(replies: Replies) -> Event:
-    """The first daemon's status with the cluster's sums in it; `units` holds each one's own."""
+    """Return the first daemon's status with the cluster's sums in it; `units` holds each daemon's own."""
     first = content_of(replies[0][1])
     all_of = [reply for _, reply in replies]
     merged = {**first, "state": best_state(replies), "units": {unit.name: content_of(reply) for unit, reply in replies}}
@@ -67,11 +67,11 @@ def status(replies: Replies) -> Event:
 
 
 def _summed(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Numbers added, but times, shares and quantiles, of which the worst is taken."""
+    """Return sums of the numbers; of times, shares and quantiles return the worst."""
     if "count" in parts[0] and "mean" in parts[0]:
         return _distribution(parts)
     out: dict[str, Any] = {}
-    for name in dict.fromkeys(name for part in parts for name in part):  # one may have users that another has not
+    for name in dict.fromkeys(name for part in parts for name in part):  # one may have users that another does not have
         values = [part[name] for part in parts if part.get(name) is not None]
         if not values:
             out[name] = None
@@ -92,14 +92,14 @@ def _number(name: str, values: list[float]) -> float:
 
 
 def _distribution(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of one histogram: all values, their mean, and the highest of each quantile."""
+    """Merge one histogram: the number of values, their mean, and the highest of each quantile."""
     n = sum(part["count"] for part in parts)
     mean = round(sum(part["count"] * part["mean"] for part in parts) / n, 4) if n else parts[0]["mean"]
     return {name: max(part[name] for part in parts) for name in parts[0]} | {"count": n, "mean": mean}
 
 
 def _worst(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """The longest times; the least share of gaps within their limit."""
+    """Return the longest times, and the least share of gaps within their limit."""
     out: dict[str, Any] = {}
     for part in parts:
         for name, value in part.items():
@@ -116,7 +116,7 @@ def _worst(parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _clients(lists: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """One row per account; the share is the mean over the daemons."""
+    """Return one row per account; the share is the mean over the daemons."""
     found: dict[tuple[Any, Any], dict[str, Any]] = {}
     n = 0
     for rows in lists:
@@ -132,7 +132,9 @@ def _clients(lists: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 
 def metrics(replies: Replies) -> Event:
-    """JSON: numbers added. Prometheus: each sample of each daemon, with its node, model and name as labels."""
+    """Merge metrics. JSON: sums of numbers. Prometheus: each sample of each daemon, with its node, model and name as
+    labels.
+    """
     first = replies[0][1]
     if "text" in first:
         return {**first, "text": prometheus([(unit, str(reply["text"])) for unit, reply in replies])}
@@ -140,7 +142,7 @@ def metrics(replies: Replies) -> Event:
 
 
 def prometheus(texts: list[tuple[Unit, str]]) -> str:
-    """One exposition of several: every family once, with the samples of all."""
+    """Merge several expositions into one: every family once, with the samples of all."""
     heads: dict[str, list[str]] = {}
     samples: dict[str, list[str]] = {}
     for unit, text in texts:
@@ -169,7 +171,7 @@ def _escaped(value: str) -> str:
 
 
 def trace(replies: Replies) -> Event:
-    """One Perfetto picture: each daemon is a process of its own, named after it."""
+    """Return one Perfetto trace in which each daemon is a process of its own, named after it."""
     first = replies[0][1]
     if "traceEvents" not in first:
         return {**first, "lines": [{**line, "unit": unit.name} for unit, reply in replies for line in reply["lines"]]}

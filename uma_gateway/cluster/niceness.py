@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import MutableMapping
 
-NICENESS = "RAY_worker_niceness"  # read where Ray is started, for all workers of the machine
+NICENESS = "RAY_worker_niceness"  # read when Ray is started, for all workers of the machine
 
 
 def use(environ: MutableMapping[str, str]) -> None:
-    """Have a Ray that this process starts run its workers at niceness 0, unless the user has set another one."""
+    """Make a Ray that this process starts run its workers at niceness 0, unless the user has set another one."""
     environ.setdefault(NICENESS, "0")
 
 
 def current() -> int:
-    """Niceness of the calling process."""
+    """Return the niceness of the calling process."""
     return os.getpriority(os.PRIO_PROCESS, 0)

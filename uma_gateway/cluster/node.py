@@ -1,9 +1,10 @@
 """One node of a cluster: an actor that keeps this machine's daemons, and through which gateways reach them.
 
-It has one daemon per model, on a socket of its own; loads a model when it is asked to, and evicts the longest idle of
-those that need not stay where there is no room. Results are plain values: exceptions of ours do not travel well.
+It has one daemon per model, on a socket of its own. It loads a model when asked to. If there is no room, it evicts
+models that need not stay, the longest idle first. Results are plain values, because our exceptions do not travel well
+between processes.
 
-Rules: knows Ray only by name (`rayless`, the tests', is the same class on its own).
+Rules: knows Ray only by name (the tests' `rayless` uses this class on its own).
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ log = logging.getLogger(__name__)
 
 MIB = 1 << 20
 ESTIMATE_S = 120.0
-NAME_MOST = 40  # characters of a model in its socket's name: the path of a Unix socket has room for about 100 in all
+NAME_MOST = 40  # characters of a model in its socket's name: the path of a Unix socket is limited to about 100 in all
 Result = dict[str, Any]
 
 
 class Node:
-    """See the module head."""
+    """See the module's docstring."""
 
     def __init__(self, settings: ClusterSettings, name: str, node_id: str) -> None:
-        """`name`: of this actor. `node_id`: of the machine, in the names of its sockets."""
+        """`name`: of this actor. `node_id`: of the machine; part of the names of its sockets."""
         self.settings = settings
         self.name = name
         self.node_id = node_id
@@ -51,7 +52,7 @@ class Node:
     # what it has
 
     async def about(self) -> Result:
-        """What placement goes by."""
+        """Return the facts that placement needs."""
         now = time.monotonic()
         return {
             "name": self.name,
@@ -73,14 +74,14 @@ class Node:
         }
 
     def _free_mb(self) -> int:
-        """Memory for further models: what the budget leaves, or what the machine has."""
+        """Return the memory for further models: what the budget leaves, or what the machine has free."""
         if self.settings.memory_mb:
             return self.settings.memory_mb - sum(self._need_mb.get(name, 0) for name in self._daemons)
         free = available_bytes()
         return (free if free is not None else 1 << 50) // MIB
 
     async def need_mb(self, model: str) -> int:
-        """What a model takes, as the daemon itself estimates it. Raises: GatewayError."""
+        """Return the memory that a model takes, as the daemon itself estimates it. Raises: GatewayError."""
         known = self._need_mb.get(model)
         if known is None:
             settings = self._models[model]
@@ -90,7 +91,9 @@ class Node:
     # loading and evicting
 
     async def load(self, model: str) -> Result:
-        """Start the model's daemon, or find it started. It may take requests later: its digest says when."""
+        """Start the model's daemon, unless it is started already. It may accept requests only later; its digest says
+        when.
+        """
         if model not in self._models:
             return {"error": f"no model {model} is configured"}
         async with self._lock:
@@ -116,7 +119,7 @@ class Node:
         return {"is_new": True}
 
     def evictable(self) -> list[str]:
-        """Models that need not stay and that nobody uses, the longest idle first."""
+        """Return models that need not stay and that no request uses, the longest idle first."""
         now = time.monotonic()
         idle = {name: now - daemon.t_used for name, daemon in self._daemons.items() if not daemon.n_streams}
         found = [
@@ -137,7 +140,7 @@ class Node:
             await daemon.stop(self.settings.drain_s)
 
     async def evict_idle(self) -> None:
-        """Evict what was idle for its time."""
+        """Evict models that were idle for their time."""
         for name in self.evictable():
             log.info("%s is evicted: nobody asked for it for %g s", name, self._models[name].idle_s)
             await self.unload(name)
@@ -148,14 +151,14 @@ class Node:
         owner = os.stat(folder)
         if owner.st_uid != os.getuid() or owner.st_mode & 0o077:
             raise PermissionError(f"{folder} can be written by others")
-        if len(model) > NAME_MOST:  # of a name that is cut the hash keeps what tells it from others
+        if len(model) > NAME_MOST:  # if the name is cut, the hash keeps it distinct
             model = f"{model[: NAME_MOST - 9]}-{hashlib.sha256(model.encode()).hexdigest()[:8]}"
         return os.path.join(folder, f"{self.node_id[:12]}-{model}.sock")
 
     # what it is asked
 
     async def call(self, model: str, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> Result:
-        """`reply`, `lost` (why), or `error` (as GatewayError.values gives it)."""
+        """Call an operation. The result has `reply`, `lost` (why), or `error` (as GatewayError.values returns it)."""
         daemon = self._daemons.get(model)
         if daemon is None:
             return {"lost": f"{model} is not loaded here"}
@@ -167,7 +170,7 @@ class Node:
             return {"error": error.values()}
 
     async def stream(self, model: str, fields: Mapping[str, Any]) -> AsyncIterator[list[bytes] | str]:
-        """Events as JSON; a text instead: why nothing more comes."""
+        """Yield events as JSON; a text means that nothing more comes, and says why."""
         daemon = self._daemons.get(model)
         if daemon is None:
             yield f"{model} is not loaded here"
@@ -182,13 +185,13 @@ class Node:
             await stream.aclose()  # type: ignore[attr-defined]
 
     async def stop(self) -> None:
-        """Let running answers finish, then stop all that was started here."""
+        """Let running answers finish, then stop every daemon that was started here."""
         async with self._lock:
             await asyncio.gather(*(self._unload(name) for name in list(self._daemons)))
 
 
 async def estimate_mb(settings: ModelSettings) -> int:
-    """Raises: ValueError with what the daemon says."""
+    """Return the daemon's estimate of a model's memory. Raises: ValueError with the daemon's message."""
     command = [sys.executable, "-m", "uma_core", "daemon", *settings.daemon, "--estimate"]
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE

@@ -21,7 +21,7 @@ TRACE_S_MOST = 60.0
 
 def cluster_of(exchange: Exchange) -> ClusterGateway:
     gateway = exchange.gateway
-    assert isinstance(gateway, ClusterGateway)  # these routes are a cluster's only
+    assert isinstance(gateway, ClusterGateway)  # only a cluster has these routes
     return gateway
 
 
@@ -69,7 +69,7 @@ async def _ask_unit(exchange: Exchange, operation: str, is_open: bool) -> None:
     if unit is None:
         raise GatewayError(Kind.NOT_FOUND, f"there is no daemon {name[:100]!r} here", "unit", "not_found")
     if not is_open:
-        cluster.router.set_open(name, False)  # at once: its own word comes with the next digest
+        cluster.router.set_open(name, False)  # at once: the daemon's own report comes only with its next digest
     try:
         reply = await cluster.transport.call(unit, operation, 10.0, {})
     except UnitLost as loss:
@@ -78,7 +78,7 @@ async def _ask_unit(exchange: Exchange, operation: str, is_open: bool) -> None:
 
 
 async def on_trace(exchange: Exchange) -> None:
-    """All daemons' ticks of some seconds as one file for Perfetto."""
+    """Send the ticks of all daemons during some seconds as one file for Perfetto."""
     body = await exchange.json()
     seconds = body.get("seconds", 2.0)
     if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0.01 <= seconds <= TRACE_S_MOST:

@@ -1,8 +1,8 @@
 """Ray Serve's part of routing: a call goes to the replica that its first argument names.
 
-Which replica that is was decided before, by router.py, for which Serve's own hooks come too late: it needs the hashes
-of a prompt, and keeps requests waiting. From here a gateway also learns which replicas there are, without a call to
-Serve's controller.
+router.py has chosen the replica before. Serve's own hooks are called too late for that: the router needs the hashes of
+a prompt, and keeps requests waiting. Here a gateway also learns which replicas there are, without a call to Serve's
+controller.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 
 
 class Pinned(RequestRouter):
-    """See the module head."""
+    """See the module's docstring."""
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        from uma_gateway.cluster.replicas import told  # here: this class is sent by value
+        from uma_gateway.cluster.replicas import told  # imported here because this class is sent by value
 
         super().update_replicas(replicas)
         told(self._deployment_id.name, {each.replica_id.unique_id: each.node_id for each in replicas})
@@ -24,7 +24,7 @@ class Pinned(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Any replica for a name that is not there: it answers that the other one is lost."""
+        """Choose the named replica. If it is not there, choose any: that one answers that the named replica is lost."""
         args: Any = pending_request.args if pending_request is not None else ()
         found = [each for each in candidate_replicas if args and each.replica_id.unique_id == args[0]]
         return [found or list(candidate_replicas)]

@@ -1,4 +1,4 @@
-"""Which node gets a model. Pure: from what the nodes say of themselves (`Node.about`) to names of nodes."""
+"""Chooses the node for a model. Pure: from the nodes' reports (`Node.about`) to names of nodes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ Abouts = Mapping[str, Mapping[str, Any]]  # by node
 
 
 def place(model: str, nodes: Abouts) -> str | None:
-    """The node that should load a model which is nowhere yet: where most memory is free, or could be by evicting idle
-    models; those that refused it are left out. None: it is somewhere already, or there is no node.
+    """Return the node that should load a model that no node has: the one with most free memory, which may have to evict
+    idle models. Nodes that refused the model are left out. None: a node has it already, or there is no node.
     """
     if any(model in about["models"] for about in nodes.values()):
         return None
@@ -25,7 +25,7 @@ def _best(model: str, nodes: Abouts) -> str | None:
 
 
 def missing(wanted: Mapping[str, int], nodes: Abouts) -> Iterator[tuple[str, str]]:
-    """(model, node) for every replica that is wanted and not there. The largest models choose first."""
+    """Yield (model, node) for every replica that is wanted and missing. The largest models choose first."""
     free = {name: dict(about, models=dict(about["models"])) for name, about in nodes.items()}
     needs = {model: max((about["need_mb"].get(model, 0) for about in nodes.values()), default=0) for model in wanted}
     for model in sorted(wanted, key=lambda model: -needs[model]):

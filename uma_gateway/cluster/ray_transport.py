@@ -1,6 +1,4 @@
-"""The transport that Ray Serve is: calls and streams of a deployment's replicas, each pinned to the one that is
-meant.
-"""
+"""Ray Serve as the transport: calls and streams of a deployment's replicas, each pinned to the intended replica."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from uma_gateway.within import within
 log = logging.getLogger(__name__)
 
 ABOUT_S = 5.0
-FIRST_S = 30.0  # until Serve has told this process of its replicas
+FIRST_S = 30.0  # until Serve has told this process its replicas
 REFUSED_S = 5.0  # a node that refused a model is not asked for it again for this long
 TIMED_OUT = "it did not answer in time"
 
@@ -32,14 +30,14 @@ class RayTransport:
     """Implements Transport."""
 
     def __init__(self, handle: Any, deployment: str, models: Mapping[str, int], load_s: float) -> None:
-        """`handle`: of the deployment of nodes. `models`: on how many nodes each one always is. `load_s`: a node gets
-        this long to make room for a model and to start its daemon.
+        """`handle`: of the deployment of nodes. `models`: on how many nodes each model must always be. `load_s`: a node
+        gets this long to make room for a model and to start its daemon.
         """
         self._handle = handle
         self._deployment = deployment
         self._models = dict(models)
         self._load_s = load_s
-        self._about: dict[str, dict[str, Any]] = {}  # by replica: what it said last
+        self._about: dict[str, dict[str, Any]] = {}  # by replica: its last report
         self._refusals: dict[tuple[str, str], tuple[float, str]] = {}  # by replica and model: until when, and why
         self._is_known = False
 
@@ -58,15 +56,17 @@ class RayTransport:
         ]
 
     def _refused(self, replica: str, model: str, why: str) -> None:
-        """Others are asked before it is asked again: each time it may start a process only to estimate."""
+        """Note a refusal, so that other replicas are asked first: each question may start a process just for the
+        estimate.
+        """
         if self._refusals.get((replica, model), (0.0, ""))[1] != why:
             log.error("%s cannot be loaded on %s: %s", model, replica, why)
         self._refusals[replica, model] = time.monotonic() + REFUSED_S, why
-        if replica in self._about:  # else it has left meanwhile
+        if replica in self._about:  # false if it has left meanwhile
             self._about[replica].setdefault("refused", {})[model] = why
 
     async def _look(self) -> None:
-        """Ask all replicas what they have. One that does not answer in time has what it had."""
+        """Ask all replicas what they have. If one does not answer in time, its last report stays."""
         names = replicas.running(self._deployment)
         if not names:  # this process has not used the handle yet
             with contextlib.suppress(UnitLost):
@@ -91,7 +91,7 @@ class RayTransport:
         self._is_known = bool(names) and len(self._about) == len(names)
 
     async def _ask(self, method: str, replica: str, *args: Any, timeout_s: float = 60.0) -> dict[str, Any]:
-        """Raises: UnitLost."""
+        """Call a method of a replica. Raises: UnitLost."""
         response = _remote(self._handle.options(method_name=method), replica, *args)
         try:
             reply = await within(timeout_s, _awaited(response))
@@ -100,7 +100,7 @@ class RayTransport:
         except (RayError, RayServeException) as error:
             raise UnitLost(_reason(error)) from None
         if not isinstance(reply, dict):
-            raise UnitLost("it answers something else")
+            raise UnitLost("its answer has another form")
         if "lost" in reply:
             raise UnitLost(str(reply["lost"]))
         return reply
@@ -136,7 +136,7 @@ class RayTransport:
         for _ in range(len(self._about) + 1):
             place = placement.place(model, self._about)
             if place is None and (not self._about or any(model in about["models"] for about in self._about.values())):
-                return  # it is there already, or being loaded; or no node is known yet
+                return  # it is loaded or being loaded, or no node is known yet
             if place is None:
                 break
             with contextlib.suppress(UnitLost):
@@ -155,12 +155,12 @@ class RayTransport:
         )
 
     async def close(self) -> None:
-        """The handle is Serve's."""
+        """Do nothing: the handle belongs to Serve."""
 
 
 def _remote(handle: Any, *args: Any) -> Any:
-    """Call outside of Serve's context of the HTTP request that is answered here: calls of one context share its
-    internal id, by which Serve's router tells calls apart, and of several at once some would never be sent.
+    """Call outside Serve's context of the HTTP request that is being answered. Calls in one context share its internal
+    id, by which Serve's router tells calls apart: of several at once, some would never be sent.
     """
     return contextvars.Context().run(handle.remote, *args)
 

@@ -1,6 +1,6 @@
-"""Which replicas Ray Serve has told this process of.
+"""The replicas that Ray Serve has reported to this process.
 
-A module of its own: Serve sends the router's class by value, with copies of its globals.
+A module of its own, because Serve sends the router's class by value, with copies of its globals.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ _replicas: dict[
 
 
 def told(deployment: str, replicas: dict[str, str]) -> None:
-    """Any thread."""
+    """Replace the replicas of a deployment. Any thread."""
     _replicas[deployment] = replicas
 
 
 def running(deployment: str) -> dict[str, str]:
-    """Name and node of every running replica. Any thread; empty until a handle of this process was used."""
+    """Return name and node of every running replica. Any thread; empty until a handle of this process was used."""
     return dict(_replicas.get(deployment, {}))

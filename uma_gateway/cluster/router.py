@@ -1,16 +1,18 @@
-"""Which of several daemons answers a request.
+"""Chooses which of several daemons answers a request.
 
     score = cached share of the prompt − β · (load − mean load) / max(mean load, time to read the prompt)
 
-Load is the time that the request would wait there, in ms, as the daemon predicted it, and what was sent there since. So
-a request goes where its beginning is cached until waiting there costs more than reading it anew elsewhere; then another
-daemon reads it, has it from then on, and the load of a popular beginning spreads over as many daemons as it needs.
+Load is the time, in ms, that the request would wait there: the daemon's own prediction, plus the requests sent there
+since. So a request goes to the daemon that has its beginning in the cache, until waiting there costs more than reading
+it again elsewhere. Then another daemon reads it and has it from then on: the load of a popular beginning spreads over
+as many daemons as it needs.
 
-What finds no daemon with room waits here, one queue per priority, the account that was served least first: an account
-with a thousand requests fills no daemon's queue, and the next request of another one waits for one place.
+A request that finds no daemon with room waits here, in one queue per priority. The account that was served least goes
+first: an account with a thousand requests fills no daemon's queue, and another account's next request waits for just
+one place.
 
-Rules: pure. No I/O, clock or randomness; `now_ns` is given, draws are of a counter. Everything that is known comes from
-digests and from what was routed: a router that starts anew is right again after one digest of each daemon.
+Rules: pure. No I/O, clock or randomness: `now_ns` is given, and random draws come from a counter. All knowledge comes
+from digests and from requests that were routed, so a restarted router is right again after one digest of each daemon.
 """
 
 from __future__ import annotations
@@ -24,55 +26,55 @@ from typing import Any, NamedTuple
 PRIORITIES = ("interactive", "background")
 NS_PER_MS = 1_000_000
 EWMA = 0.1
-OCCUPANCY = 0.05  # of a prompt: what a full daemon counts beside an empty one where neither makes a request wait
-GUESS_MS = 1000.0  # an answer takes this long, until some have ended
-FEW = 32  # daemons with the same pages of a prompt that are compared: of more, these are drawn
+OCCUPANCY = 0.05  # of a prompt: how much more a full daemon counts than an empty one if a request waits at neither
+GUESS_MS = 1000.0  # expected time of an answer, until some have ended
+FEW = 32  # daemons with the same pages of a prompt that are compared; of more, this many are drawn
 PAGE = 64  # tokens
-CHECK_NS = 250_000_000  # between two looks for daemons that say nothing
+CHECK_NS = 250_000_000  # between two searches for silent daemons
 INFINITE = float("inf")
-WINDOW = 32  # requests at the head of a queue that may find a daemon before those ahead of them do
-RETRY_MS = 1000  # where nothing says when to come back
-ACCOUNTS_MOST = 4096  # whose use is remembered
+WINDOW = 32  # requests at the head of a queue that may get a daemon before those ahead of them
+RETRY_MS = 1000  # if no other time to come back is known
+ACCOUNTS_MOST = 4096  # accounts whose use is remembered
 
 
 @dataclass(frozen=True)
 class Knobs:
-    """How it weighs."""
+    """The weights and limits of routing."""
 
     beta: float = 1.0  # production-stack #1035 found 1 best for both kinds of load
-    # older figures are not trusted to show the least loaded: the better of two drawn is taken
+    # older figures do not reliably show the least loaded daemon: then the better of two drawn ones is taken
     stale_ns: int = 1_000_000_000
-    lost_ns: int = 10_000_000_000  # who said nothing for this long gets nothing while others speak
-    # requests beyond its sequences that a daemon may have, as a multiple of these: its own scheduler has a choice
+    lost_ns: int = 10_000_000_000  # a daemon silent for this long gets no requests while others answer
+    # requests that a daemon may have, as a multiple of its sequences: its own scheduler needs a choice
     slack: float = 1.0
-    # the same for a request half of which is cached there: in a full cluster it would be read anew elsewhere
+    # the same for a request half of which is cached there: a full cluster would otherwise read it again elsewhere
     warm_slack: float = 4.0
-    max_queued: int = 1024  # requests of one priority that wait here; more are refused
-    # requests wait this long for a daemon to come back when none takes any; then they are refused
+    max_queued: int = 1024  # requests of one priority that may wait here; more are refused
+    # if no daemon accepts requests, they wait this long for one to come back; then they are refused
     closed_ns: int = 60_000_000_000
 
 
 class Ask(NamedTuple):
-    """A request as far as routing goes. Several attempts at one have ids of their own."""
+    """What routing needs to know of a request. Several attempts at one request have ids of their own."""
 
     id: str
     account: str
     priority: int  # index into PRIORITIES
-    group: str  # of daemons that can answer it: the same model and template
-    pages: tuple[int, ...]  # hashes of its prompt, one a page (`prefix_hashes`)
-    n_tokens: int  # of its prompt
+    group: str  # group of daemons that can answer it: the same model and template
+    pages: tuple[int, ...]  # hashes of its prompt, one per page (`prefix_hashes`)
+    n_tokens: int  # length of its prompt
     deadline_ns: int = 0  # 0: none
-    avoid: frozenset[str] = frozenset()  # daemons that refused it, or lost it: it goes elsewhere while others are open
+    avoid: frozenset[str] = frozenset()  # daemons that refused or lost it: it goes elsewhere while others are open
 
 
 class Choice(NamedTuple):
     node: str
-    n_cached: int  # tokens of the prompt that should be there
-    load_ms: float  # as it was expected
+    n_cached: int  # tokens of the prompt that the daemon should have
+    load_ms: float  # expected when the daemon was chosen
 
 
 class Refusal(NamedTuple):
-    """There is no place for it."""
+    """No daemon can take the request."""
 
     reason: str  # overloaded, unavailable, timeout
     retry_after_ms: int
@@ -86,7 +88,7 @@ class _Sent:
     node: _Node
     t_ns: int
     ms: float  # predicted work before its first token
-    charged_ms: float  # to its account
+    charged_ms: float  # charged to its account
 
 
 @dataclass(slots=True, eq=False)
@@ -95,20 +97,20 @@ class _Node:
     bit: int  # its number in its group
     group: _Group
     is_open: bool = False
-    is_lost: bool = False  # it says nothing
-    is_told: bool = False  # `check` has logged that
-    heard_ns: int = 0  # when its last digest was asked for; 0: never
-    waits: tuple[float, float] = (0.0, 0.0)  # ms by priority, as it reported them
-    loads: list[float] = field(default_factory=lambda: [0.0, 0.0])  # ms by priority, with what was sent since
-    n_foreign: int = 0  # requests of others than this router
+    is_lost: bool = False  # it is silent
+    is_told: bool = False  # `check` has logged the silence
+    heard_ns: int = 0  # when its last digest was requested; 0: never
+    waits: tuple[float, float] = (0.0, 0.0)  # ms by priority, as the daemon reported them
+    loads: list[float] = field(default_factory=lambda: [0.0, 0.0])  # ms by priority, including requests sent since
+    n_foreign: int = 0  # requests that came from elsewhere than this router
     n_ours: list[int] = field(default_factory=lambda: [0, 0])  # by priority
     n_seq: int = 1
-    n_most: float = INFINITE  # requests that it takes in all
+    n_most: float = INFINITE  # requests that it accepts in all
     token_ms: float = 0.0
-    sent: dict[str, _Sent] = field(default_factory=dict)  # what it has of ours
+    sent: dict[str, _Sent] = field(default_factory=dict)  # our requests that it has
     known: set[int] = field(default_factory=set)  # pages that it reported
-    hoped: dict[int, int] = field(default_factory=dict)  # pages of what was sent, by how many requests
-    # when requests ended, and their pages: assumed until it reports them
+    hoped: dict[int, int] = field(default_factory=dict)  # pages of requests that were sent, by the number of requests
+    # times at which requests ended, and their pages: assumed until the daemon reports them
     ended: deque[tuple[int, tuple[int, ...]]] = field(default_factory=deque)
 
     @property
@@ -116,32 +118,34 @@ class _Node:
         return self.n_foreign + self.n_ours[0] + self.n_ours[1]
 
     def n_places(self, slack: float) -> float:
-        """Requests that it is sent before others wait here."""
+        """Return the number of requests that it may have before others wait here."""
         return min(self.n_seq * (1 + slack), self.n_most)
 
     def has_room(self, priority: int, slack: float) -> bool:
-        """Background work never keeps interactive work out: the daemon lets that go first."""
+        """Whether it has room for a request. Background work never keeps interactive work out: the daemon prefers the
+        latter.
+        """
         n = self.n_foreign + self.n_ours[0] + (self.n_ours[1] if priority else 0)
         return n < self.n_seq * (1 + slack) and self.n_requests < self.n_most
 
 
 class _Group:
-    """Daemons that give the same answers, and what waits for one of them."""
+    """Daemons that give the same answers, and the requests that wait for one of them."""
 
     def __init__(self) -> None:
         self.nodes: list[_Node | None] = []  # by bit
         self.holders: dict[int, int] = {}  # page -> the daemons that have it, one bit each
         self.queues = (FairQueue(), FairQueue())
-        self.open = 0  # the daemons that take requests, by bit
-        self.t_open_ns = 0  # when there was such a daemon, at the last look
+        self.open = 0  # the daemons that accept requests, by bit
+        self.t_open_ns = 0  # last time at which a daemon accepted requests
         self.usable = [0, 0]  # by priority: the daemons that have room for a request ...
         self.warm = [0, 0]  # ... and those that have room for one that is cached there
-        # by priority and bit: load and a little for occupancy; infinite: not usable
+        # by priority and bit: load, plus a little for occupancy; infinite: not usable
         self.cold: tuple[list[float], list[float]] = (
             [],
             [],
         )
-        self.sums = [0.0, 0.0]  # loads of the usable ones, by priority
+        self.sums = [0.0, 0.0]  # loads of the usable daemons, by priority
 
     def join(self, node_id: str) -> _Node:
         bit = next((i for i, node in enumerate(self.nodes) if node is None), len(self.nodes))
@@ -164,7 +168,7 @@ class _Group:
         return not any(self.nodes)
 
     def refresh(self, node: _Node, knobs: Knobs) -> None:
-        """Bring what is known of all daemons up to date with this one."""
+        """Update the figures of the group after a change of this daemon."""
         bit = 1 << node.bit
         is_open = node.is_open and not node.is_lost
         self.open = self.open | bit if is_open else self.open & ~bit
@@ -193,23 +197,23 @@ class _Group:
 
 
 class Router:
-    """See the module head."""
+    """See the module's docstring."""
 
     def __init__(self, knobs: Knobs | None = None, seed: int = 1) -> None:
         self.knobs = knobs or Knobs()
         self._nodes: dict[str, _Node] = {}
         self._groups: dict[str, _Group] = {}
         self._sent: dict[str, _Sent] = {}
-        self._service_ms = GUESS_MS  # how long a request is with a daemon
+        self._service_ms = GUESS_MS  # how long a daemon has a request, on average
         self._draw = seed
         self._t_checked_ns = 0
 
     # the daemons
 
     def add(self, node_id: str, group: str) -> list[str]:
-        """A daemon is there; it gets requests after its first digest.
+        """Add a daemon; it gets requests after its first digest.
 
-        Those that it had under another model are given back as lost.
+        Returns the requests that it had under another model; they are lost.
         """
         node = self._nodes.get(node_id)
         if node is not None and self._groups.get(group) is node.group:
@@ -219,7 +223,7 @@ class Router:
         return lost
 
     def remove(self, node_id: str) -> list[str]:
-        """A daemon is gone. The requests that it had: nothing is known of them here any more."""
+        """Remove a daemon. Returns the requests that it had; nothing is known about them here any more."""
         node = self._nodes.pop(node_id, None)
         if node is None:
             return []
@@ -232,14 +236,14 @@ class Router:
         return list(node.sent)
 
     def set_open(self, node_id: str, is_open: bool) -> None:
-        """A daemon drains, or takes work again. What it has it keeps."""
+        """Note that a daemon drains, or accepts work again. It keeps its requests."""
         node = self._nodes.get(node_id)
         if node is not None:
             node.is_open = is_open and bool(node.heard_ns)
             node.group.refresh(node, self.knobs)
 
     def heard(self, node_id: str, digest: Mapping[str, Any], t_asked_ns: int) -> None:
-        """A reply of `digest` came; `t_asked_ns`: it holds everything that was sent before."""
+        """Take a reply of `digest`. `t_asked_ns`: it includes all requests sent before that time."""
         node = self._nodes[node_id]
         node.heard_ns, node.is_lost = max(1, t_asked_ns), False
         node.is_told = False
@@ -273,7 +277,7 @@ class Router:
 
     @staticmethod
     def _hope(node: _Node, pages: tuple[int, ...], n: int) -> None:
-        """These pages will be there (n = 1); that does not count any more (n = -1)."""
+        """Expect these pages at the daemon (n = 1), or take that back (n = -1)."""
         hoped, known, group = node.hoped, node.known, node.group
         for page in pages:
             count = hoped.get(page, 0) + n
@@ -287,7 +291,7 @@ class Router:
                     group.unhold(page, node)
 
     def check(self, now_ns: int) -> list[str]:
-        """Find daemons that say nothing any more: they get no requests until they speak. Each is logged once."""
+        """Find silent daemons: they get no requests until they answer. Each is logged once."""
         self._find_lost(now_ns)
         found = [node for node in self._nodes.values() if node.is_lost and not node.is_told]
         for node in found:
@@ -304,7 +308,7 @@ class Router:
     # choosing
 
     def choose(self, ask: Ask, now_ns: int) -> Choice | None:
-        """The best daemon with room for it; None: none has any. Changes nothing about the request."""
+        """Return the best daemon with room for a request; None: no daemon has room. The request is not changed."""
         if now_ns - self._t_checked_ns > CHECK_NS:
             self._find_lost(now_ns)
         group = self._groups.get(ask.group)
@@ -312,7 +316,7 @@ class Router:
             return None
         usable, warm = group.usable[ask.priority], group.warm[ask.priority]
         others = group.open & ~self._bits(ask.avoid, group)
-        if others:  # else a daemon that is back is as good as any
+        if others:  # otherwise a daemon that is back is as good as any other
             usable, warm = usable & others, warm & others
         return self._best(ask, group, (usable, warm), now_ns) if warm else None
 
@@ -335,9 +339,10 @@ class Router:
         return Choice(best.id, min(best_cached, ask.n_tokens), best.loads[priority]) if best is not None else None
 
     def _candidates(self, ask: Ask, group: _Group, masks: tuple[int, int], now_ns: int) -> Iterator[tuple[int, int]]:
-        """(bit, tokens of the prompt that it has): daemons that have a part of it, and the least loaded.
+        """Yield (bit, tokens of the prompt that it has) for daemons that have a part of the prompt, and for the least
+        loaded ones.
 
-        A page stands for all before it.
+        A page stands for all pages before it.
         """
         usable, warm = masks
         left, n_warm = warm, ask.n_tokens // (2 * PAGE)
@@ -361,7 +366,7 @@ class Router:
                 yield from ((bit, PAGE * (i + 1)) for bit in self._few(mask))
 
     def _few(self, mask: int) -> Iterator[int]:
-        """Bits of the mask: all of them where they are few, else some from a drawn place on."""
+        """Yield bits of the mask: all of them if they are few, otherwise some from a drawn place on."""
         if mask.bit_count() > FEW:
             at = self._random(mask.bit_length())
             upper = mask >> at << at
@@ -372,14 +377,14 @@ class Router:
             mask ^= low
 
     def _coldest(self, group: _Group, usable: int, priority: int, now_ns: int) -> tuple[int, ...]:
-        """Whom to try beside those that have the prompt: the least loaded by fresh figures, two that are drawn where
-        they are stale.
+        """Return daemons to try besides those that have the prompt: the least loaded one if its figures are fresh, two
+        drawn ones if they are old.
 
-        All routers would send to the one that looked idle a second ago; of two drawn they take the better one, and
-        spread.
+        With old figures, all routers would send to the daemon that looked idle a second ago. If each takes the better
+        of two drawn ones, the requests spread.
         """
         cold = group.cold[priority]
-        if usable != group.usable[priority]:  # some daemons are to be avoided
+        if usable != group.usable[priority]:  # the request avoids some daemons
             cold = [load if usable >> bit & 1 else INFINITE for bit, load in enumerate(cold)]
         bit = cold.index(min(cold))
         node = group.nodes[bit]
@@ -389,13 +394,13 @@ class Router:
         return self._drawn(usable), self._drawn(usable)
 
     def _drawn(self, mask: int) -> int:
-        """A bit that is set, from a drawn place on."""
+        """Return a bit that is set, from a drawn place on."""
         at = self._random(mask.bit_length())
         mask = mask >> at << at or mask
         return (mask & -mask).bit_length() - 1
 
     def _random(self, n: int) -> int:
-        """splitmix64 of a counter."""
+        """Return a number from splitmix64 of a counter."""
         self._draw = (self._draw + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
         z = self._draw
         z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
@@ -405,7 +410,7 @@ class Router:
     # the requests
 
     def offer(self, ask: Ask, now_ns: int) -> Choice | Refusal | None:
-        """Take a request: it is with the chosen daemon from now on, or waits for `ready` (None), or is refused."""
+        """Take a request. From now on it is with the chosen daemon, or waits for `ready` (None), or is refused."""
         group = self._groups.get(ask.group)
         if group is None:
             return Refusal("unavailable", RETRY_MS)
@@ -420,14 +425,14 @@ class Router:
         return None
 
     def ready(self, now_ns: int) -> Iterator[tuple[Ask, Choice | Refusal]]:
-        """Those that waited and need not any more: they have a daemon now, or their time has passed."""
+        """Yield the requests that need not wait any more: they have a daemon now, or their time has passed."""
         for name, group in list(self._groups.items()):
             if group.open:
                 group.t_open_ns = now_ns
             for priority, queue in enumerate(group.queues):
                 for late in queue.expired(now_ns):
                     yield late, Refusal("timeout", 0)
-                passed: list[Ask] = []  # whose daemons have no room
+                passed: list[Ask] = []  # their daemons have no room
                 while group.warm[priority] and len(passed) < WINDOW and (ask := queue.pop()) is not None:
                     choice = self.choose(ask, now_ns)
                     if choice is None:
@@ -458,9 +463,9 @@ class Router:
         return choice
 
     def ended(self, request_id: str, now_ns: int, has_read: bool = True) -> None:
-        """It is not with its daemon any more, or waits no more.
+        """Note that a request is not with its daemon any more, or has stopped waiting.
 
-        `has_read`: its prompt was read, and is there for a while.
+        `has_read`: its prompt was read, so its pages are there for a while.
         """
         sent = self._sent.pop(request_id, None)
         if sent is None:
@@ -485,25 +490,25 @@ class Router:
     # what others ask about it
 
     def is_open(self, node_id: str) -> bool:
-        """Whether a daemon takes requests."""
+        """Whether a daemon accepts requests."""
         node = self._nodes.get(node_id)
         return node is not None and node.is_open and not node.is_lost
 
     def n_requests(self, node_id: str) -> int:
-        """Of a daemon, as far as is known."""
+        """Return the number of requests that a daemon has, as far as known."""
         node = self._nodes.get(node_id)
         return 0 if node is None else node.n_requests
 
     def positions(self, group: str) -> dict[str, int]:
-        """Of the requests that wait for a group: how many of their priority go before each."""
+        """Return, for each request that waits for a group, how many of its priority are before it."""
         found = self._groups.get(group)
         return (
             {ask.id: i for queue in found.queues for i, ask in enumerate(queue.in_turn())} if found is not None else {}
         )
 
     def wait_ms(self, ask: Ask, position: int | None = None) -> float:
-        """How long a request waits here for a place, by the mean time that a daemon has one; `position`: how many of
-        its priority go before it. None: all that wait.
+        """Return how long a request waits here for a place, from the mean time that a daemon has a request. `position`:
+        how many requests of its priority are before it; None: all that wait.
         """
         group = self._groups.get(ask.group)
         if group is None:
@@ -519,12 +524,12 @@ class Router:
         return sum(len(queue) for group in self._groups.values() for queue in group.queues)
 
     def node_of(self, request_id: str) -> str | None:
-        """Which daemon has a request; None: none has."""
+        """Return the daemon that has a request; None: no daemon has it."""
         sent = self._sent.get(request_id)
         return None if sent is None else sent.node.id
 
     def table(self, now_ns: int) -> list[dict[str, Any]]:
-        """One row per daemon, for people."""
+        """Return one row per daemon, for people."""
         return [
             {
                 "node": node.id,
@@ -540,21 +545,22 @@ class Router:
 
 
 def _add_load(node: _Node, priority: int, ms: float) -> None:
-    """Interactive work is before both priorities, background work before its own."""
+    """Add load. Interactive work delays requests of both priorities, background work only those of its own."""
     for each in range(priority, len(PRIORITIES)):
         node.loads[each] = max(0.0, node.loads[each] + ms)
 
 
 class FairQueue:
-    """Requests that wait, by start-time fair queueing (Goyal, Vin, Cheng 1996): the account that used least goes first,
-    and within an account the oldest. An account that was away begins at the present virtual time: nobody saves up.
+    """Waiting requests in start-time fair queueing (Goyal, Vin, Cheng 1996): the account that used least goes first,
+    and within an account the oldest request. An account that was away begins at the present virtual time, so that none
+    saves up a claim.
     """
 
     def __init__(self) -> None:
         self._asks: dict[str, OrderedDict[str, Ask]] = {}  # by account, then by id
         self._account_of: dict[str, str] = {}
         self._used: dict[str, float] = {}  # ms by account
-        self._time = 0.0  # virtual: where the account began that was served last
+        self._time = 0.0  # virtual: the start of the account that was served last
         self._deadlines: list[tuple[int, str]] = []
 
     def __len__(self) -> int:
@@ -570,7 +576,7 @@ class FairQueue:
             heappush(self._deadlines, (ask.deadline_ns, ask.id))
 
     def put_back(self, ask: Ask) -> None:
-        """Before all others of its account, after `pop`. Its deadline is still known."""
+        """Put a request before all others of its account, after `pop`. Its deadline is still known."""
         asks = self._asks.setdefault(ask.account, OrderedDict())
         asks[ask.id] = ask
         asks.move_to_end(ask.id, last=False)
@@ -580,7 +586,7 @@ class FairQueue:
         return max(self._used.get(account, 0.0), self._time)
 
     def pop(self) -> Ask | None:
-        """Whose turn it is."""
+        """Take the request whose turn it is."""
         if not self._asks:
             return None
         account = min(self._asks, key=self._start)
@@ -599,16 +605,16 @@ class FairQueue:
         return ask
 
     def served(self, account: str, ms: float) -> None:
-        """An account used this much, or this much less than was thought (negative)."""
+        """Charge an account with this much; negative: it used less than was predicted."""
         start = self._start(account)
         if ms >= 0:
             self._time = start
         self._used[account] = start + ms
-        if len(self._used) > ACCOUNTS_MOST:  # who is not ahead of the virtual time begins there anyway
+        if len(self._used) > ACCOUNTS_MOST:  # an account that is not ahead of the virtual time begins there anyway
             self._used = {name: used for name, used in self._used.items() if used > self._time}
 
     def in_turn(self) -> list[Ask]:
-        """All that wait, in the order in which they go if each takes as long as the others."""
+        """Return all waiting requests, in their order if each takes as long as the others."""
         heap = [(self._start(account), i, account) for i, account in enumerate(self._asks)]
         heap.sort()
         left = {account: deque(asks.values()) for account, asks in self._asks.items()}
@@ -621,7 +627,7 @@ class FairQueue:
         return order
 
     def expired(self, now_ns: int) -> Iterator[Ask]:
-        """Take out those whose deadline has passed."""
+        """Take out the requests whose deadline has passed."""
         while self._deadlines and self._deadlines[0][0] <= now_ns:
             ask = self.forget(heappop(self._deadlines)[1])
             if ask is not None:

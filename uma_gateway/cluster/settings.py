@@ -23,12 +23,12 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 class ModelSettings:
     """One model."""
 
-    name: str = ""  # under which it is asked for
+    name: str = ""  # name in requests
     daemon: tuple[str, ...] = ()  # flags of `uma-core daemon`, such as --model FILE
-    socket: str = ""  # of a daemon that somebody else keeps running on every node: it is adopted, never started
-    replicas: int = 1  # nodes that always have it; 0: it is loaded when somebody asks for it
-    idle_s: float = 600.0  # one that was loaded so may be evicted after this long without a request
-    memory_mb: int = 0  # that it takes; 0: as the daemon estimates
+    socket: str = ""  # of a daemon that other software keeps running on every node: adopted, never started
+    replicas: int = 1  # nodes that always have it; 0: it is loaded when a request asks for it
+    idle_s: float = 600.0  # with `replicas` 0 it may be evicted after this long without a request
+    memory_mb: int = 0  # memory that it takes; 0: as the daemon estimates
 
 
 @dataclass(frozen=True)
@@ -36,28 +36,28 @@ class ClusterSettings:
     """The whole file."""
 
     models: tuple[ModelSettings, ...] = ()
-    nodes: int = 0  # that get daemons; 0: all that the Ray cluster has
-    address: str = ""  # of the Ray cluster; empty: the one of this machine, which is started if need be
+    nodes: int = 0  # nodes that get daemons; 0: all that the Ray cluster has
+    address: str = ""  # of the Ray cluster; empty: this machine's, which is started if there is none
     gateways: int = 1  # processes that answer HTTP
     host: str = "127.0.0.1"
     port: int = 8080
-    memory_mb: int = 0  # of a node, for models; 0: what it has free
+    memory_mb: int = 0  # memory of a node for models; 0: what it has free
     key: str = ""  # secret of the digests' hashes, in hexadecimal; empty: a new one at each start
     lost_s: float = 10.0  # a daemon that says nothing for this long is given up
-    load_s: float = 600.0  # that a model may take to load
-    drain_s: float = 600.0  # that running answers get before a node leaves
+    load_s: float = 600.0  # time that a model may take to load
+    drain_s: float = 600.0  # time that running answers get before a node leaves
     gateway: dict[str, Any] = field(default_factory=dict)  # options of the gateway, as in its own file
 
 
 def load(path: str, **given: Any) -> ClusterSettings:
-    """Read a file ("": none) and put what was given on the command line over it. Raises: CONFIG_INVALID."""
+    """Read a file ("": none), then apply the values of the command line. Raises: CONFIG_INVALID."""
     values = dict(read_yaml(path)) if path else {}
     values |= {name: value for name, value in given.items() if value is not None}
     return parse(values, path or "the command line")
 
 
 def parse(values: dict[str, Any], source: str = "cluster.yaml") -> ClusterSettings:
-    """Raises: CONFIG_INVALID."""
+    """Check the values of a file. Raises: CONFIG_INVALID."""
     settings: ClusterSettings = _built(ClusterSettings, values, source, "")
     models = values.get("models", ())
     if not isinstance(models, list | tuple) or not models:
@@ -85,7 +85,7 @@ def parse(values: dict[str, Any], source: str = "cluster.yaml") -> ClusterSettin
 
 
 def gateway_config(settings: ClusterSettings) -> Config:
-    """The gateway's options: its defaults, the variables, the file's section. Raises: CONFIG_INVALID."""
+    """Return the gateway's options: its defaults, the variables, the file's section. Raises: CONFIG_INVALID."""
     given = {"serve.host": settings.host, "serve.port": str(settings.port)}
     known = {opt.key: opt for opt in SCHEMA.options}
     for section, options in settings.gateway.items():
@@ -95,7 +95,7 @@ def gateway_config(settings: ClusterSettings) -> Config:
                 raise _invalid("gateway", f"there is no option `{key}`{_hint(key, list(known))}")
             if value is None:
                 raise _invalid("gateway", f"`{key}` has no value: give one, or leave the line out")
-            if key in ("serve.host", "serve.port"):  # whoever reads them here would not know where Serve listens
+            if key in ("serve.host", "serve.port"):  # Serve listens at the file's `host` and `port`, not at these
                 raise _invalid("gateway", f"the cluster listens where `{name}` says, not `gateway.{key}`")
             text = (
                 ",".join(map(str, value))
@@ -119,15 +119,15 @@ def _model(value: Any, source: str, where: str) -> ModelSettings:
     flags = flags.split() if isinstance(flags, str) else flags
     if not isinstance(flags, list | tuple):
         raise _invalid(source, f"`{where}daemon` must be a list of flags")
-    if model.replicas < 0 or not model.idle_s >= 0 or model.memory_mb < 0:  # which NaN is not
+    if model.replicas < 0 or not model.idle_s >= 0 or model.memory_mb < 0:  # written so that NaN fails
         raise _invalid(source, f"`{where}`: counts and times must not be negative")
-    if model.socket and flags:  # they would start nothing
+    if model.socket and flags:  # no daemon would be started with these flags
         raise _invalid(source, f"`{where[:-1]}`: `daemon` or `socket`, not both")
     return dataclasses.replace(model, daemon=tuple(str(flag) for flag in flags))
 
 
 def _built(kind: type[Any], values: dict[str, Any], source: str, where: str) -> Any:
-    """Scalars checked by the type of their default; what holds others is checked by the caller."""
+    """Build a dataclass. Scalars are checked by the type of their default; the caller checks lists and maps."""
     fields = {each.name: each for each in dataclasses.fields(kind)}
     found: dict[str, Any] = {}
     for name, value in values.items():

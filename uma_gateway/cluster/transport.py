@@ -1,4 +1,4 @@
-"""What carries requests from a gateway to the daemons of a cluster. Ray does; tests use sockets of one machine."""
+"""Carries requests from a gateway to the daemons of a cluster. Ray does this; tests use sockets of one machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Unit(NamedTuple):
 
     name: str
     node: str
-    model: str  # as the cluster's configuration names it
+    model: str  # its name in the cluster's configuration
 
 
 class UnitLost(Exception):
@@ -21,10 +21,10 @@ class UnitLost(Exception):
 
 
 class Transport(Protocol):
-    """In the gateway's event loop."""
+    """The methods of a transport. All run in the gateway's event loop."""
 
     async def units(self) -> list[Unit]:
-        """Which daemons there are."""
+        """Return the daemons that exist."""
 
     def stream(self, unit: Unit, fields: Mapping[str, Any]) -> AsyncIterator[list[bytes]]:
         """Send a generate request and yield its events as they come, as JSON.
@@ -33,12 +33,12 @@ class Transport(Protocol):
         """
 
     async def call(self, unit: Unit, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> Event:
-        """Run an operation and give its reply. Raises: UnitLost, GatewayError."""
+        """Run an operation and return its reply. Raises: UnitLost, GatewayError."""
 
     async def load(self, model: str) -> None:
-        """Have a daemon of this model started where its memory fits best.
+        """Start a daemon of this model on the node whose memory fits best.
 
-        Raises: GatewayError where it fits nowhere.
+        Raises: GatewayError if it fits on no node.
         """
 
     async def close(self) -> None: ...
