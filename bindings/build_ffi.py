@@ -1,5 +1,5 @@
-"""The cffi definition of `uma_core._llama`: llama.cpp's cdef, our own (native/*/uma_*.h), and what is baked in for
-the drift check.
+"""The cffi definition of `uma_core._llama`: llama.cpp's cdef, our own (native/*/uma_*.h), and the values that the drift
+check compares at import.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BAKED = ("llama_version", "ggml_version", "ggml_commit", "backend", "headers", "
 
 
 def own_cdef(paths: Sequence[Path] = OWN_HEADERS) -> str:
-    """The marked parts of our headers, in their order. Raises: BuildError when a header has no marked part."""
+    """Return the marked parts of our headers, in their order. Raises: BuildError if a header has no marked part."""
     parts: list[str] = []
     for path in paths:
         marked = _MARKED.findall(path.read_text(encoding="utf-8"))
@@ -34,7 +34,7 @@ def own_cdef(paths: Sequence[Path] = OWN_HEADERS) -> str:
 
 
 def type_names(cdef_text: str, *kinds: str) -> list[str]:
-    """cffi's names of the types of these kinds (struct, union, enum) that have a body."""
+    """Return cffi's names of the types of these kinds (struct, union, enum) that have a body."""
     text = re.sub(r"/\*.*?\*/|//[^\n]*", " ", cdef_text, flags=re.DOTALL)
     kind = "|".join(kinds)
     tagged = [f"{k} {name}" for k, name in re.findall(rf"\b({kind})\s+(\w+)\s*\{{", text)]
@@ -42,8 +42,8 @@ def type_names(cdef_text: str, *kinds: str) -> list[str]:
 
 
 def enum_table(cdef_text: str) -> str:
-    """`type:NAME=value,...;...` of every enum as the headers' text has it; the compiler's values are compared with
-    it at import.
+    """Return `type:NAME=value,...;...` for every enum, with the values in the headers' text; the drift check compares
+    the compiler's values with them at import.
     """
     reader = cffi.FFI()
     reader.cdef(cdef_text)
@@ -59,8 +59,8 @@ def headers_digest() -> str:
 
 
 def baked_values(native: Native, cdef_text: str) -> dict[str, str]:
-    """The strings that the compiled module carries as `uma_built_<name>`; `cdef_text` is all of it, our own part
-    too.
+    """Return the strings that the compiled module carries as `uma_built_<name>`. `cdef_text`: the whole cdef, including
+    our own part.
     """
     values = (native.llama_version, native.ggml_version, native.ggml_commit, native.backend, headers_digest())
     tables = (";".join(type_names(cdef_text, "struct", "union")), enum_table(cdef_text))
@@ -84,6 +84,6 @@ def make_ffi(
 
 
 def c_string(text: str, width: int = 100) -> str:
-    """A C string literal, cut into pieces that every compiler takes."""
+    """Return a C string literal, cut into pieces that every compiler accepts."""
     pieces = [text[i : i + width] for i in range(0, len(text), width)] or [""]
     return "\n".join('  "' + piece.replace("\\", "\\\\").replace('"', '\\"') + '"' for piece in pieces)

@@ -43,17 +43,17 @@ N_KEPT_OBJECTS = 400  # a few versions of every unit; about 1 MB for the binding
 
 @dataclass(frozen=True)
 class Unit:
-    """One source file and how it is compiled."""
+    """One source file, and how to compile it."""
 
     source: Path
     command: list[str]  # compiler and flags that change the object
     include: list[str]
-    # the Python whose headers it includes; our own sources include none, so all Pythons share their objects
+    # the Python whose headers it includes; our own sources include none, so all Python versions share their objects
     python: str = ""
 
 
 def own_sources(root: Path = ROOT) -> list[Path]:
-    """Our C and C++ files in a stable order: those of all topics, and of the folders whose headers they include,
+    """Return our C and C++ files in a stable order: those of all topics, and of the folders whose headers they include,
     directly or not.
     """
     native = root / "native"
@@ -68,7 +68,9 @@ def own_sources(root: Path = ROOT) -> list[Path]:
 
 
 def include_closure(source: Path, folders: Sequence[Path] = INCLUDE_DIRS) -> list[Path]:
-    """The source and every file of the tree that it includes, directly or not: what an object depends on."""
+    """Return the source and every file of the tree that it includes, directly or not: an object depends on all
+    of them.
+    """
     found: dict[Path, None] = {}
     waiting = [source]
     while waiting:
@@ -85,7 +87,7 @@ def include_closure(source: Path, folders: Sequence[Path] = INCLUDE_DIRS) -> lis
 def build_module(native: Native, output: Path, progress: Progress) -> None:
     """Generate, compile, link and self-test the module, then put it at `output`. Unchanged objects come from the cache.
 
-    Raises: BuildError with the compiler's words, or what the self-test found.
+    Raises: BuildError with the compiler's message, or the self-test's findings.
     """
     staged = BUILD_DIR / "stage" / output.name
     staged.parent.mkdir(parents=True, exist_ok=True)
@@ -98,11 +100,11 @@ def build_module(native: Native, output: Path, progress: Progress) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     scratch = output.with_name(f".{output.name}.new")
     shutil.copyfile(staged, scratch)
-    os.replace(scratch, output)  # a process that has the old module mapped keeps its file
+    os.replace(scratch, output)  # a process that has mapped the old module keeps its file
 
 
 def compile_objects(native: Native, progress: Progress) -> list[Path]:
-    """The objects of the generated bindings and of all our C sources."""
+    """Return the objects of the generated bindings and of all our C sources."""
     cdef = generate.generate_for(native)
     own = build_ffi.own_cdef()
     ffi = build_ffi.make_ffi(
@@ -122,26 +124,26 @@ def compile_objects(native: Native, progress: Progress) -> list[Path]:
 
 
 def binding_unit(emitted: Path, tools: Toolchain, *flags: str) -> Unit:
-    """What cffi wrote, for the Python that runs."""
+    """Return the unit of the C file that cffi wrote, for the running Python."""
     command = [*tools.cc, *COMMON, *STRICT, *BINDING_FLAGS, *flags]
     include = [*include_flags(), f"-isystem{sysconfig.get_paths()['include']}"]
     return Unit(emitted, command, include, python=str(sys.implementation.cache_tag))
 
 
 def own_unit(source: Path, tools: Toolchain, is_native_cpu: bool) -> Unit:
-    """One of our own sources, as it goes into the module."""
+    """Return the unit of one of our own sources."""
     compiler = tools.cc if source.suffix == ".c" else tools.cxx
     flags = [*STANDARD[source.suffix], *COMMON, *OWN_FLAGS, *cpu_flags(is_native_cpu)]
     return Unit(source, [*compiler, *flags], include_flags())
 
 
 def include_flags() -> list[str]:
-    system = (HEADERS_DIR, HEADERS_DIR / "inner")  # their warnings are not ours
+    system = (HEADERS_DIR, HEADERS_DIR / "inner")  # we do not mend the warnings of these headers
     return [f"-I{ROOT / 'native'}", *(f"-isystem{folder}" for folder in system)]
 
 
 def compile_unit(unit: Unit, identity: str, progress: Progress) -> Path:
-    """Return the unit's object, from the cache where sources, flags, compiler and CPU are the same."""
+    """Return the unit's object; from the cache if sources, flags, compiler and CPU are the same."""
     digest = hashlib.sha256()
     for path in include_closure(unit.source):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
@@ -203,7 +205,7 @@ def run(command: Sequence[str], failure: str) -> None:
 
 
 def self_test(module_path: Path) -> None:
-    """Import the fresh module in a child process and run the drift check. Raises: BuildError when it fails."""
+    """Import the fresh module in a child process and run the drift check. Raises: BuildError if the check fails."""
     code = (
         "import importlib.util, sys\n"
         "from uma_core.engine.selftest import check_bindings\n"

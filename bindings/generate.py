@@ -57,15 +57,15 @@ class Cdef:
 
 
 def function_name(text: str) -> str | None:
-    """The name that a declaration declares as a function, else None."""
+    """Return the name of the function that a declaration declares, else None."""
     match = _FUNCTION.match(text)
     return match[1] if match else None
 
 
 def rewrite(text: str) -> str:
-    """Drop or replace the few things that cffi's parser does not take.
+    """Drop or replace the few constructs that cffi's parser does not accept.
 
-    API mode asks the C compiler about each `...`.
+    In API mode, cffi asks the C compiler about each `...`.
     """
     text = re.sub(r"\b(extern|_Noreturn|restrict)\b ?", "", text)
     text = re.sub(r"\[[^\]]*sizeof[^\]]*\]", "[...]", text)
@@ -88,7 +88,7 @@ def macro_line(macro: Macro) -> tuple[str, str]:
 def generate(
     declarations: Iterable[Declaration], macros: Iterable[Macro], exported: Callable[[list[str]], set[str]]
 ) -> Cdef:
-    """Build the cdef. `exported` gets all function names and returns those that a library has."""
+    """Build the cdef. `exported` gets all function names and returns those that a library exports."""
     declarations = _unique(declarations)
     names = [name for d in declarations if (name := function_name(d.text))]
     present = exported(names)
@@ -116,13 +116,13 @@ def generate(
 
 
 def _unique(declarations: Iterable[Declaration]) -> list[Declaration]:
-    """C11 allows a typedef to be repeated, cffi does not."""
+    """Drop repeated declarations. C11 allows a typedef to be repeated; cffi does not."""
     seen: set[str] = set()
     return [d for d in declarations if not (d.text in seen or seen.add(d.text))]  # type: ignore[func-returns-value]
 
 
 def _refused(lines: list[str]) -> dict[str, str]:
-    """Lines that cffi does not parse, with its words. The usual case costs one parse of everything."""
+    """Return the lines that cffi does not parse, with its messages. Usually this costs one parse of everything."""
     try:
         cffi.FFI().cdef("\n".join(lines))
         return {}
@@ -148,14 +148,16 @@ def headers_for(backend: str) -> tuple[str, ...]:
 
 
 def generate_for(native: Native, with_backend: bool = True) -> Cdef:
-    """The cdef for these headers and libraries. Without the backend's own header it is the same on every platform."""
+    """Return the cdef for these headers and libraries. Without the backend's own header it is the same on every
+    platform.
+    """
     headers = headers_for(native.backend if with_backend else "cpu")
     declarations, macros = preprocess(HEADERS_DIR, headers)
     return generate(declarations, macros, exported_by(Path(native.lib_dir)))
 
 
 def omitted_page(cdef: Cdef) -> str:
-    """Markdown text of bindings/OMITTED.md."""
+    """Return the Markdown text of bindings/OMITTED.md."""
     rows = "".join(
         f"| {o.header} | `{o.name}` | {o.reason} |\n" for o in sorted(cdef.omissions, key=lambda o: (o.header, o.name))
     )
@@ -170,7 +172,7 @@ def omitted_page(cdef: Cdef) -> str:
 
 
 def outputs(native: Native) -> dict[Path, str]:
-    """Every generated file with the text it must have."""
+    """Return every generated file with the text that it must have."""
     return {CDEF_PATH: generate_for(native).text, OMITTED_PATH: omitted_page(generate_for(native, with_backend=False))}
 
 

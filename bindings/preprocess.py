@@ -1,7 +1,8 @@
-"""Headers -> declarations: preprocess with empty system headers and no compiler macros, then split at top level.
+"""Turns headers into declarations: preprocesses with empty system headers and no compiler macros, then splits at top
+level.
 
-Why it is this short: without __GNUC__ llama.cpp's own macros drop every attribute, and cffi knows the types of the
-system headers already. What is left is plain C that cffi reads, save for the handful of rewrites in `generate`.
+Why it is this short: without __GNUC__ llama.cpp's own macros drop every attribute, and cffi already knows the types of
+the system headers. The result is plain C that cffi reads, except for the few rewrites in `generate`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Macro:
 
 
 class _Preprocessor(pcpp.Preprocessor):
-    """pcpp that refuses what it cannot resolve."""
+    """A pcpp that refuses includes it cannot resolve."""
 
     def on_error(self, file: str, line: int, msg: str) -> None:
         raise ValueError(f"{file}:{line}: {msg}")
@@ -43,9 +44,9 @@ class _Preprocessor(pcpp.Preprocessor):
 
 
 def preprocess(include_dir: Path, headers: tuple[str, ...]) -> tuple[list[Declaration], list[Macro]]:
-    """Read `headers` in order, with what they include. The result depends on the files' text alone.
+    """Read `headers` in order, with the files that they include. The result depends only on the files' text.
 
-    Raises: ValueError on an include that is neither in `include_dir` nor a known system header.
+    Raises: ValueError for an include that is neither in `include_dir` nor a known system header.
     """
     with tempfile.TemporaryDirectory() as folder:
         for name in SYSTEM_HEADERS:
@@ -82,7 +83,7 @@ def split(text: str) -> list[Declaration]:
 
 
 def _macros(reader: _Preprocessor, builtin: set[str], include_dir: Path, headers: tuple[str, ...]) -> list[Macro]:
-    """The macros that the headers define, in the order of their definition; guards and empty ones too."""
+    """Return the macros that the headers define, in the order of their definition, including guards and empty ones."""
     found: list[Macro] = []
     seen: set[str] = set()
     for header in headers:

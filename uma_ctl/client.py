@@ -30,10 +30,10 @@ Event = dict[str, Any]
 
 
 class Client:
-    """One connection to a daemon, at `path` or at the first place where one listens.
+    """One connection to a daemon, at `path` or at the first usual place at which a daemon listens.
 
-    Blocks: yes, at most `timeout_s` for each event (None: without limit). Raises: CannotConnect, also where a stranger
-    listens.
+    Blocks: yes, at most `timeout_s` for each event (None: without limit). Raises: CannotConnect, also if an untrusted
+    user listens.
     """
 
     def __init__(self, path: str | None = None, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
@@ -50,7 +50,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Hang up: the daemon cancels what this connection asked for. Idempotent."""
+        """Hang up: the daemon cancels the requests of this connection. Idempotent."""
         self._socket.close()
 
     def set_timeout(self, seconds: float | None) -> None:
@@ -60,7 +60,7 @@ class Client:
         return f"r{next(self._numbers)}"
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send one request. Raises: CtlError where it cannot be written, BrokenProtocol where the peer is gone."""
+        """Send one request. Raises: CtlError if it cannot be written, BrokenProtocol if the peer is gone."""
         try:
             text = json.dumps(message, ensure_ascii=False, separators=(",", ":"))
         except RecursionError:
@@ -71,7 +71,7 @@ class Client:
         except TimeoutError:
             raise NoAnswer("the daemon does not read its socket") from None
         except OSError as error:
-            # A peer that refuses may have told why before it hung up: the next read finds out.
+            # A peer that refuses the connection may have sent its reason before it hung up; the next read shows it.
             if error.errno not in (errno.EPIPE, errno.ECONNRESET):
                 raise BrokenProtocol(f"the connection broke: {error.strerror}") from None
 
@@ -98,9 +98,10 @@ class Client:
         return data
 
     def generate(self, request: Mapping[str, Any]) -> Iterator[Event]:
-        """Send a generate request, which must have an id, and give an iterator over its events up to the final one.
+        """Send a generate request, which must have an id, and return an iterator over its events, including the final
+        one.
 
-        Events of other requests are passed over, and so is the reply to a cancel. An error without id means this
+        Events of other requests are skipped, and so is the reply to a cancel. An error without an id belongs to this
         request.
         """
         self.send(request)
@@ -116,11 +117,11 @@ class Client:
                 return
 
     def cancel(self, request_id: str) -> None:
-        """Ask for the end of a request of this connection; its final event still comes."""
+        """Ask the daemon to end a request of this connection; the final event still comes."""
         self.send({"type": "cancel", "id": request_id})
 
     def call(self, operation: str, request_id: str | None = None, **fields: Any) -> Event:
-        """Run an operation other than generate and return its reply; fields that are None are left out.
+        """Run an operation other than generate and return its reply. Fields that are None are left out.
 
         Raises: ServerError, BrokenProtocol, NoAnswer.
         """
@@ -139,7 +140,7 @@ class Client:
 
 
 def fields_of(reply: Mapping[str, Any]) -> Event:
-    """The operation's own fields of a reply."""
+    """Return the operation's own fields of a reply."""
     return {key: value for key, value in reply.items() if key not in ("id", "event", "type")}
 
 
@@ -154,8 +155,8 @@ def _parse(payload: bytes) -> Event:
 
 
 def _connect(path: str | None, timeout_s: float | None) -> tuple[socket.socket, str]:
-    """The connection, and the path at which somebody listened."""
-    refusals: list[str] = []  # the places where nobody listens, each with its reason
+    """Return the connection, and the path at which a daemon listened."""
+    refusals: list[str] = []  # places at which no daemon listens, each with its reason
     for place in endpoint.places(os.environ) if path is None else (path,):
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(timeout_s)
@@ -176,7 +177,9 @@ def _connect(path: str | None, timeout_s: float | None) -> tuple[socket.socket, 
 
 
 def _check_listener(connection: socket.socket, path: str) -> None:
-    """Nothing is sent to a stranger: in /tmp anybody can be first. Raises: CannotConnect."""
+    """Check who listens, so that nothing is sent to an untrusted user: in /tmp any user may be first. Raises:
+    CannotConnect.
+    """
     try:
         uid = endpoint.stranger(connection, path, os.environ)
     except ValueError:
@@ -192,7 +195,9 @@ def _check_listener(connection: socket.socket, path: str) -> None:
 
 
 def _connect_patiently(connection: socket.socket, path: str, timeout_s: float | None) -> None:
-    """A Unix socket with a timeout does not wait for a place in the daemon's backlog: it fails at once (EAGAIN)."""
+    """Connect, and try again until the time has passed. A Unix socket with a timeout does not wait for a place in the
+    daemon's backlog: it fails at once (EAGAIN).
+    """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
         try:

@@ -30,7 +30,7 @@ def constraint_options(command: F) -> F:
 
 
 def take_constraint(options: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The `constraint` field; None where no option asks for one. Raises: UsageError."""
+    """Return the `constraint` field; None if no option asks for one. Raises: UsageError."""
     found: dict[str, Any] = {}
     if options.get("json_schema"):
         found["json_schema"] = _schema(options["json_schema"])
@@ -58,7 +58,7 @@ def _read(path: str) -> str:
 def _schema(path: str) -> Any:
     try:
         schema = json.loads(_read(path))
-        json.dumps(schema)  # what can be read may be too deep to be written again
+        json.dumps(schema)  # JSON that can be read may be too deep to be written again
         return schema
     except ValueError as error:
         raise click.UsageError(f"{path} is not JSON: {error}") from None

@@ -1,4 +1,4 @@
-"""What `uma-ctl top` knows between two screens. No terminal, no socket: replies in, figures out."""
+"""The data of `uma-ctl top` between two screens. No terminal, no socket: replies in, figures out."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _KEYS = {
 
 
 def parse_keys(data: bytes) -> list[Key]:
-    """Terminal input to keys; what means nothing is passed over."""
+    """Turn terminal input into keys; input without a meaning is skipped."""
     found, at = [], 0
     while at < len(data):
         length = next((n for n in (3, 1) if data[at : at + n] in _KEYS), 0)
@@ -63,7 +63,7 @@ class Dashboard:
     sessions: list[Fields] = field(default_factory=list)
     tick_ms: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY))
     tokens_per_s: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY))
-    selected: tuple[Any, Any] | None = None  # (conn, request_id): it follows its request through the list
+    selected: tuple[Any, Any] | None = None  # (conn, request_id): the selection follows its request through the list
     message: str = ""
     is_drain_armed: bool = False  # `d` was pressed once
     _n_tokens: float | None = None
@@ -86,7 +86,7 @@ class Dashboard:
             return
         if self._n_tokens is not None and now_s > self._seen_s and n_tokens >= self._n_tokens:
             self.tokens_per_s.append((n_tokens - self._n_tokens) / (now_s - self._seen_s))
-        self._n_tokens, self._seen_s = n_tokens, now_s  # a smaller count: the daemon was started anew
+        self._n_tokens, self._seen_s = n_tokens, now_s  # a smaller count: the daemon was restarted
 
     @property
     def position(self) -> int:
@@ -104,7 +104,7 @@ class Dashboard:
         return self.sessions[at] if at >= 0 else None
 
     def kv_map(self, width: int) -> list[tuple[Cell, int]]:
-        """`width` places over all cells: what each holds, and the index of the session it belongs to (-1: none)."""
+        """Return `width` places for all cells: the content of each, and the index of its session (-1: none)."""
         total = sub(self.status, "kv").get("cells_total")
         if not is_number(total) or total <= 0:
             return []
@@ -119,7 +119,7 @@ class Dashboard:
 
 
 def _places(n_cells: float, total: float, width: int) -> int:
-    """Cells to places of the map; a session that has any has at least one."""
+    """Convert cells to places of the map; a session with any cells gets at least one place."""
     return max(1, round(width * n_cells / total)) if n_cells > 0 else 0
 
 

@@ -1,4 +1,4 @@
-"""Command-line options of what the protocol declares: name, kind, range and help are those of the field."""
+"""Command-line options for fields that the protocol declares: name, kind, range and help are the field's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def declared_options(fields: Iterable[Field], *names: str) -> Callable[[F], F]:
-    """Options for these fields, in this order. A value that is not given is None, and left to the daemon."""
+    """Make options for these fields, in this order. An option that is not given is None, and the daemon decides."""
     by_name = {field.name: field for field in fields}
 
     def decorate(command: F) -> F:
@@ -37,7 +37,7 @@ def _type(field: Field) -> Any:
     if field.choices:
         return click.Choice(field.choices)
     if field.kind is Kind.INTEGER:
-        return click.IntRange(field.low, field.high)  # type: ignore[arg-type] # of integers the range is one
+        return click.IntRange(field.low, field.high)  # type: ignore[arg-type] # a field of integers has integers as its range
     if field.kind is Kind.NUMBER:
         return FiniteRange(field.low, field.high)
     return str

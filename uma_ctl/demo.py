@@ -22,13 +22,13 @@ from uma_ctl import generation, output, render, units
 from uma_ctl.client import Client, Event
 from uma_ctl.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_PIPE, EXIT_USAGE, CtlError
 
-START_S = 120.0  # loading, calibration and warm-up, on a slow and busy machine
-ANSWER_S = 120.0  # seconds on a quiet machine are a minute on a crowded one
+START_S = 120.0  # loading, calibration and warm-up on a slow and busy machine
+ANSWER_S = 120.0  # seconds on a quiet machine become a minute on a crowded one
 STOP_S = 20.0
 POLL_S = 0.1
 LOOPBACK = "127.0.0.1"
 QUESTION = "What is a socket?"
-LINE_LENGTH = 48  # characters of a client's text that are shown in one go
+LINE_LENGTH = 48  # characters of a client's text that are shown at once
 
 BEGINNINGS = (
     ("ann", "36", "The shell is a program that"),
@@ -40,7 +40,7 @@ SAMPLING = {"temperature": 0.8, "top_p": 0.95, "max_tokens": 240, "ignore_eos": 
 
 
 class DemoFailed(Exception):
-    """A step did not do what it should; the message says which."""
+    """A step failed; the message says why."""
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Voice:
         self.pending = self.beginning
 
     def run(self, socket_path: str) -> None:
-        """Ask, and show the answer. Failures are kept in `failure`: nobody would see them in a thread."""
+        """Ask, and show the answer. A failure is kept in `failure`, because in a thread it would not be seen."""
         request = {"prompt": self.beginning, "seed": 7, "timeout_ms": int(ANSWER_S * 1000), **SAMPLING}
         try:
             with Client(socket_path) as client:
@@ -88,7 +88,7 @@ class Voice:
 
 @dataclass
 class Stage:
-    """Where the clients speak: one line at a time, and a count of how often the speaker changed."""
+    """Shows the clients' texts, one line at a time, and counts how often the speaker changes."""
 
     is_coloured: bool = field(default_factory=lambda: sys.stdout.isatty())
     n_turns: int = 0
@@ -140,7 +140,7 @@ def _free_port() -> int:
 
 
 def _ask_over_http(port: int) -> None:
-    """One chat through the gateway, as curl or OpenAI's client would ask; none without a port. Raises: DemoFailed."""
+    """Send one chat through the gateway, as curl or OpenAI's client would; none without a port. Raises: DemoFailed."""
     if not port:
         output.line("left out: it needs the extra [http]\n")
         return
@@ -154,7 +154,7 @@ def _ask_over_http(port: int) -> None:
             answer = connection.getresponse()
             text = answer.read()
             break
-        except OSError as error:  # it is still starting
+        except OSError as error:  # the gateway is still starting
             if time.monotonic() >= deadline:
                 raise DemoFailed(f"the gateway does not answer: {error}") from None
             time.sleep(POLL_S)
@@ -205,7 +205,7 @@ def _wait_ready(daemon: subprocess.Popen[bytes], socket_path: str) -> None:
 def _talk(socket_path: str) -> None:
     """Let all clients ask at once.
 
-    Raises: DemoFailed where one failed, or where the streams came one after the other.
+    Raises: DemoFailed if one failed, or if the streams came one after the other.
     """
     stage = Stage()
     voices = [Voice(*beginning, stage) for beginning in BEGINNINGS]

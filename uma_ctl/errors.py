@@ -1,4 +1,4 @@
-"""What can go wrong on the client's side, each with its exit status.
+"""Errors on the client's side, each with its exit status.
 
 0 success, 1 cannot connect or wrong usage, 2 the server refused or failed, 3 the protocol was broken; 130 interrupted.
 """
@@ -22,26 +22,26 @@ class CtlError(Exception):
     """A failure with a message for people and an exit status for scripts."""
 
     exit_status = EXIT_USAGE
-    name = "error"  # of the class, for machines: a failure on this side has no code
+    name = "error"  # name of the class, for machines: a failure on this side has no code
 
     def to_dict(self) -> dict[str, Any]:
         return {"name": self.name, "message": str(self)}
 
 
 class CannotConnect(CtlError):
-    """Nobody listens on the socket, or it may not be opened."""
+    """No daemon listens on the socket, or the socket may not be opened."""
 
     name = "cannot_connect"
 
 
 class StreamFailed(CtlError):
-    """Standard input cannot be read, or standard output takes no more or is closed."""
+    """Standard input cannot be read, or standard output is closed or accepts no more."""
 
     name = "stream_failed"
 
 
 class BrokenProtocol(CtlError):
-    """The peer sent what is not the protocol, or hung up before the final event."""
+    """The peer sent bytes that are not the protocol, or hung up before the final event."""
 
     exit_status = EXIT_PROTOCOL
     name = "broken_protocol"

@@ -33,15 +33,15 @@ FIELDS = {  # command-line option -> request field
 
 @dataclass
 class Answer:
-    """What came of a request."""
+    """The result of a request."""
 
     text: str = ""
     reason: str = ""
     usage: dict[str, Any] = field(default_factory=dict)
     timing: dict[str, Any] = field(default_factory=dict)
     is_interrupted: bool = False
-    tokens: list[Event] = field(default_factory=list)  # with `--logprobs`: what is reported of each
-    others: list[Answer] = field(default_factory=list)  # with `--n`: all of them, this one being the first
+    tokens: list[Event] = field(default_factory=list)  # with `--logprobs`: the report about each token
+    others: list[Answer] = field(default_factory=list)  # with `--n`: all answers, of which this one is the first
 
     @property
     def exit_status(self) -> int:
@@ -51,7 +51,7 @@ class Answer:
 
 
 def build_request(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn command-line options into request fields; what was not given is left to the daemon's defaults.
+    """Turn command-line options into request fields; for options that are not given the daemon's defaults apply.
 
     Raises: UsageError.
     """
@@ -77,7 +77,7 @@ def build_request(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def nothing(_: Any) -> None:
-    """For callers that want only the text, or only the events."""
+    """Do nothing: for callers that want only the text, or only the events."""
 
 
 def run(
@@ -86,10 +86,10 @@ def run(
     on_text: Callable[[str], None] = nothing,
     on_event: Callable[[Event], None] = nothing,
 ) -> Answer:
-    """Send the request and pass its text on as it arrives. Blocks until the final event.
+    """Send the request and pass on its text as it arrives. Blocks until the final event.
 
-    Ctrl-C cancels the request at the daemon; its final event is still awaited.
-    Raises: ServerError for a refused or failed request, BrokenProtocol, NoAnswer.
+    Ctrl-C cancels the request at the daemon; its final event is still awaited. Raises: ServerError for a refused or
+    failed request, BrokenProtocol, NoAnswer.
     """
     timeout_ms = request.get("timeout_ms")
     client.set_timeout(timeout_ms / 1000 + GRACE_S if timeout_ms else None)
@@ -105,7 +105,9 @@ def run(
 
 
 def _take_one_of_several(answer: Answer, index: int, event: Event, on_text: Callable[[str], None]) -> None:
-    """Shown when it has ended, under its number: several at once could not be told apart."""
+    """Take an event of one of several answers. An answer is shown under its number when it has ended: several answers
+    shown at once could not be told apart.
+    """
     while len(answer.others) <= index:
         answer.others.append(Answer())
     one = answer.others[index]

@@ -20,8 +20,8 @@ class Interrupt:
 def cancel_on_sigint(cancel: Callable[[], None]) -> Iterator[Interrupt]:
     """Call `cancel` at the first SIGINT within the block; a second one raises KeyboardInterrupt.
 
-    The handler does not raise at first, so the read it interrupts goes on and no byte of the stream is lost.
-    Enter the block after the request is sent: a cancel in the middle of it would break the frame.
+    The handler does not raise at first, so that the interrupted read continues and no byte of the stream is lost. Enter
+    the block after the request was sent: a cancel in the middle of it would break the frame.
     """
     interrupt = Interrupt()
     if threading.current_thread() is not threading.main_thread():  # signals reach the main thread only

@@ -81,13 +81,13 @@ def run(command: click.Command, name: str, arguments: Sequence[str] | None = Non
 
 
 def _status(command: click.Command, name: str, listed: list[str]) -> int:
-    """Raises: CtlError."""
+    """Run the command and return its status. Raises: CtlError."""
     try:
         status = command.main(listed, prog_name=name, standalone_mode=False)
         output.emit("")
         return status if isinstance(status, int) else EXIT_OK
     except click.ClickException as error:
-        with suppress(OSError):  # standard error takes no more
+        with suppress(OSError):  # standard error accepts no more
             error.show()
         return EXIT_USAGE
     except (click.Abort, KeyboardInterrupt):
@@ -95,7 +95,7 @@ def _status(command: click.Command, name: str, listed: list[str]) -> int:
     except output.ReaderGone:
         output.forget_stdout()
         return EXIT_PIPE
-    except OSError as error:  # what has a name or a peer was reported before: it is a standard stream, or click's help
+    except OSError as error:  # not of a named file or a peer: a standard stream, or click's help
         raise StreamFailed(f"standard input or output failed: {error.strerror}") from None
 
 

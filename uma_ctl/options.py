@@ -25,7 +25,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="JSON for mac
 
 
 def adapter(text: str) -> dict[str, Any]:
-    """`ID` or `ID=SCALE`. Raises: BadParameter."""
+    """Read `ID` or `ID=SCALE`. Raises: BadParameter."""
     name, _, scale = text.partition("=")
     try:
         return {"id": name, "scale": FiniteRange().convert(scale or 1, None, None)}
@@ -33,11 +33,11 @@ def adapter(text: str) -> dict[str, Any]:
         raise click.BadParameter(f"{text!r} is neither ID nor ID=SCALE") from None
 
 
-THOUGHT = ("<think>", "</think>")  # what most templates write
+THOUGHT = ("<think>", "</think>")  # the tags of most templates
 
 
 def _field_option(name: str, path: str) -> Callable[[F], F]:
-    """An option as generate's field of that name declares it."""
+    """Make an option from the declaration of generate's field of that name."""
     fields, field = OPS[DEFAULT_OP].fields, None
     for part in path.split("."):
         field = next(field for field in fields if field.name == part)
@@ -118,7 +118,7 @@ def prompt_options(command: F) -> F:
 
 
 class Target:
-    """The daemon that a command talks to, and how it is to report."""
+    """The daemon that a command talks to, and the form of the command's output."""
 
     def __init__(self, socket_path: str | None, as_json: bool) -> None:
         self.socket_path = socket_path
@@ -141,12 +141,14 @@ def with_target(command: F) -> F:
     def run(target: Target, /, own_socket: str | None, own_json: bool, **options: Any) -> Any:
         return command(Target(own_socket or target.socket_path, own_json or target.as_json), **options)
 
-    functools.update_wrapper(run, command)  # takes along the options that the command has so far
+    functools.update_wrapper(run, command)  # copies the options that the command has so far
     return cast(F, _own_socket(_own_json(pass_target(run))))
 
 
 def read_prompt(given: str | None) -> str:
-    """What was given, or standard input to its end. Raises: UsageError where there is neither, or it is empty."""
+    """Return the given prompt, or read standard input to its end. Raises: UsageError if there is neither, or it is
+    empty.
+    """
     text = read_stdin("no prompt: give TEXT or --prompt, or pipe it in") if given is None else given
     if not text:
         raise click.UsageError("the prompt is empty")
@@ -154,7 +156,7 @@ def read_prompt(given: str | None) -> str:
 
 
 def read_stdin(absent: str) -> str:
-    """Standard input to its end. Raises: UsageError (`absent`) where it is a terminal: nobody may be typing."""
+    """Read standard input to its end. Raises: UsageError (`absent`) if it is a terminal: perhaps no user is typing."""
     if sys.stdin.isatty():
         raise click.UsageError(absent)
     return sys.stdin.read()

@@ -13,7 +13,7 @@ from uma_ctl.units import printable
 
 
 class ReaderGone(Exception):
-    """Nobody reads standard output any more. (Not the builtin: click would turn that into exit status 1.)"""
+    """Standard output has no reader any more. (Not the builtin: click would turn that into exit status 1.)"""
 
 
 def emit(text: str) -> None:
@@ -28,12 +28,12 @@ def emit(text: str) -> None:
 
 
 def line(text: str) -> None:
-    """One line (or block) to standard output."""
+    """Write one line (or block) to standard output."""
     emit(text + "\n")
 
 
 def note(text: str) -> None:
-    """One line to standard error: what is not part of the result."""
+    """Write one line to standard error that is not part of the result."""
     if sys.stderr is None:  # it was closed at the start
         return
     with suppress(OSError):
@@ -55,13 +55,13 @@ class TextSink:
             self._ends_line = shown.endswith("\n")
 
     def end_line(self) -> None:
-        """Finish the last line, so that what follows starts a new one."""
+        """Finish the last line, so that the next text starts a new one."""
         if not self._ends_line:
             self.write("\n")
 
 
 class _Closed(io.TextIOBase):
-    """Standard output where it was closed at the start: Python has None there."""
+    """Stands for standard output if that was closed at the start: Python has None there."""
 
     def write(self, text: str) -> int:
         if text:
@@ -70,15 +70,13 @@ class _Closed(io.TextIOBase):
 
 
 def fill_standard_streams() -> None:
-    """Closed ones read as empty, and refuse what is written to them."""
+    """Replace closed streams: they read as empty, and refuse writes."""
     sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: SIM115 - for the life of the process
     sys.stdout = sys.stdout or _Closed()
 
 
 def tolerate_any_text() -> None:
-    """Let bytes that are not text pass from standard input, and characters that the terminal lacks not fail the
-    output.
-    """
+    """Let bytes that are not text pass from standard input, and replace characters that the terminal does not have."""
     for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace"), (sys.stderr, "replace")):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=errors)

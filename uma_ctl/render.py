@@ -1,6 +1,6 @@
-"""Dicts from the daemon to text for people: the only formatter. Pure; a key that is absent is shown as "-".
+"""Turns dicts from the daemon into text for people: the only formatter. Pure; an absent key is shown as "-".
 
-`docs/PROTOCOL.md` describes the dicts. An older or newer daemon may leave keys out or add some.
+`docs/PROTOCOL.md` describes the dicts. An older or newer daemon may leave out keys or add some.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def joined(*parts: str) -> str:
 
 
 def status(fields: Fields, is_verbose: bool = False) -> str:
-    """The whole status in a screen: state, queues, latency, tick, memory, reload; verbose: why the last tick was as
-    it was, too.
+    """Return the whole status as a screen: state, queues, latency, tick, memory, reload. Verbose: also the reasons for
+    the last tick's plan.
     """
     blocks = [pairs(_identity(fields)), _queues(fields), _latency(fields), pairs(_machine(fields)), _clients(fields)]
     if is_verbose:
@@ -75,7 +75,7 @@ def status(fields: Fields, is_verbose: bool = False) -> str:
 
 def _identity(fields: Fields) -> list[tuple[str, str]]:
     model, engine = sub(fields, "model"), sub(fields, "engine")
-    arch = model.get("arch")  # said as such: llama is the name of an engine too
+    arch = model.get("arch")  # labelled, because llama is the name of an engine too
     name = units.text(model.get("name")) + (" (demonstration model)" if model.get("is_demo") else "")
     threads = units.counted(engine.get("threads"), "thread")
     lines = [
@@ -98,7 +98,7 @@ def _identity(fields: Fields) -> list[tuple[str, str]]:
 
 
 def state_line(fields: Fields) -> str:
-    """The state, why it is not ready, and what is left to do."""
+    """Return the state, why it is not ready, and the work that is left."""
     share, drain = fields.get("load_share"), sub(fields, "drain")
     line = (
         f"{units.text(fields.get('state'))}: {units.text(fields['reason'])}"
@@ -158,7 +158,7 @@ def _latency(fields: Fields) -> str:
 
 
 def drafts_line(speculation: Fields) -> str:
-    """Draft tokens that held, of those that were verified."""
+    """Return how many of the verified draft tokens were accepted."""
     drafted, accepted = sub(speculation, "drafted"), sub(speculation, "accepted")
     return joined(
         *(f"{name} {units.count(accepted.get(name))} of {units.count(n)}" for name, n in drafted.items() if n)
@@ -210,7 +210,7 @@ def tick_line(tick: Fields) -> str:
 
 
 def _decision(tick: Fields) -> list[tuple[str, str]]:
-    """What the last plan went by: the guard's limits and room, memory traffic, notes."""
+    """Return the basis of the last plan: the guard's limits and room, memory traffic, notes."""
     guard, bmt = sub(tick, "guard_detail"), sub(tick, "bmt")
     lines = [("guard", units.text(tick.get("guard")))]
     if guard:
@@ -282,7 +282,9 @@ def sessions(items: Sequence[Fields]) -> str:
 
 
 def metrics(fields: Fields) -> str:
-    """Metrics as an aligned list: a distribution in one line, of labelled values those that are not zero."""
+    """Return metrics as an aligned list: a distribution in one line; of labelled values only those that are not
+    zero.
+    """
     return pairs((units.printable(name), _metric(value)) for name, value in _leaves(fields))
 
 
@@ -313,7 +315,7 @@ def _metric(value: Any) -> str:
 
 
 def tree(value: Any, indent: str = "") -> str:
-    """Any reply, indented: for operations without a view of their own."""
+    """Return any reply, indented: for operations that have no view of their own."""
     if isinstance(value, Mapping):
         return "\n".join(_branch(f"{indent}{units.text(key)}:", item, indent) for key, item in value.items())
     if isinstance(value, (list, tuple)):
@@ -344,7 +346,7 @@ def error_line(error: Any) -> str:
 
 
 def changes(items: Sequence[Fields]) -> str:
-    """What a reload changes."""
+    """Return the changes of a reload."""
     if not items:
         return "no changes"
     effect = {True: "at once", False: "by loading anew"}
@@ -365,13 +367,13 @@ def summary(usage: Fields, timing: Fields, reason: str) -> str:
     return joined(
         units.text(reason),
         f"{units.count(usage.get('prompt_tokens'))} + {units.count(tokens)} tokens",
-        "" if tokens == 0 else f"{units.ms(timing.get('ttft_ms'))} to the first",  # there was none
+        "" if tokens == 0 else f"{units.ms(timing.get('ttft_ms'))} to the first",  # without tokens
         rate,
     )
 
 
 def token_table(tokens: Sequence[Fields]) -> str:
-    """With their probabilities, and those of the likeliest in their place."""
+    """Return tokens with their probabilities, and the likeliest alternatives of each."""
 
     def told(one: Fields) -> str:
         return f"{bytes(one['bytes']).decode('utf-8', 'replace')!r} {math.exp(one['logprob']):.3f}"
@@ -380,7 +382,7 @@ def token_table(tokens: Sequence[Fields]) -> str:
 
 
 def pieces(tokens: Sequence[Any], shown: Sequence[Any]) -> str:
-    """A line for each token: its id, and its text as a JSON string, or the bytes of what is not text alone."""
+    """Return a line for each token: its id, and its text as a JSON string, or its bytes if they are not text alone."""
     width = max((len(str(token)) for token in tokens), default=0)
     return "\n".join(f"{token!s:>{width}}  {_piece(piece)}" for token, piece in zip(tokens, shown, strict=False))
 

@@ -11,7 +11,7 @@ from uma_ctl.options import read_stdin
 
 
 def _text(file: TextIO) -> str:
-    """The whole file. Raises: UsageError where it cannot be read or is not text."""
+    """Read the whole file. Raises: UsageError if it cannot be read or is not text."""
     try:
         return file.read()
     except (OSError, UnicodeDecodeError) as error:
@@ -19,7 +19,7 @@ def _text(file: TextIO) -> str:
 
 
 def inputs_of(texts: Iterable[str], files: Iterable[TextIO], by_lines: bool) -> list[str]:
-    """All inputs, in the order given. Raises: UsageError where there are none, or one is empty."""
+    """Return all inputs, in the given order. Raises: UsageError if there are none, or one is empty."""
     chosen = [*texts]
     read = [_text(file) for file in files]
     if not chosen and not read:

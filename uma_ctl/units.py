@@ -74,7 +74,9 @@ def share(part: Any, whole: Any) -> str:
 
 
 def text(value: Any) -> str:
-    """Any value in one line, whole numbers as they are (they may be names); nothing that a terminal would obey."""
+    """Return any value in one line. Whole numbers are unchanged (they may be names), and nothing in it controls the
+    terminal.
+    """
     if value is None or value == "":
         return NOTHING
     if isinstance(value, bool):

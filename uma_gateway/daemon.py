@@ -61,7 +61,7 @@ class Link(asyncio.Protocol):
         return self._inbox.failure is None and self._transport is not None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport  # from a stream socket
+        self._transport = transport  # type: ignore[assignment] # a stream socket's
 
     def data_received(self, data: bytes) -> None:
         payload = self._frames.whole(data)

@@ -28,7 +28,7 @@ def command(target: Target, request_id: str, conn: int | None) -> int:
 
 
 def _find(client: Client, request_id: str) -> int | None:
-    """The connection on which a request of this id is in flight. Raises: UsageError where there are several."""
+    """Return the connection on which a request of this id is in flight. Raises: UsageError if there are several."""
     items = render.rows_of(client.call("sessions"), "sessions")
     conns = sorted({item["conn"] for item in items if str(item.get("request_id")) == request_id and "conn" in item})
     if len(conns) > 1:

@@ -52,9 +52,11 @@ class Chat:
         }
 
     def run(self) -> int:
-        """Read turns to the end of input or /quit. The exit status is that of the last answer where nobody watches."""
+        """Read turns until the end of input or /quit. Without a terminal, the exit status is that of the last
+        answer.
+        """
         if self.is_terminal:
-            import readline  # noqa: F401  line editing and history of input(); only a terminal has a use for it
+            import readline  # noqa: F401  line editing and history of input(); only a terminal needs it
 
             output.note(HELP)
         while self._step():
@@ -62,7 +64,7 @@ class Chat:
         return EXIT_OK if self.is_terminal else self.status
 
     def _step(self) -> bool:
-        """Read one line and do what it says. False: leave. On a terminal, Ctrl-C never leaves."""
+        """Read one line and carry it out. False: leave. On a terminal, Ctrl-C never leaves."""
         try:
             line = input("> " if self.is_terminal else "").strip()
             if line == "/quit":
@@ -92,9 +94,10 @@ class Chat:
         output.note(HELP)
 
     def turn(self, text: str) -> None:
-        """Send one turn. What an interrupted answer had said stays in the conversation; a refused turn leaves it.
+        """Send one turn. The text of an interrupted answer stays in the conversation; a refused turn is removed from
+        it.
 
-        Raises: CtlError where the daemon is gone and nobody is there to try again.
+        Raises: CtlError if the daemon is gone and no user is there to try again.
         """
         asked = [*self.messages, {"role": "user", "content": text}]
         try:
@@ -106,14 +109,14 @@ class Chat:
             output.note(render.error_line(error.to_dict()))
             return
         self.status = answer.exit_status
-        if answer.text:  # templates want user and assistant in turn: a turn without an answer is left out
+        if answer.text:  # templates want user and assistant to alternate, so a turn without an answer is left out
             self.messages = [*asked, {"role": "assistant", "content": answer.text}]
         if answer.exit_status not in (EXIT_OK, EXIT_INTERRUPTED):
             output.note(f"the answer is not complete: {render.summary(answer.usage, answer.timing, answer.reason)}")
 
     def _ask(self, asked: list[dict[str, str]]) -> Answer:
-        """One connection for each turn: a pause for thought outlasts the daemon's idle timeout, and even its
-        restart.
+        """Ask over a new connection for each turn: the user may think for longer than the daemon's idle timeout, and
+        the daemon may even restart.
         """
         head = [{"role": "system", "content": self.system}] if self.system else []
         request = {"messages": head + asked, **self.request}

@@ -44,7 +44,9 @@ def command(target: Target, timeout: float | None, then: str, no_wait: bool) -> 
 
 
 def _follow(target: Target, seen: Event) -> Event:
-    """Show what is left until nothing is and what was to follow has come: the daemon's end, or another state."""
+    """Show the remaining work until there is none and the drain's consequence has come: the daemon's end, or another
+    state.
+    """
     shown = ""
     while seen.get("state") == "draining" and (seen.get("remaining") or seen.get("then", "stay") != "stay"):
         if _progress(seen) != shown:
@@ -61,7 +63,7 @@ def _ask(target: Target) -> Event:
             fields = client.call("status")
     except CannotConnect:
         return {"state": "stopped"}
-    except CtlError as error:  # it answers no more: the last streams are out, it is stopping
+    except CtlError as error:  # the daemon does not answer any more: its last streams have ended, and it stops
         return {"state": "stopping", "message": str(error)}
     return {"state": fields.get("state"), **render.sub(fields, "drain")}
 

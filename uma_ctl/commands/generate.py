@@ -50,7 +50,7 @@ def generate(target: Target, prompt: str | None, options: Mapping[str, Any]) -> 
 
 
 def note_tokens(answer: Answer) -> None:
-    """With `--logprobs`: each token's probability and what else was likely, beside the result."""
+    """Show each token's probability and its likeliest alternatives on standard error (`--logprobs`)."""
     for number, one in enumerate(answer.others or [answer], 1):
         if one.tokens:
             output.note(("" if not answer.others else f"[{number}]\n") + render.token_table(one.tokens))

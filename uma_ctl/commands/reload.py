@@ -1,4 +1,4 @@
-"""`uma-ctl reload`: the configuration anew, or another model, without losing a stream."""
+"""`uma-ctl reload`: read the configuration again, or load another model, without losing a stream."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOAD_TIMEOUT_S = 600.0  # a large model from a slow disk
 @click.option("--model", type=click.Path(), metavar="PATH", help="Load this model.")
 def command(target: Target, check: bool, model: str | None) -> None:
     """Read the configuration again and apply it. On any failure the old one keeps serving."""
-    if model == "":  # of a variable that is not set: not the same as no option
+    if model == "":  # from an unset variable, say: not the same as no option
         raise click.UsageError("the path of the model is empty")
     with target.connect(LOAD_TIMEOUT_S) as client:
         path = os.path.abspath(model) if model else None  # the daemon has another working directory

@@ -1,4 +1,4 @@
-"""`uma-ctl rerank`: documents in the order of how well they answer a query."""
+"""`uma-ctl rerank`: order documents by how well they answer a query."""
 
 from __future__ import annotations
 

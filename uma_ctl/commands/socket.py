@@ -1,4 +1,4 @@
-"""`uma-ctl socket`: for programs that take a path, such as `nc -U`."""
+"""`uma-ctl socket`: print the path of the socket, for programs such as `nc -U`."""
 
 from __future__ import annotations
 

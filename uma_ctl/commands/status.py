@@ -1,4 +1,4 @@
-"""`uma-ctl status`: once, watched, or waited for."""
+"""`uma-ctl status`: show the status once or repeatedly, or wait for a state."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from uma_ctl.ranges import seconds
 
 CLEAR = "\033[H\033[2J\033[3J"
 POLL_S = 0.1
-WAIT_S = 300.0  # a first start, which measures the model, took more than a minute on a busy machine
-LEAST_S = 1.0  # that one answer may take, however near the deadline is
+WAIT_S = 300.0  # the first start measures the model; on a busy machine that took more than a minute
+LEAST_S = 1.0  # time that one answer may take, however near the deadline is
 WAIT_STATES = ("ready", "degraded", "draining", "stopped")
 
 
@@ -70,7 +70,9 @@ def _show(target: Target, fields: Event, is_verbose: bool = False) -> int:
 
 
 def _watch(target: Target, interval: float, is_verbose: bool) -> int:
-    """On a terminal in place, elsewhere one after the other. A daemon that goes away may come back."""
+    """Show the status again and again: on a terminal in place, elsewhere one after the other. The daemon may go away
+    and come back.
+    """
     clear = CLEAR if sys.stdout.isatty() and not target.as_json else ""
     while True:
         shown = _attempt(
@@ -103,8 +105,8 @@ def _wait(target: Target, wanted: str, deadline: float) -> int:
 
 
 def _poll(target: Target, deadline: float) -> tuple[dict[str, Any] | None, CtlError | None]:
-    """Ask once. A daemon that is silent is left at the deadline, one that answers gets the time for it."""
+    """Ask once. A silent daemon is given up at the deadline; one that answers gets the time to do so."""
     try:
         return ask(target, min(DEFAULT_TIMEOUT_S, max(LEAST_S, deadline - time.monotonic()))), None
-    except (CannotConnect, NoAnswer, BrokenProtocol) as error:  # it may be starting or just going away
+    except (CannotConnect, NoAnswer, BrokenProtocol) as error:  # it may be starting, or just ending
         return None, error

@@ -158,4 +158,4 @@ def raw_keys() -> Iterator[int]:
 def wait_keys(descriptor: int, seconds: float) -> list[Key]:
     """Sleep until a key is pressed or the time is over."""
     ready, _, _ = select.select([descriptor], [], [], seconds)
-    return parse_keys(os.read(descriptor, 64) or b"q") if ready else []  # end of input: nobody is there any more
+    return parse_keys(os.read(descriptor, 64) or b"q") if ready else []  # end of input: the terminal is gone

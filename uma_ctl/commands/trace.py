@@ -1,4 +1,4 @@
-"""`uma-ctl trace`: ticks on a time line, or as lines that can be replayed."""
+"""`uma-ctl trace`: record ticks as a time line, or as lines that can be replayed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from uma_ctl.client import DEFAULT_TIMEOUT_S, Event, fields_of
 from uma_ctl.options import Target, with_target
 from uma_ctl.ranges import FiniteRange
 
-ENCODING_S = 60.0  # the reply of a busy minute takes a while
+ENCODING_S = 60.0  # building the reply takes a while after a busy minute
 
 
 @click.command()

@@ -470,8 +470,8 @@ def can_resume(fields: Mapping[str, Any]) -> bool:
 
 
 def resumed(fields: Mapping[str, Any], tail: list[str | int], text: str, n_tokens: int) -> dict[str, Any]:
-    """Return the request that continues after `text`. `tail`: the same text as parts of a prompt. `n_tokens`: the number
-    of its tokens.
+    """Return the request that continues after `text`. `tail`: the same text as parts of a prompt. `n_tokens`: its
+    number of tokens.
     """
     prompt = fields["prompt"]
     parts = [prompt] if isinstance(prompt, str) else list(prompt)
