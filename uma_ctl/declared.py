@@ -37,7 +37,7 @@ def _type(field: Field) -> Any:
     if field.choices:
         return click.Choice(field.choices)
     if field.kind is Kind.INTEGER:
-        return click.IntRange(field.low, field.high)  # type: ignore[arg-type] # a field of integers has integers as its range
+        return click.IntRange(field.low, field.high)  # type: ignore[arg-type] # bounds of integers are integers
     if field.kind is Kind.NUMBER:
         return FiniteRange(field.low, field.high)
     return str

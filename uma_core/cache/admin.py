@@ -13,7 +13,7 @@ from uma_core.errors import ErrorCode, UmaError
 
 
 def cache_admin(cache: PrefixCache, args: dict[str, Any]) -> dict[str, Any]:
-    """Carry out one action; the reply's fields. Raises: NOT_FOUND, BAD_REQUEST."""
+    """Carry out one action; returns the reply's fields. Raises: NOT_FOUND, BAD_REQUEST."""
     return _ACTIONS[args.get("action") or "stats"](cache, args.get("key"))
 
 
@@ -51,7 +51,7 @@ def _clear(cache: PrefixCache, key: str | None) -> dict[str, Any]:
     )
     if not own or leaf.children:
         return {"cleared": 0}
-    start = own[-1].start  # what is before it, others have too
+    start = own[-1].start  # other sequences hold the part before it too
     n_cleared = sum(cache.drop_idle(cache.holdings[seq_id], start) for seq_id in list(leaf.holders))
     for seg in {id(node.seg): node.seg for node in own if node.seg is not None and node.seg.start >= start}.values():
         cache.store.forget(seg, "cleared")

@@ -1,4 +1,4 @@
-"""Transfers one after the other, as one Transfer of a session."""
+"""Runs transfers one after the other, as one Transfer of a session."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from uma_core.clock import Clock
 from uma_core.engine.api import Transfer
 from uma_core.errors import ErrorCode, UmaError
 
-WAIT_MOST_NS = 2_000_000  # blocks for the disk no longer than this, so that a new request is seen
+WAIT_MOST_NS = 2_000_000  # it blocks for the disk no longer than this, so that a new request is noticed
 
 LOST = "the sequence that was copied from failed"
 
@@ -18,7 +18,9 @@ Legs = Generator[Transfer, None, None]
 
 
 class Chain:
-    """Steps what `legs` yields. An error of a leg is thrown into `legs`, which decides what is left to do."""
+    """Steps the transfers that `legs` yields. An error of a leg is thrown into `legs`, which decides what remains to be
+    done.
+    """
 
     def __init__(self, legs: Legs, clock: Clock, n_bytes: int = 0) -> None:
         self.n_bytes = n_bytes
@@ -47,7 +49,7 @@ class Chain:
         return self._leg is None
 
     def close(self) -> None:
-        """Undo what is half done; `legs` sees GeneratorExit."""
+        """Undo work that is half done; `legs` sees GeneratorExit."""
         if self._is_open:
             self._is_open = False
             if self._leg is not None:
@@ -56,7 +58,7 @@ class Chain:
             self._legs.close()
 
     def interrupt(self, error: UmaError) -> None:
-        """The present leg must not go on."""
+        """Stop the present leg with an error."""
         if self._leg is not None:
             self._advance(error)
 
@@ -71,7 +73,7 @@ class Chain:
 
 
 class Readers:
-    """Waits until nobody copies from a sequence."""
+    """Waits until no transfer copies from a sequence any more."""
 
     n_bytes = 0
 
@@ -103,7 +105,7 @@ class DiskRead:
 
 
 class CopyReader:
-    """A restore that copies, or will copy, from another sequence, as that sequence's holding knows it."""
+    """A restore that copies, or will copy, from another sequence; the sequence's holding knows it by this object."""
 
     def __init__(self, chains: dict[int, Chain], seq_id: int, span: tuple[int, int]) -> None:
         self.span = span
@@ -117,7 +119,7 @@ class CopyReader:
             self._chains[self._seq_id].interrupt(UmaError(ErrorCode.STATE_RESTORE_FAILED, LOST))
 
     def check(self) -> None:
-        """Raises: STATE_RESTORE_FAILED."""
+        """Raise an error if the source was lost. Raises: STATE_RESTORE_FAILED."""
         if self._is_lost:
             raise UmaError(ErrorCode.STATE_RESTORE_FAILED, LOST)
 

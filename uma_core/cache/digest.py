@@ -1,13 +1,13 @@
-"""What the cache holds, described without its text: a chain of keyed hashes, one for every 64 tokens of each beginning.
+"""Describes the cache's content without its text: a chain of keyed hashes, one for every 64 tokens of each beginning.
 
     hash(i) = BLAKE2b-64(key, hash(i - 1) + tokens 64·i … 64·i + 63 as little-endian int32);  hash(-1) = 8 zero bytes
 
-A hash stands for its page and for all pages before it: whoever finds the hash of a prompt's page i in a digest knows
-that pages 0 to i are there. The key is the asker's secret, one per cluster. Without it a hash can neither be compared
-with guessed text nor with another cluster's hashes.
+A hash stands for its page and for all pages before it: a client that finds the hash of a prompt's page i in a digest
+knows that pages 0 to i are there. The key is the asker's secret, one per cluster. Without it, a hash can be compared
+neither with guessed text nor with another cluster's hashes.
 
-Rules: `held` reads the trees on the compute thread and copies no tokens; hashing happens elsewhere, and only of nodes
-that are new.
+Rules: `held` reads the trees on the compute thread and copies no tokens. Hashing happens elsewhere, and only for new
+nodes.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from uma_core.cache.radix import Node
 
 PAGE = 64  # tokens
 HASH_BYTES = 8  # 10^9 pages collide with a chance of 3 %, and a collision only sends a request to a colder node
-LOG = 64  # generations whose differences are kept: at 4 askings a second those of a quarter of a minute at least
-DIGESTERS = 8  # kept: one per user, key and size that is asked for
+LOG = 64  # generations whose differences are kept: with 4 questions a second, at least those of a quarter of a minute
+DIGESTERS = 8  # kept digesters: one per user, key and requested size
 START = bytes(HASH_BYTES)
 
 
 def page_hashes(tokens: Sequence[int] | np.ndarray, key: bytes) -> list[str]:
-    """One hash, as 16 hexadecimal digits, per whole page of the tokens."""
+    """Return one hash, as 16 hexadecimal digits, per whole page of the tokens."""
     return [link.hex() for link in _links(np.asarray(tokens, "<i4").tobytes(), START, key)]
 
 
@@ -46,17 +46,17 @@ def _links(data: bytes, link: bytes, key: bytes) -> list[bytes]:
 
 
 class Part(NamedTuple):
-    """A node of the tree whose tokens can be had without computing them. `rank` orders: lower ones come first."""
+    """A node of the tree whose tokens can be restored. `rank` orders: lower ranks come first."""
 
     node_id: int
     parent: int  # index of the part before it; -1: it begins prompts
     start: int
-    tokens: np.ndarray  # never written to: nodes replace theirs
+    tokens: np.ndarray  # never changed in place: nodes replace their arrays
     rank: tuple[int, int]
 
 
 def held(cache: PrefixCache, uid: int) -> list[Part]:
-    """What requests of this user that do not choose LoRA adapters could begin with, parents first.
+    """Return the beginnings available to requests of this user that do not choose LoRA adapters, parents first.
 
     On the compute thread.
     """
@@ -67,7 +67,7 @@ def held(cache: PrefixCache, uid: int) -> list[Part]:
         node, parent = stack.pop()
         seg = node.seg
         if not node.holders and (seg is None or (seg.blob is None and not seg.file)):
-            continue  # what comes after a gap cannot be restored
+            continue  # a part after a gap cannot be restored
         tier = 0 if node.holders else 1 if seg is not None and seg.blob is not None else 2
         used = max((cache.holdings[seq_id].t_used for seq_id in node.holders), default=0)
         parts.append(Part(node.id, parent, node.start, node.tokens, (tier, -used)))
@@ -78,18 +78,18 @@ def held(cache: PrefixCache, uid: int) -> list[Part]:
 class _Hashed(NamedTuple):
     start: int
     n: int
-    pages: list[str]  # that end in this node
+    pages: list[str]  # pages that end in this node
     link: bytes  # hash of the last whole page up to its end
     tail: bytes  # tokens after that page
 
 
 class Digester:
-    """Hashes for one asker, and what changed since it asked last. Its own lock; any thread."""
+    """Hashes for one asker, and the changes since its last question. Has its own lock; any thread."""
 
     def __init__(self, key: bytes, n_most: int, generation: int) -> None:
-        """`generation`: of the empty digest.
+        """`generation`: the number of the empty digest.
 
-        No other digester may have begun with it, else differences would be given for another one's.
+        No other digester may have begun with this number, or differences would refer to that one's digest.
         """
         self._key = key
         self._n_most = n_most
@@ -100,7 +100,7 @@ class Digester:
         self._lock = threading.Lock()
 
     def tell(self, parts: list[Part], since: int | None) -> dict[str, Any]:
-        """The digest of these parts: whole, or as the difference to generation `since` where that is known."""
+        """Return the digest of these parts: whole, or as the difference to generation `since` if that is known."""
         with self._lock:
             self._take(parts)
             reply: dict[str, Any] = {"generation": self._generation}
@@ -141,7 +141,7 @@ class Digester:
         return found
 
     def _changes(self, since: int | None) -> tuple[frozenset[str], frozenset[str]] | None:
-        """Added and removed since then; None: too long ago, or never ours."""
+        """Return the pages added and removed since then; None: too long ago, or never ours."""
         if since == self._generation:
             return frozenset(), frozenset()
         later = [entry for entry in self._log if since is not None and entry[0] > since]
@@ -154,10 +154,10 @@ class Digester:
 
 
 class Digesters:
-    """The digesters of a daemon, by who asks. The longest unused goes."""
+    """The digesters of a daemon, by asker. The one unused for longest is dropped."""
 
     def __init__(self, now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> None:
-        """`now_ms`: what generations begin at.
+        """`now_ms`: gives the first generation of a digester.
 
         A digest changes less than a thousand times a second, so no number is given twice.
         """
@@ -166,7 +166,7 @@ class Digesters:
         self._lock = threading.Lock()
 
     def of(self, uid: int, key: bytes, n_most: int) -> Digester:
-        """Any thread."""
+        """Return the digester of an asker. Any thread."""
         who = uid, key, n_most
         with self._lock:
             digester = self._all.get(who)

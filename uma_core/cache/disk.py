@@ -1,10 +1,10 @@
-"""The disk tier: one file per segment in a directory, written and read by one thread of its own.
+"""The disk tier: one file per segment in a directory, written and read by a thread of its own.
 
 Rules: the compute thread asks and polls, and never waits for the disk. A file that is damaged, cut short or of another
-version is ignored and removed; files of other models stay until room is needed. What another user could have written,
-and what is not a regular file, is left alone and not read. No file goes without a line in the log and a count. Whatever
-the disk does, service goes on: a failure is warned of once per cause (CACHE_IO), and after a failed write none is tried
-for a while.
+version is ignored and removed; files of other models stay until room is needed. A file that another user could have
+written, or that is not a regular file, is left alone and not read. Each removal of a file is logged and counted.
+Whatever the disk does, service goes on: a failure is warned of once per cause (CACHE_IO), and after a failed write none
+is tried for a while.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from uma_core.unfinished import hold, is_left_over
 
 log = logging.getLogger(__name__)
 
-READ, INDEX, REMOVE, WRITE, STOP = range(5)  # what waits for less goes first
+READ, INDEX, REMOVE, WRITE, STOP = range(5)  # in order of priority; the lowest goes first
 BACK_OFF_NS = 60_000_000_000  # no writes for this long after one failed
-PENDING_MOST = 64 << 20  # bytes that may wait to be written; what is beyond is written at exit, if it still is there
+PENDING_MOST = 64 << 20  # bytes that may wait to be written; others are written at exit, if they still exist
 PIECE = 1 << 20
-PAUSE_S = 0.004  # after each piece while streams are running, so that the disk's work is not felt
+PAUSE_S = 0.004  # after each piece while streams are running, so that they do not feel the disk's work
 NICE = 19
 TEMPORARY = SUFFIX + ".tmp"
 
 
 class Blob(NamedTuple):
-    """What to write."""
+    """A segment to be written."""
 
     model: str
     tenant: int
@@ -78,11 +78,11 @@ class Found(NamedTuple):
     name: str
     n_bytes: int
     t_used: float
-    head: Head | None  # None: of another model, or not to be read now
+    head: Head | None  # None: of another model, or unreadable at present
 
 
 class Ticket:
-    """A read under way. `payload` is None when it failed."""
+    """A read in progress. `payload` is None if it failed."""
 
     def __init__(self) -> None:
         self.payload: bytes | None = None
@@ -90,7 +90,7 @@ class Ticket:
 
 
 class DiskTier:
-    """Any method is called by the compute thread."""
+    """The disk tier. The compute thread calls all public methods."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class DiskTier:
         wake: Callable[[], None],
         on_removed: Callable[[str], None] = lambda cause: None,
     ) -> None:
-        """`on_removed` is called by `poll`, with the cause, for every file that went."""
+        """`on_removed`: called by `poll`, with the cause, for every file that was removed."""
         self._on_removed = on_removed
         self.folder = folder
         self.model = model
@@ -121,7 +121,7 @@ class DiskTier:
         return self._clock.now_ns() >= self.off_until_ns
 
     def index(self, then: Callable[[list[Found]], None]) -> None:
-        """Look through the directory; `then` is called by `poll`."""
+        """Read the directory; `then` is called by `poll`."""
         self._put(INDEX, lambda: self._answer(then, self._scan()))
 
     def read(self, name: str) -> Ticket:
@@ -130,7 +130,7 @@ class DiskTier:
         return ticket
 
     def write(self, blob: Blob, then: Callable[[bool], None], is_last: bool = False) -> bool:
-        """`then` is called by `poll`. False: not now."""
+        """Write a blob; `then` is called by `poll`. False: not possible now."""
         n = blob.n_bytes
         if not (is_last or self.has_room(n)):
             return False
@@ -144,20 +144,20 @@ class DiskTier:
         return True
 
     def has_room(self, n_bytes: int) -> bool:
-        """So many bytes may wait to be written. One file may always, however large."""
+        """Whether so many bytes may wait to be written. A single file always may, however large."""
         return self.can_write and (not self.n_pending or self.n_pending + n_bytes <= PENDING_MOST)
 
     def remove(self, name: str, cause: str) -> None:
-        """`cause` is one of the metric's."""
+        """Remove a file. `cause` is one of the metric's causes."""
         self._put(REMOVE, lambda: self._remove(name, cause))
 
     def poll(self) -> None:
-        """Run what finished jobs left to be done on this thread."""
+        """Run what finished jobs have left to do on this thread."""
         while self._results:
             self._results.popleft()()
 
     def close(self, timeout_s: float) -> bool:
-        """End the thread after what is queued, or leave it to itself. True when it ended."""
+        """End the thread after its queued work, or leave it alone after the timeout. True if it ended."""
         self.is_busy = False
         self._put(STOP, lambda: None)
         self._thread.join(timeout_s)
@@ -173,7 +173,7 @@ class DiskTier:
         self._wake()
 
     def _work(self) -> None:
-        with contextlib.suppress(OSError, AttributeError):  # a courtesy where the system allows it
+        with contextlib.suppress(OSError, AttributeError):  # lower the thread's priority if the system allows it
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         while True:
             priority, _, job = self._jobs.get()
@@ -214,7 +214,7 @@ class DiskTier:
         return found
 
     def _open(self, name: str) -> BinaryIO | None:
-        """A file that only this user, or root, can have written; None for any other. Raises: OSError."""
+        """Open a file that only this user, or root, can have written; None for any other. Raises: OSError."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO must not keep the thread waiting
         file = os.fdopen(os.open(self._path(name), flags), "rb")
         facts = os.fstat(file.fileno())
@@ -232,7 +232,7 @@ class DiskTier:
         self._warn("strange", f"{name} is not a regular file of this user alone: left as it is, not used")
 
     def _head(self, file: BinaryIO, name: str) -> Head:
-        """Read up to the payload. Raises: Damaged, OSError."""
+        """Read a file's head. Raises: Damaged, OSError."""
         fixed = file.read(FIXED_BYTES)
         head = decode_head(fixed, file.read(header_bytes(fixed)))
         if os.fstat(file.fileno()).st_size != file.tell() + head.n_bytes:
@@ -244,8 +244,8 @@ class DiskTier:
         return head
 
     def _remove_stale(self, entry: os.DirEntry[str]) -> None:
-        """A write that did not finish; but it may be going on, in another daemon or in the tier that this one
-        replaces.
+        """Remove the file of a write that did not finish. The write may still be going on, in another daemon or in the
+        tier that this one replaces; then the file stays.
         """
         with contextlib.suppress(OSError):
             if is_left_over(entry.path, entry.stat(follow_symlinks=False)):
@@ -294,18 +294,18 @@ class DiskTier:
     def _read(self, name: str, ticket: Ticket) -> None:
         try:
             ticket.payload = self._payload(name)
-            with contextlib.suppress(OSError):  # the order of removal survives a restart where the directory allows it
+            with contextlib.suppress(OSError):  # so the order of removal survives a restart, if the directory allows it
                 os.utime(self._path(name), follow_symlinks=False)
         except OSError as error:
             self._failed("reading", error)
         except Damaged as cause:
             self._discard(name, cause)
-        finally:  # somebody waits, whatever went wrong
+        finally:  # a ticket is waited for, so it must be answered whatever went wrong
             ticket.done.set()
             self._wake()
 
     def _payload(self, name: str) -> bytes | None:
-        """Raises: Damaged, also where another file has been put in the place of the one that was found; OSError."""
+        """Read a payload. Raises: Damaged, also if another file has replaced the one that was found; OSError."""
         file = self._open(name)
         if file is None:
             return None
@@ -362,7 +362,7 @@ def _write_all(write: Callable[[memoryview], int | None], data: bytes | memoryvi
 
 
 def _sync_folder(folder: str) -> None:
-    """Make the new name last; where directories cannot be synced, it lasts when the system says so."""
+    """Make the new name permanent. If directories cannot be synced, the system decides when it is."""
     with contextlib.suppress(OSError):
         fd = os.open(folder, os.O_RDONLY)
         try:

@@ -1,8 +1,8 @@
-"""A segment as bytes of a file: what is written, and how it is known to be whole and ours. Opens nothing.
+"""A segment as bytes of a file: the format, and the check that a file is whole and ours. Opens nothing.
 
 Layout: magic (8), version (u32), header length (u32), sha256 of the header (32), header (JSON), payload. Integers are
-little-endian. The header repeats all tokens from the first on, so that every file is found by what it stands for, and
-carries the payload's sha256.
+little-endian. The header repeats all tokens from the first on, so that every file is found by the tokens that it stands
+for. It also has the payload's sha256.
 """
 
 from __future__ import annotations
@@ -22,24 +22,26 @@ VERSION = 1
 SUFFIX = ".umakv"
 _FIXED = struct.Struct("<8sII32s")
 FIXED_BYTES = _FIXED.size
-FIRST_TENANT = -9  # tenants below are single requests, which are never written
+FIRST_TENANT = -9  # tenants below this are single requests, whose segments are never written
 MAX_HEADER_BYTES = 64 << 20
 
 
 class Damaged(ValueError):
-    """The bytes are not a whole file of ours. The text names the cause in few words: causes are warned of once each."""
+    """The bytes are not a whole file of ours. The text names the cause in few words, because each cause is warned of
+    only once.
+    """
 
 
 class Head(NamedTuple):
-    """What a file says about itself."""
+    """The header of a file."""
 
     model: str  # `model_key` of the engine that made it
     tenant: int
     start: int
-    tokens: np.ndarray  # (end,) int32: all of them from the first on; the payload is of start..end
+    tokens: np.ndarray  # (end,) int32: all tokens from the first on; the payload is of start..end
     n_bytes: int  # of the payload
     sha256: str  # of the payload
-    variant: str = ""  # adapters that computed it, as the tree has them
+    variant: str = ""  # adapters that computed it, as in the tree
 
     @property
     def end(self) -> int:
@@ -47,7 +49,7 @@ class Head(NamedTuple):
 
 
 def model_key(info: EngineInfo) -> str:
-    """Engines with equal keys can read each other's KV bytes."""
+    """Return the key of an engine's model. Engines with equal keys can read each other's KV bytes."""
     facts = (VERSION, info.engine, info.fingerprint, info.kv_type, info.n_layer, info.kv_bytes_per_cell, info.kv_facts)
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
@@ -74,12 +76,12 @@ def encode_head(head: Head) -> bytes:
 
 
 def head_bytes(n_tokens: int) -> int:
-    """Bytes of a file before the payload, nearly."""
+    """Return the approximate size of a file before its payload."""
     return FIXED_BYTES + 200 + 16 * -(-n_tokens // 3)
 
 
 def header_bytes(fixed: bytes) -> int:
-    """Length of the header that follows. Raises: Damaged."""
+    """Return the length of the header that follows. Raises: Damaged."""
     if len(fixed) < FIXED_BYTES:
         raise Damaged("truncated")
     magic, version, length, _ = _FIXED.unpack(fixed)
@@ -93,7 +95,7 @@ def header_bytes(fixed: bytes) -> int:
 
 
 def decode_head(fixed: bytes, header: bytes) -> Head:
-    """Raises: Damaged."""
+    """Decode a header. Raises: Damaged."""
     n, digest = header_bytes(fixed), _FIXED.unpack(fixed)[3]
     if len(header) < n:
         raise Damaged("truncated")
@@ -112,7 +114,7 @@ def decode_head(fixed: bytes, header: bytes) -> Head:
             fields["sha256"],
             variant,
         )
-    except Exception as error:  # whatever a header may hold: infinities, lists in lists without end
+    except Exception as error:  # whatever a header may contain: infinities, lists nested without end
         raise Damaged("damaged header") from error
     if not (
         0 <= head.start < head.end
@@ -125,7 +127,7 @@ def decode_head(fixed: bytes, header: bytes) -> Head:
 
 
 def payload_digest(payload: bytes | bytearray | memoryview) -> str:
-    """Releases the GIL."""
+    """Return the digest of a payload. Releases the GIL."""
     return hashlib.sha256(payload).hexdigest()
 
 

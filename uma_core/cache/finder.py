@@ -1,4 +1,4 @@
-"""Where the beginning of a prompt can come from, and what that would cost."""
+"""Finds where the beginning of a prompt can come from, and what that would cost."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Piece(NamedTuple):
 
 
 class Finder:
-    """Reads the tree; changes nothing."""
+    """Searches the tree; changes nothing."""
 
     def __init__(self, engine: Engine, holdings: list[Holding]) -> None:
         can, self.has_states = engine.info.capabilities, engine.info.capabilities.has_states
-        # else parts of sequences cannot be told apart
+        # otherwise the engine cannot use a part of a sequence without the rest
         self.can_move = can.can_copy_prefix and (can.can_rollback or self.has_states)
         self.can_rollback = can.can_rollback
         self.cell_bytes = engine.info.kv_bytes_per_cell
@@ -38,7 +38,7 @@ class Finder:
         self._holdings = holdings
 
     def in_place(self, holding: Holding, tree: Tree, path: list[Node], n: int) -> int:
-        """How many tokens of a walk the sequence holds and could keep."""
+        """Return how many tokens of a walk the sequence holds and could keep."""
         if holding.tree is not tree:
             return 0
         n_common = holding.common_with(path, n)
@@ -47,7 +47,7 @@ class Finder:
         return n_common if self.can_rollback or n_common == holding.n else 0
 
     def best_in_place(self, tree: Tree, path: list[Node], n: int) -> tuple[int, int]:
-        """(sequence, tokens) of the idle sequence that could keep most; (-1, 0): none."""
+        """Return (sequence, tokens) of the idle sequence that could keep most; (-1, 0): there is none."""
         for node in reversed(path):
             for seq_id in sorted(node.holders):
                 holding = self._holdings[seq_id]
@@ -56,8 +56,8 @@ class Finder:
         return -1, 0
 
     def route(self, path: list[Node], n: int, at: int, seq_id: int) -> list[Piece]:
-        """How sequence `seq_id`, which holds `at` tokens of the walk, can get more of it: without gaps, nearest tier
-        first.
+        """Return pieces by which sequence `seq_id`, which holds `at` tokens of the walk, can get more of it: without
+        gaps, nearest tier first.
         """
         pieces: list[Piece] = []
         if not self.can_move:
@@ -83,12 +83,12 @@ class Finder:
         return pieces
 
     def can_end(self, holding: Holding, n: int) -> bool:
-        """Whether somebody could go on from the sequence's first n positions."""
+        """Whether a session could continue from the sequence's first n positions."""
         return not self.has_states or self._engine.resumable(holding.seq_id, n) == n
 
     def copyable(self, source: Holding, n: int) -> int:
-        """How many of the first n tokens can be copied from a sequence now: one with states may have
-        continued since it was found, and its state at n is gone then.
+        """Return how many of the first n tokens can be copied from a sequence now. A sequence with states may have
+        continued since it was found, and then its state at n is gone.
         """
         return self._engine.resumable(source.seq_id, n) if self.has_states else n
 
@@ -104,7 +104,7 @@ class Finder:
     def _longest_resumable(self, path: list[Node], n: int, seq_id: int) -> tuple[Holding | None, int]:
         found: tuple[Holding | None, int] = None, 0
         seen = {seq_id}
-        for node in reversed(path):  # each sequence at its deepest node of the walk
+        for node in reversed(path):  # each sequence at its deepest node in the walk
             for other in sorted(node.holders - seen):
                 seen.add(other)
                 end = self._engine.resumable(other, min(node.end, n))
@@ -113,15 +113,17 @@ class Finder:
         return found
 
     def cost_ns(self, pieces: list[Piece], n: int, cost: CostModel) -> int:
-        """Predicted time until n positions are there and the prompt can be read on."""
+        """Return the predicted time until n positions are there and reading the prompt can continue."""
         n_moved = sum(p.end - p.start for p in pieces)
         n_disk = sum(p.end - p.start for p in pieces if p.tier == DISK)
         ns = cost.transfer_ns(n_moved * self.cell_bytes) + int(n_disk * self.cell_bytes * self.disk_ns_per_byte)
-        # a prefill slot begins with a copy of what is restored
+        # a prefill slot begins with a copy of the restored positions
         return ns + (cost.transfer_ns(n * self.cell_bytes) if self._has_prefill_slots else 0)
 
 
 def _can_go_on(piece: Piece) -> bool:
-    """Bytes have the state after their last position, if they have one."""
+    """Whether a session can continue after the piece: bytes need the state after their last position, if there are
+    states.
+    """
     source = piece.source
     return isinstance(source, Holding) or (source.has_state and piece.end == source.end)

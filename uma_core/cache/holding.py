@@ -1,7 +1,7 @@
-"""What each sequence's cells hold: the link between the tree and the engine's sequences.
+"""The content of each sequence's cells: the link between the tree and the engine's sequences.
 
 Rules: bookkeeping only. A sequence's content is in the tree up to `n` tokens; cells beyond that belong to a running
-session and are nobody else's business yet.
+session and are not shared yet.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class Reader(Protocol):
 
     @property
     def span(self) -> tuple[int, int]:
-        """From which position to which."""
+        """The positions from which and to which it copies."""
 
     def lose_source(self) -> None:
-        """The cells are not to be trusted any more: do without them."""
+        """Continue without the source: its cells are not to be trusted any more."""
 
 
 class Holding:
@@ -37,15 +37,15 @@ class Holding:
         self.n = 0
         self.owner = 0  # sid of the running session
         self.is_claimed = False
-        self.is_leaving = False  # idle, and to be emptied when nobody copies from it any more
+        self.is_leaving = False  # idle, and to be emptied when no transfer copies from it any more
         self.readers: set[Reader] = set()
         self.t_used = 0
 
     def hold(self, tree: Tree, tokens: np.ndarray, cuts: tuple[int, ...] = ()) -> None:
-        """The cells hold exactly these tokens."""
+        """Note that the cells hold exactly these tokens."""
         if self.tree is not tree:
             self.cut(0)
-        elif self.n:  # of what they held before, the rest must not be found any more
+        elif self.n:  # the rest of their earlier content must not be found any more
             self.cut(self.common_with(*tree.walk(tokens, len(tokens))))
         self.tree, self.n = tree, len(tokens)
         if not self.n:
@@ -57,7 +57,7 @@ class Holding:
         tree.version += 1
 
     def cut(self, n: int) -> None:
-        """The cells hold the first n tokens only."""
+        """Note that the cells hold only the first n tokens."""
         if self.tree is None or n >= self.n:
             return
         end = self.end
@@ -76,7 +76,7 @@ class Holding:
             self.tree = None
 
     def common_with(self, path: list[Node], n: int) -> int:
-        """How many tokens of a walk through the tree these cells hold."""
+        """Return how many tokens of a walk through the tree these cells hold."""
         for node in reversed(path):
             if self.seq_id in node.holders:
                 return min(node.end, n)
@@ -84,11 +84,13 @@ class Holding:
 
 
 def n_shared(holdings: Iterable[Holding]) -> int:
-    """Tokens that more than one sequence holds, each counted once. Cost: the nodes above the sequences' ends."""
+    """Return the number of tokens that several sequences hold, each counted once. Cost: the nodes above the sequences'
+    ends.
+    """
     nodes: set[Node] = set()
     for holding in holdings:
         for node in holding.end.up() if holding.end is not None else ():
             if node in nodes:
-                break  # and with it all above
+                break  # and all nodes above it are counted too
             nodes.add(node)
     return sum(len(node.tokens) for node in nodes if len(node.holders) > 1)

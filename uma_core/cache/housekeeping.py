@@ -1,4 +1,4 @@
-"""What the cache does when nothing else is to be done: residents that nobody used for long leave, and the end of the
+"""The cache's work in idle time: sequences unused for long are saved and emptied. Also its work at the end of the
 daemon.
 """
 
@@ -8,8 +8,8 @@ from uma_core.cache.chain import Chain, Legs
 from uma_core.cache.holding import Holding
 from uma_core.cache.manager import PrefixCache
 
-AGAIN_NS = 1_000_000_000  # until what could not leave is looked at again: looking at once would take a core
-SLICE_NS = 2_000_000  # of work between two looks at the commands
+AGAIN_NS = 1_000_000_000  # until sequences that could not leave are tried again: trying at once would keep a core busy
+SLICE_NS = 2_000_000  # of work between two checks for commands
 NS_PER_S = 1_000_000_000
 
 
@@ -22,13 +22,13 @@ class Housekeeper:
         cache.on_begin = self.stop
 
     def stop(self) -> None:
-        """A sequence is wanted: whatever is half saved is given up."""
+        """Give up everything that is half saved: a sequence is wanted."""
         if self._job is not None:
             self._job.close()
             self._job = None
 
     def idle(self) -> float | None:
-        """Do a slice of work. Returns the seconds until there may be more; None: not before a request came."""
+        """Do a slice of work. Returns the seconds until there may be more; None: no work before the next request."""
         cache, now = self._cache, self._cache.clock.now_ns()
         cache.settle(now + SLICE_NS)
         if cache.is_settling:
@@ -45,7 +45,7 @@ class Housekeeper:
         return 0.0
 
     def _ages(self, now: int) -> list[tuple[int, Holding]]:
-        """(ns until it may leave, sequence) of idle ones, the next one first."""
+        """Return (ns until it may leave, sequence) of idle ones, the next one first."""
         cache = self._cache
         if not (
             cache.settings.is_on and cache.finder.can_move and (cache.store.ram.budget or cache.store.disk is not None)
@@ -58,7 +58,7 @@ class Housekeeper:
         )
 
     def _leave(self, holding: Holding) -> Legs:
-        """To RAM or disk, if it can be without driving others out; the sequence is empty afterwards."""
+        """Save a sequence to RAM or disk, if that drives nothing else out; the sequence is empty afterwards."""
         cache = self._cache
         end = holding.end
         n_bytes = sum(len(node.tokens) for node in cache.store.unsaved(end)) * cache.finder.cell_bytes
@@ -66,18 +66,20 @@ class Housekeeper:
             yield from cache.save(holding, 0)
         if not cache.store.lost(end) and cache.drop_idle(holding):
             return
-        # not now: looked at again after as long, or after a while where idle ones may leave at once
+        # not now: try again after the same time, or after a while if idle ones may leave at once
         holding.t_used = cache.clock.now_ns() + max(0, AGAIN_NS - cache.settings.park_idle_ns)
 
     def close(self, timeout_s: float) -> None:
-        """The daemon ends: what idle sequences hold goes to disk, where there is one and as far as the time allows."""
+        """Write the content of idle sequences to disk at the daemon's end, if there is a disk tier and as far as the
+        time allows.
+        """
         self.stop()
         cache = self._cache
         deadline = cache.clock.now_ns() + int(timeout_s * NS_PER_S)
         cache.settle(deadline)
         if cache.store.disk is None:
             return
-        self._flush()  # first: room in RAM may be made for what comes next
+        self._flush()  # first, because room in RAM may have to be made for the next step
         for holding in cache.holdings:
             if holding.n and not holding.owner and not holding.is_claimed:
                 chain = Chain(cache.save(holding, 0, True), cache.clock)

@@ -1,11 +1,12 @@
-"""The prefix cache of one engine: finds what a prompt shares with others, brings it in, and keeps what requests leave.
+"""The prefix cache of one engine: finds the part of a prompt that is already computed, restores it, and keeps what
+requests leave behind.
 
-Rules: owned by the compute thread. A sequence keeps its cells after its request ended, until it is needed; then what
-no tier holds yet is saved, in slices, as part of the newcomer's own transfer. The last prompt token is always computed.
-A tenant (peer uid) has a tree of its own, so neither bytes nor timing of another tenant's prompts show. So has each set
-of LoRA adapters: what one of them computed is of no use to another.
-A request with `cache_prompt: false` has one that ends with it: it can be parked, and shares nothing but among its own
-answers.
+Rules: owned by the compute thread. A sequence keeps its cells after its request has ended, until the sequence is
+needed. Then the part that no tier holds yet is saved, in slices, as a part of the new session's own transfer. The last
+prompt token is always computed. Each tenant (peer uid) has a tree of its own, so neither bytes nor timing reveal
+another tenant's prompts. So has each set of LoRA adapters, because KV computed with one set is of no use to another. A
+request with `cache_prompt: false` has a tree that ends with it: the request can be parked, but shares only among its
+own answers.
 """
 
 from __future__ import annotations
@@ -31,36 +32,36 @@ from uma_core.types import AdapterSet, FinishReason, Phase
 
 log = logging.getLogger(__name__)
 
-SHARED = -2  # tenant of everybody, where sharing is allowed
+SHARED = -2  # tenant of all users, if sharing is allowed
 PRIVATE = -10  # tenants from here down are single requests
 N_OFFERS = 16  # sessions looked up per tick
 N_VARIANTS = 1024
-MIN_SAVE = 16  # tokens: fewer are read again faster than anybody notices
+MIN_SAVE = 16  # tokens: reading fewer again takes less time than is noticed
 
 
 class PrefixCache:
-    """See the module head. `cost` is the present cost model; whoever ticks keeps it so."""
+    """See the module's docstring. `cost` is the present cost model; the executor keeps it up to date."""
 
     def __init__(self, engine: Engine, cost: CostModel, registry: Registry, clock: Clock) -> None:
         self.settings = CacheSettings()
         self.cost = cost
         self.meters = CacheMeters(registry)
         self.holdings = [Holding(i) for i in range(engine.info.n_seq_max)]
-        self.trees: dict[tuple[int, str], Tree] = {}  # by tenant, and by what its sequences were computed with
+        self.trees: dict[tuple[int, str], Tree] = {}  # by tenant, and by the adapters that computed it
         self.finder = Finder(engine, self.holdings)
         self.store = Store(engine, self.finder, self.meters, clock, self._tree)
-        self.on_begin: Callable[[], None] = lambda: None  # a sequence is about to be taken
-        self.on_free: Callable[[int], None] = lambda seq_id: None  # a lingering sequence may be used again
+        self.on_begin: Callable[[], None] = lambda: None  # called when a sequence is about to be taken
+        self.on_free: Callable[[int], None] = lambda seq_id: None  # called when a lingering sequence may be used again
         self.engine = engine
         self.clock = clock
-        self._variants: dict[AdapterSet, str] = {}  # names that were worked out
+        self._variants: dict[AdapterSet, str] = {}  # names of adapter sets that were computed
         self._chains: dict[int, Chain] = {}  # by the sequence that they fill
         self._lingering: dict[
             int, tuple[Session, Transfer]
         ] = {}  # sequences of ended sessions whose last chunk is still under way
 
     def apply(self, settings: CacheSettings) -> None:
-        """Between two ticks."""
+        """Change the settings, between two ticks."""
         was_on, self.settings = self.settings.is_on, settings
         self.store.apply(settings)
         if was_on and not settings.is_on:
@@ -69,7 +70,7 @@ class PrefixCache:
     # finding
 
     def accept(self, session: Session) -> None:
-        """Decide whether what it computes is for others too. A request's answers are accepted together."""
+        """Decide whether others may use the session's KV. The answers of a request are accepted together."""
         session.is_private = not (self.settings.is_on and session.request.cache_prompt)
 
     def _tenant(self, session: Session) -> int:
@@ -81,7 +82,9 @@ class PrefixCache:
         return self._tenant(session), self._variant(session.adapters) if session.adapters else ""
 
     def _variant(self, adapters: AdapterSet) -> str:
-        """Names the set by the content of its files: ids and paths say nothing about what computed the KV."""
+        """Return a name of the adapter set, from the content of its files: ids and paths do not say what computed the
+        KV.
+        """
         known = self._variants.get(adapters)
         if known is None:
             files = {adapter.id: adapter.fingerprint for adapter in self.engine.info.adapters}
@@ -105,12 +108,14 @@ class PrefixCache:
         return tree
 
     def tree_of_user(self, uid: int) -> Tree | None:
-        """What requests of this user may begin with that do not choose adapters."""
+        """Return the tree with the beginnings for requests of this user that do not choose adapters."""
         adapters = self.engine.info.default_adapters
         return self.trees.get((SHARED if self.settings.is_shared else uid, self._variant(adapters) if adapters else ""))
 
     def _drop_empty(self) -> None:
-        """Scales are any numbers, and so are requests: trees of theirs that nobody holds anything of must not stay."""
+        """Drop empty trees. Scales can be any number, and there are many requests, so trees that hold nothing must not
+        stay.
+        """
         held = {id(holding.tree) for holding in self.holdings}
         self.trees = {
             key: tree
@@ -119,13 +124,13 @@ class PrefixCache:
         }
 
     def peek(self, session: Session) -> int:
-        """How much of a new session's prompt is there."""
+        """Return how much of a new session's prompt is in the cache."""
         self.accept(session)
         self._offer(session)
         return session.cached_hint
 
     def offer(self, sessions: list[Session]) -> None:
-        """Bring the policy's knowledge up to date: for sessions that wait, and prompts between two chunks."""
+        """Update the policy's figures for sessions that wait, and for prompts between two chunks."""
         n_left = N_OFFERS
         for session in sessions:
             if (
@@ -137,7 +142,7 @@ class PrefixCache:
                 n_left -= self._offer(session)
 
     def _offer(self, session: Session) -> bool:
-        """True when something was looked up."""
+        """Look up a session. True if a lookup was needed."""
         tree = self.trees.get(self._key(session))
         if tree is None or session.cache_version == tree.version:
             return False
@@ -155,9 +160,9 @@ class PrefixCache:
         return True
 
     def losses(self, free_seqs: list[int], now_ns: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """(tokens held, ns that doing without them would cost) by free sequence.
+        """Return (tokens held, ns that losing them would cost) by free sequence.
 
-        What is idle for long counts for less.
+        A sequence that was idle for long counts for less.
         """
         half_life = max(1, self.settings.park_idle_ns)
         held, loss = [], []
@@ -178,9 +183,9 @@ class PrefixCache:
     # a session gets its sequence, or more of its prompt
 
     def begin(self, session: Session, want_restore: bool) -> None:
-        """Make the session's sequence its own, with as much of its prompt as can be had.
+        """Give the session its sequence, with as much of its prompt as can be restored.
 
-        Sets its transfer where that takes time.
+        Sets the session's transfer if that takes time.
         """
         self.on_begin()
         holding = self.holdings[session.seq_id]
@@ -206,7 +211,7 @@ class PrefixCache:
         copied = next(((p.start, p.end) for p in pieces if isinstance(p.source, Holding)), (0, 0))
         reader = CopyReader(self._chains, holding.seq_id, copied)
         sources = [p.source for p in pieces if isinstance(p.source, Holding)]
-        for source in sources:  # from now on: what was found must still be there when its turn comes
+        for source in sources:  # from now on the found parts must not be dropped before their turn comes
             source.readers.add(reader)
         if goal is not None:
             goal.keep()
@@ -234,7 +239,7 @@ class PrefixCache:
                 tree.unkeep(goal)
 
     def _vacate(self, holding: Holding, at: int) -> Legs:
-        """Save what is worth it of the content beyond `at`, and wait for those who copy from it."""
+        """Save the content beyond `at` as far as it is worth it, and wait for transfers that copy from it."""
         holding.is_claimed = True
         if holding.tree is not None and at < holding.n and self.finder.can_move:
             yield from self.save(holding, at)
@@ -242,11 +247,12 @@ class PrefixCache:
             yield Readers(holding)
 
     def save(self, holding: Holding, start: int, is_last: bool = False) -> Legs:
-        """Snapshots of the content beyond `start` that only this sequence has, and before them of what they continue.
+        """Make snapshots of the content beyond `start` that only this sequence has, and before them of the content that
+        they continue.
 
-        A file is of no use without those of its beginning. Others may hold that now, but none of them may ever write
-        it: where files are written, it is written with the first one that needs it. `is_last`: the daemon ends, and
-        with it what others hold.
+        A file is of no use without the files of its beginning. Another sequence may hold that beginning now, but
+        perhaps never writes it: so if files are written, the beginning is written with the first file that needs it.
+        `is_last`: the daemon ends, and with it the content of the other sequences.
         """
         tree, end = holding.tree, holding.end
         assert tree is not None and end is not None
@@ -255,7 +261,7 @@ class PrefixCache:
             while lost and not (lost[-1].n_kept or lost[-1].is_built_upon):
                 lost.pop()
         while lost and not self.finder.can_end(holding, lost[-1].end):
-            lost.pop()  # nobody could go on from there
+            lost.pop()  # no session could continue from there
         if not lost:
             return
         if lost[0].start < start:
@@ -273,7 +279,7 @@ class PrefixCache:
             tree.unkeep(end)
 
     def _take(self, session: Session, holding: Holding, at: int) -> int:
-        """The cells past `at` go; the rest is the session's."""
+        """Give up the cells past `at`; the others belong to the session."""
         old_end = holding.end
         holding.cut(at)
         self.store.touch(old_end)
@@ -286,8 +292,8 @@ class PrefixCache:
         return holding.n
 
     def _keep_states(self, session: Session, seq_id: int) -> None:
-        """Others will begin with the same instructions, the next turn with the same messages; a prompt's last token
-        is always computed.
+        """Choose the positions whose states are kept. Other requests will begin with the same instructions, and the
+        next turn with the same messages; a prompt's last token is always computed.
         """
         if self.finder.has_states:
             ends = session.message_ends
@@ -303,14 +309,14 @@ class PrefixCache:
         try:
             yield from self.store.load(holding.seq_id, piece)
         except UmaError:
-            self.store.forget(piece.source, "unusable")  # else it would be found, and fail, for ever
+            self.store.forget(piece.source, "unusable")  # otherwise it would be found, and fail, again and again
             raise
 
     def _arrived(self, session: Session, holding: Holding, pieces: list[Piece], t0: int) -> None:
-        """The session goes on from what its sequence holds."""
+        """Continue the session from the content of its sequence."""
         before = session.n_past
         n = self.engine.kv_len(holding.seq_id)
-        if self.finder.has_states and not self.finder.can_end(holding, n):  # what would have brought the state failed
+        if self.finder.has_states and not self.finder.can_end(holding, n):  # the part with the state failed
             n = self.engine.resumable(holding.seq_id, n)
             self.engine.kv_truncate(holding.seq_id, n)
         self._hold(session, holding, n)
@@ -320,11 +326,11 @@ class PrefixCache:
         self.unpark(session)
         session.cached_hint, session.restore_ns, session.cached_seq, session.cached_own = 0, 0, -1, 0
         session.touch()
-        if n and session.can_decode:  # at 0 nothing was restored, and this tick may read the prompt, be it one token
+        if n and session.can_decode:  # at 0 nothing was restored, and this tick may read a prompt of one token
             session.become(Phase.DECODE)
 
     def _count(self, session: Session, pieces: list[Piece], n_gained: int, n: int, t0: int) -> None:
-        given: set[str] = set()  # by those of the plan's pieces that did come
+        given: set[str] = set()  # tiers of those planned pieces that arrived
         left = n_gained
         for piece in reversed(pieces):
             n_piece = min(left, max(0, min(piece.end, n) - piece.start))
@@ -349,7 +355,7 @@ class PrefixCache:
         self.store.touch(holding.end)
 
     def grew(self, session: Session) -> None:
-        """More of the session's prompt is in its sequence: others may begin with it from now on."""
+        """Note that more of the session's prompt is in its sequence: others may begin with it from now on."""
         holding = self.holdings[session.seq_id]
         if holding.owner == session.sid and (not session.is_private or session.group is not None):
             n = min(session.n_past, session.n_prompt, self.engine.kv_len(session.seq_id))
@@ -357,7 +363,9 @@ class PrefixCache:
                 self._hold(session, holding, n)
 
     def shift(self, session: Session, n_head: int, on_cut: Callable[[], None] = lambda: None) -> None:
-        """Cut a running session back to its first positions, once nobody copies from the rest; then call `on_cut`."""
+        """Cut a running session back to its first positions as soon as no transfer copies from the rest; then call
+        `on_cut`.
+        """
         holding = self.holdings[session.seq_id]
 
         def legs() -> Legs:
@@ -381,7 +389,9 @@ class PrefixCache:
     # a session leaves its sequence
 
     def release(self, session: Session, seq_id: int) -> None:
-        """The session ended. Its sequence, if it had one (-1: none), stays as it is for others, until it is needed."""
+        """Take leave of an ended session. Its sequence, if it had one (-1: none), stays unchanged for others until it
+        is needed.
+        """
         self.unpark(session)
         has_others = session.group is not None and session.group.has_others(session)
         is_needed = has_others or (self.settings.is_on and not session.is_private)
@@ -403,7 +413,7 @@ class PrefixCache:
         holding.owner = 0
 
     def empty(self, holding: Holding) -> None:
-        """Its cells go; whoever copies from it does without."""
+        """Empty its cells; transfers that copy from it continue without them."""
         for reader in list(holding.readers):
             reader.lose_source()
         holding.cut(0)
@@ -411,8 +421,8 @@ class PrefixCache:
         self.engine.kv_truncate(holding.seq_id, 0)
 
     def dismiss(self, holding: Holding) -> None:
-        """An idle sequence's cells go; those that somebody is about to share from the first one on, and so has
-        reserved, when that is done.
+        """Empty an idle sequence. If a transfer is about to share its cells from the first one on, and so has reserved
+        them, empty it when that is done.
         """
         spans = [reader.span for reader in holding.readers] if self.engine.info.kv_page > 1 else []
         n = max((end for _, end in spans), default=0)
@@ -423,9 +433,7 @@ class PrefixCache:
             self.empty(holding)
 
     def linger(self, session: Session, seq_id: int, transfer: Transfer) -> None:
-        """Like `release`, for a session that ended before its last chunk's KV arrived: `on_free` is called when it
-        has.
-        """
+        """Release a session that ended before its last chunk's KV has arrived: `on_free` is called on arrival."""
         self._lingering[seq_id] = session, transfer
 
     @property
@@ -433,12 +441,12 @@ class PrefixCache:
         return bool(self._lingering)
 
     def settle(self, until_ns: int) -> None:
-        """Go on with what lingers."""
+        """Continue with lingering sequences."""
         for seq_id, (session, transfer) in list(self._lingering.items()):
             try:
                 if transfer.step(until_ns):
                     self._settled(session, seq_id)
-            except UmaError:  # of an answer that has ended: nobody but the cache loses anything
+            except UmaError:  # the answer has ended, so only the cache loses something
                 log.exception("what sequence %d holds is not kept", seq_id)
                 self._settled(session, seq_id, is_whole=False)
 
@@ -452,7 +460,7 @@ class PrefixCache:
         self.on_free(seq_id)
 
     def park(self, session: Session, seq_id: int) -> None:
-        """The session gave its sequence up and will come back: what it holds is not to be lost."""
+        """Protect the content of a session that gave up its sequence and will come back."""
         holding = self.holdings[seq_id]
         n = min(self.engine.kv_len(seq_id), session.n_past)
         if self._truncate(seq_id, n):
@@ -466,7 +474,7 @@ class PrefixCache:
         holding.owner = 0
 
     def unpark(self, session: Session) -> None:
-        """The session is back, or ended."""
+        """End that protection: the session is back, or has ended."""
         if session.parked is not None:
             tree, end = session.parked
             session.parked = None
@@ -475,16 +483,16 @@ class PrefixCache:
     # room
 
     def measure(self) -> None:
-        """Bring the gauges up to date."""
+        """Update the gauges."""
         cell = self.finder.cell_bytes
         self.meters.bytes[RESIDENT].set(sum(h.n for h in self.holdings if not h.owner) * cell)
         self.meters.bytes[RAM].set(self.store.ram.n_bytes)
         self.meters.bytes[DISK].set(self.store.disk_bytes)
 
     def drop_idle(self, holding: Holding, n: int = 0) -> bool:
-        """Cut a sequence that nobody uses back.
+        """Cut back a sequence that no session uses.
 
-        False: somebody does, or a parked session would have to read it again.
+        False: a session uses it, or a parked session would have to read it again.
         """
         end = holding.end
         if holding.owner or holding.is_claimed or holding.readers or end is None:
@@ -500,6 +508,6 @@ class PrefixCache:
 
 
 def clear(cache: PrefixCache) -> int:
-    """Forget all that no session needs and nobody pinned; returns how many sequences and snapshots that were."""
+    """Forget everything that no session needs and that is not pinned. Returns the number of sequences and snapshots."""
     idle = [h for h in cache.holdings if h.end is not None and not h.end.n_kept]
     return sum(cache.drop_idle(holding) for holding in idle) + cache.store.clear_all(list(cache.trees.values()))

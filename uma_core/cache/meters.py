@@ -23,6 +23,6 @@ class CacheMeters:
         self.restore = {tier: registry.histogram(m.CACHE_RESTORE, tier=tier) for tier in TIERS}
 
     def copied(self, transfer: Transfer) -> Transfer:
-        """The transfer, counted."""
+        """Return the transfer, counted."""
         self.kv_copied.add(transfer.n_bytes)
         return transfer

@@ -1,8 +1,8 @@
-"""A radix tree over token ids: which beginnings of prompts are held, and by what.
+"""A radix tree over token ids: records which beginnings of prompts are held, and by what.
 
-Rules: pure; knows no engine, no clock and no bytes. A node's tokens follow its parent's; whoever holds a node
-holds all nodes above it. Nodes that nothing holds are removed at once (`prune`), so that everything in the tree
-is either held or leads to something that is.
+Rules: pure; knows no engine, no clock and no bytes. A node's tokens follow its parent's. A holder of a node also holds
+all nodes above it. Nodes without holders are removed at once (`prune`), so everything in the tree is either held or
+leads to something that is held.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Node:
         self.children: dict[int, Node] = {}
         self.holders: set[int] = set()
         self.seg: Segment | None = None
-        self.n_kept = 0  # reasons why the beginning that runs through it must not lose its bytes to others
-        self.is_pinned = False  # the operator's reason, on the last node
+        self.n_kept = 0  # reasons to protect the bytes of the beginning that runs through it
+        self.is_pinned = False  # the operator's reason, noted on the last node
         self.t_used = 0
 
     @property
@@ -49,37 +49,38 @@ class Node:
 
     @property
     def is_built_upon(self) -> bool:
-        """Bytes off the device continue it."""
+        """Whether bytes off the device continue it."""
         return any(child.seg is not None for child in self.children.values())
 
     def up(self) -> Iterator[Node]:
-        """Itself and the nodes above it, without the root."""
+        """Yield this node and the nodes above it, without the root."""
         node: Node | None = self
         while node is not None and node.parent is not None:
             yield node
             node = node.parent
 
     def keep(self) -> None:
-        """Protect the whole beginning that ends here from losing its bytes, once more."""
+        """Protect the whole beginning that ends here from losing its bytes; each call counts."""
         for node in self.up():
             node.n_kept += 1
 
 
 class Tree:
-    """One tenant's beginnings as one set of adapters computed them.
+    """One tenant's beginnings, as computed with one set of adapters.
 
-    `version` changes whenever another answer may be found.
+    `version` changes whenever a search may give a new result.
     """
 
     def __init__(self, tenant: int, variant: str = "") -> None:
-        """`variant` names the LoRA adapters, by what is in their files, and their scales; "": none."""
+        """`variant` names the LoRA adapters, by the content of their files, and their scales; "": none."""
         self.tenant = tenant
         self.variant = variant
         self.root = Node(None, np.zeros(0, np.int32), 0)
         self.version = 1
 
     def walk(self, tokens: np.ndarray, limit: int) -> tuple[list[Node], int]:
-        """Nodes along the longest common beginning, and how many tokens are common; the last node may be so in part.
+        """Return the nodes along the longest common beginning, and the number of common tokens; the last node may be
+        common only in part.
 
         Cost: O(limit), whatever the tree holds.
         """
@@ -97,9 +98,9 @@ class Tree:
         return path, n
 
     def insert(self, tokens: np.ndarray, cuts: Sequence[int] = (), grower: int = -1) -> Node:
-        """Make a path for all of `tokens` with boundaries at `cuts` where it is new; returns the node that it ends in.
+        """Make a path for all of `tokens`, with boundaries at `cuts` in its new part; returns the path's last node.
 
-        A leaf that only sequence `grower` holds is made longer instead of getting a child.
+        A leaf that only sequence `grower` holds is extended instead of getting a child.
         """
         path, n = self.walk(tokens, len(tokens))
         node = path[-1] if path else self.root
@@ -120,7 +121,7 @@ class Tree:
         return node
 
     def split(self, node: Node, at: int) -> Node:
-        """Divide a node at position `at`; returns the upper part. The lower one stays the same object."""
+        """Divide a node at position `at`; returns the upper part. The lower part stays the same object."""
         assert node.parent is not None and node.start < at < node.end
         k = at - node.start
         upper = Node(node.parent, node.tokens[:k], node.start)
@@ -140,7 +141,7 @@ class Tree:
         self.prune(node)
 
     def prune(self, node: Node) -> None:
-        """Remove the node, and those above it, as far as nothing needs them."""
+        """Remove the node, and nodes above it, as far as nothing needs them."""
         while node.parent is not None and not node.is_needed:
             parent = node.parent
             del parent.children[int(node.tokens[0])]
@@ -148,12 +149,12 @@ class Tree:
             self.version += 1
 
     def tokens_to(self, node: Node) -> np.ndarray:
-        """(node.end,) int32: the whole beginning that ends with the node."""
+        """Return (node.end,) int32: the whole beginning that ends with the node."""
         parts = [n.tokens for n in node.up()]
         return np.concatenate(parts[::-1]) if parts else self.root.tokens
 
     def nodes(self) -> Iterator[Node]:
-        """All of them, parents first."""
+        """Yield all nodes, parents first."""
         stack = list(self.root.children.values())
         while stack:
             node = stack.pop()
@@ -162,7 +163,7 @@ class Tree:
 
 
 def common(a: np.ndarray, b: np.ndarray) -> int:
-    """Length of the longest common beginning."""
+    """Return the length of the longest common beginning."""
     n = min(len(a), len(b))
     differs = a[:n] != b[:n]
     first = int(differs.argmax()) if n else 0
@@ -170,7 +171,9 @@ def common(a: np.ndarray, b: np.ndarray) -> int:
 
 
 def _ends(start: int, end: int, cuts: Sequence[int]) -> Iterator[int]:
-    """Where the nodes of a new path end: at message ends where that leaves no crumbs, and before they get too long."""
+    """Yield the ends of a new path's nodes: at message ends if no tiny node remains, and before a node gets too
+    long.
+    """
     at = start
     for cut in [*(c for c in cuts if c < end), end]:
         if cut != end and not at + MIN_EDGE <= cut <= end - MIN_EDGE:

@@ -1,8 +1,10 @@
-"""The RAM tier: snapshots under a byte budget, dropped by least recent use weighted by the cost to recompute.
+"""The RAM tier: snapshots under a byte budget. Those least recently used are dropped first, weighted by the cost to
+recompute them.
 
-Rules: pure accounting; whoever makes and reads the bytes is elsewhere. GreedyDual-Size: a segment ranks at the
-clock of evictions at its last use plus its recompute time per byte. What a sequence still holds ranks lowest; what
-others build upon, is pinned, or belongs to a parked session is not dropped. The tenant that holds most gives first.
+Rules: pure accounting; the bytes are made and read elsewhere. GreedyDual-Size: a segment ranks at the clock of
+evictions at its last use, plus its recompute time per byte. Segments that a sequence still holds rank lowest. Segments
+that others build upon, that are pinned, or that belong to a parked session are not dropped. The tenant that holds most
+gives first.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Callable, Iterable
 
 from uma_core.cache.segment import Segment
 
-HEAP_SLACK = 64  # stale heap entries that are tolerated beyond as many as there are segments
+HEAP_SLACK = 64  # stale heap entries that are tolerated, in addition to one for each segment
 
 
 class RamTier:
@@ -28,7 +30,7 @@ class RamTier:
         self._heaps: dict[int, list[tuple[float, int, Segment]]] = {}
 
     def make_room(self, n_bytes: int) -> bool:
-        """Drop segments until this many more bytes fit. False: they cannot."""
+        """Drop segments until this many more bytes fit. False: they cannot fit."""
         if n_bytes > self.budget:
             return False
         while self.n_bytes + n_bytes > self.budget:
@@ -42,7 +44,7 @@ class RamTier:
     def shrink(self, n_bytes: int) -> int:
         """Drop segments of this many bytes, the least useful first, as far as there are any.
 
-        Returns how many bytes went.
+        Returns the number of bytes dropped.
         """
         before, budget = self.n_bytes, self.budget
         self.budget = max(0, before - n_bytes)
@@ -51,7 +53,7 @@ class RamTier:
         return before - self.n_bytes
 
     def reserve(self, tenant: int, n_bytes: int) -> None:
-        """Count bytes that are about to be filled; `make_room` said that they fit."""
+        """Count bytes that are about to be filled; `make_room` has found room for them."""
         self.n_bytes += n_bytes
         self.by_tenant[tenant] = self.by_tenant.get(tenant, 0) + n_bytes
 
@@ -59,16 +61,16 @@ class RamTier:
         self.reserve(tenant, -n_bytes)
         if not self.by_tenant[tenant]:
             del self.by_tenant[tenant]
-            self._heaps.pop(tenant, None)  # stale entries only; a tenant may have been a single request
+            self._heaps.pop(tenant, None)  # it has only stale entries; a tenant may have been a single request
 
     def put(self, seg: Segment, blob: bytes | bytearray | memoryview) -> None:
-        """Take bytes whose room is reserved."""
+        """Store bytes whose room is reserved."""
         seg.blob = blob
         self.n_segments += 1
         self.touch([seg])
 
     def touch(self, segs: Iterable[Segment]) -> None:
-        """Segments of one beginning were used; deepest first, so that none ranks below one that needs it."""
+        """Note the use of a beginning's segments, deepest first, so that none ranks below one that needs it."""
         h = 0.0
         for seg in segs:
             if seg.blob is None:
@@ -101,7 +103,7 @@ class RamTier:
         return None
 
     def _least(self, heap: list[tuple[float, int, Segment]]) -> Segment | None:
-        """The lowest ranking segment that may be dropped; those above it that may not go back."""
+        """Return the lowest-ranking segment that may be dropped; entries above it that may not are put back."""
         aside: list[tuple[float, int, Segment]] = []
         found = None
         while heap and found is None:
@@ -119,5 +121,5 @@ class RamTier:
 
 
 def _is_fresh(entry: tuple[float, int, Segment]) -> bool:
-    """False: the segment was used since, or has no bytes any more."""
+    """Whether the entry is up to date. False: the segment was used since, or has no bytes any more."""
     return entry[2].blob is not None and entry[2].rank == entry[:2]

@@ -1,4 +1,4 @@
-"""Memory is short: what the cache gives up, in order. Running streams and parked sessions lose nothing."""
+"""What the cache gives up if memory is short, in order. Running streams and parked sessions lose nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from uma_core.cache.manager import PrefixCache
 
 
 def trim_snapshots(cache: PrefixCache) -> int:
-    """Drop half of the bytes of the RAM tier, the cheapest to make again first. Returns the bytes dropped."""
+    """Drop half of the RAM tier's bytes, those that are cheapest to make again first. Returns the bytes dropped."""
     ram = cache.store.ram
     return ram.shrink(ram.n_bytes - ram.n_bytes // 2)
 
@@ -18,9 +18,7 @@ def drop_idle(cache: PrefixCache) -> int:
 
 
 def forget(cache: PrefixCache) -> None:
-    """The engine has retired and the cache is closed: let go of its bytes now, not when a garbage collection finds
-    them.
-    """
+    """Release the bytes of a closed cache whose engine has retired: now, not when a garbage collection finds them."""
     for tree in cache.trees.values():
         for node in tree.nodes():
             if node.seg is not None:

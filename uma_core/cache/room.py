@@ -1,5 +1,5 @@
-"""Room in one pool of cells: idle sequences are emptied until what only they hold fits beside what running ones may
-ever need.
+"""Makes room in one pool of cells: empties idle sequences until the cells that only they hold fit beside all cells that
+running sequences may need.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from uma_core.engine.api import NO_PAGES, Engine
 
 
 def make_cells(cache: PrefixCache, n_free: int, running: np.ndarray = NO_PAGES) -> None:
-    """Idle sequences may hold no more than `n_free` cells beside the pages `running`: the oldest whose end frees
-    something go first, and those last that somebody is about to copy from.
+    """Empty idle sequences until they hold at most `n_free` cells besides the pages `running`. The oldest whose end
+    frees cells go first; those from which a transfer is about to copy go last.
     """
     idle = [h for h in cache.holdings if h.n and not h.owner and not h.is_claimed]
     idle.sort(key=lambda h: (bool(h.readers), h.t_used))
@@ -25,7 +25,7 @@ def make_cells(cache: PrefixCache, n_free: int, running: np.ndarray = NO_PAGES) 
             n_left = n_cells(cache.engine, [h for h in idle if h is not victim], running)
             if n_left < n_held:
                 break
-        else:  # each shares all that it holds with another idle one
+        else:  # each shares all its cells with another idle one
             victim, n_left = idle[0], n_held
         idle.remove(victim)
         n_held = n_left
@@ -34,7 +34,9 @@ def make_cells(cache: PrefixCache, n_free: int, running: np.ndarray = NO_PAGES) 
 
 
 def _claimed_pages(engine: Engine, holdings: list[Holding]) -> np.ndarray:
-    """Whole pages that transfers are about to share with running sequences, whose cells they are already."""
+    """Return whole pages that transfers are about to share with running sequences; they count as cells of these
+    already.
+    """
     size = engine.info.kv_page
     if size == 1:
         return NO_PAGES
@@ -44,7 +46,7 @@ def _claimed_pages(engine: Engine, holdings: list[Holding]) -> np.ndarray:
 
 
 def n_cells(engine: Engine, idle: list[Holding], running: np.ndarray) -> int:
-    """Cells that these hold and no running sequence does, each counted once."""
+    """Return the number of cells that these hold and no running sequence does, each counted once."""
     if engine.info.kv_page == 1 or not idle:
         return sum(holding.n for holding in idle)
     pages = np.concatenate([engine.kv_pages(holding.seq_id, holding.n) for holding in idle])

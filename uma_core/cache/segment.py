@@ -1,4 +1,6 @@
-"""Bytes of a run of positions off the device: in RAM, in a file, or both. Shared by the nodes it was split into."""
+"""Bytes of a run of positions off the device: in RAM, in a file, or both. The nodes into which it was split
+share it.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,14 @@ class Segment:
         self.n_bytes = n_bytes
         self.has_state = False  # of recurrent layers, after the last position
         self.blob: bytes | bytearray | memoryview | None = None
-        self.file = ""  # name in the cache directory; "": none
+        self.file = ""  # name in the cache directory; "": no file
         self.is_writing = False
-        self.rank = (0.0, 0)  # among those that may be dropped from RAM
+        self.rank = (0.0, 0)  # order among the segments that may be dropped from RAM
         self.weight = 0.0  # recompute ns per byte
         self.nodes: list[Node] = []
 
     def attach(self, end: Node) -> bool:
-        """Belong to the nodes on the way to `end` that have no bytes yet. False: there are none."""
+        """Attach to the nodes on the way to `end` that have no bytes yet. False: there are none."""
         for node in end.up():
             if node.end > self.start and node.start < self.start:
                 self.tree.split(node, self.start)
@@ -49,12 +51,12 @@ class Segment:
         return bool(self.nodes)
 
     def share(self, node: Node) -> None:
-        """`node` is a part of what these bytes are of."""
+        """Attach to `node`, a part of the positions."""
         node.seg = self
         self.nodes.append(node)
 
     def below(self) -> Iterator[Segment]:
-        """The nearest segments that are of no use without this one."""
+        """Yield the nearest segments that are of no use without this one."""
         for node in self.nodes:
             for child in node.children.values():
                 if child.seg is not None and child.seg is not self:
@@ -71,12 +73,12 @@ class Segment:
         return not any(self.below()) and not (self.blob is None and any(node.n_kept for node in self.nodes))
 
     def is_only_on_disk_for(self, node: Node) -> bool:
-        """It could be had in RAM again, for this node is all that it is of."""
+        """Whether it may be read into RAM again: this node is all that it covers."""
         return self.blob is None and not self.is_writing and (self.start, self.end) == (node.start, node.end)
 
     @property
     def is_resident(self) -> bool:
-        """Some sequence holds all of it: losing it costs nothing for now."""
+        """Whether some sequence holds all of it: then losing it costs nothing for now."""
         return all(node.holders for node in self.nodes)
 
     @property
@@ -84,7 +86,7 @@ class Segment:
         return max(self.nodes, key=lambda node: node.end)
 
     def let_go(self) -> None:
-        """Forget the segment where it has no bytes any more."""
+        """Forget the segment if it has no bytes any more."""
         if self.blob is None and not self.file and not self.is_writing:
             for node in self.nodes:
                 node.seg = None
@@ -94,13 +96,13 @@ class Segment:
 
 
 def has_beginning(seg: Segment) -> bool:
-    """All that it continues is held, or has bytes."""
+    """Whether everything that it continues is held, or has bytes."""
     first = min(seg.nodes, key=lambda node: node.start)
     return all(node.seg is not None or node.holders for node in first.up())
 
 
 def path_segments(end: Node | None) -> list[Segment]:
-    """Those on the way to the node, deepest first."""
+    """Return the segments on the way to the node, deepest first."""
     found: list[Segment] = []
     for node in end.up() if end is not None else ():
         if node.seg is not None and (not found or found[-1] is not node.seg):

@@ -1,4 +1,4 @@
-"""What the configuration says about the cache, in bytes and ns. Replaced whole on reload."""
+"""The configuration of the cache, in bytes and ns. Replaced whole on reload."""
 
 from __future__ import annotations
 
@@ -12,4 +12,4 @@ class CacheSettings:
     disk_dir: str = ""  # "": no disk tier
     disk_bytes: int = 4096 << 20
     is_shared: bool = False  # one user's prompts may begin with another user's KV
-    park_idle_ns: int = 60_000_000_000  # a resident that nobody used for this long leaves its sequence
+    park_idle_ns: int = 60_000_000_000  # a sequence unused for this long is saved and emptied

@@ -1,7 +1,7 @@
-"""Snapshots: made in slices, kept in RAM, written to disk behind the work, read back. One per engine.
+"""Snapshots: made in slices, kept in RAM, written to disk in the background, read back. One per engine.
 
-Rules: bytes of a beginning are made only when a sequence is about to lose it (or when nothing else is to be done),
-and only those that no tier has yet: a chat that grows costs its last turn, not its whole length.
+Rules: bytes of a beginning are made only when a sequence is about to lose it (or in idle time), and only those that no
+tier has yet: a growing chat costs its last turn, not its whole length.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 EWMA = 0.3
 TELLING_BYTES = 1 << 20
-DISK_NS_MOST = 50.0  # per byte, 20 MB/s: a slower reading is a disturbance
+DISK_NS_MOST = 50.0  # per byte, 20 MB/s: a slower reading is an outlier
 
 
 class Store:
@@ -44,8 +44,8 @@ class Store:
         self.disk_budget = 0
         self.files: OrderedDict[str, tuple[int, Segment | None]] = OrderedDict()  # least recently used first
         self.disk_bytes = 0
-        self._is_indexing = False  # the directory is being looked through: its files are not known yet
-        self._is_found_unwanted = False  # they were cleared before they were known
+        self._is_indexing = False  # the directory is being read, and its files are not known yet
+        self._is_found_unwanted = False  # the files were cleared before they were known
         self._is_short = False  # the system had no memory for the last snapshot
         self.wake: Callable[[], None] = lambda: None
         self._engine = engine
@@ -80,7 +80,7 @@ class Store:
             self.disk.poll()
 
     def touch(self, end: Node | None) -> None:
-        """The beginning that ends here is in use, or just was."""
+        """Note that the beginning that ends here is in use, or just was."""
         segs = path_segments(end)
         self.ram.touch(segs)
         for seg in segs:
@@ -90,19 +90,21 @@ class Store:
     # saving
 
     def unsaved(self, end: Node | None, start: int = 0) -> list[Node]:
-        """Nodes of the beginning past `start` that would be lost with the sequence, in the order of their positions."""
+        """Return the nodes of the beginning past `start` that would be lost with the sequence, in the order of their
+        positions.
+        """
         nodes = [node for node in end.up() if node.end > start] if end is not None else []
         return [node for node in reversed(nodes) if node.seg is None or node.seg.is_only_on_disk_for(node)]
 
     def lost(self, end: Node | None) -> list[Node]:
-        """Nodes of the beginning that no tier has: one that is being written is not there yet."""
+        """Return the nodes of the beginning that no tier has; one that is being written does not count as there yet."""
         nodes = end.up() if end is not None else ()
         return [node for node in nodes if node.seg is None or (node.seg.blob is None and not node.seg.file)]
 
     def save(self, holding: Holding, node: Node, cost: CostModel, is_last: bool = False) -> Legs:
-        """Make a snapshot of one node's positions: in RAM and on disk, or on disk alone where RAM has no room for it.
+        """Make a snapshot of one node's positions: in RAM and on disk, or only on disk if RAM has no room.
 
-        Errors are logged: a snapshot is a favour.
+        Errors are only logged, because no request depends on a snapshot.
         """
         tree, start, end = holding.tree, node.start, node.end
         assert tree is not None
@@ -139,8 +141,8 @@ class Store:
                 self.ram.unreserve(tree.tenant, n_bytes)
 
     def _can_pass(self, tree: Tree, node: Node, n_bytes: int, is_last: bool) -> bool:
-        """A node's bytes may go to disk without a place in RAM: nobody wrote them yet, and few others wait to be
-        written.
+        """Whether a node's bytes may go to disk without a place in RAM: they are not written yet, and few others wait
+        to be written.
         """
         if (
             self.disk is None
@@ -151,13 +153,13 @@ class Store:
         return n_bytes <= self.disk_budget and (is_last or self.disk.has_room(n_bytes))
 
     def can_keep(self, n_bytes: int) -> bool:
-        """So many more bytes could be kept in some tier without driving others out."""
+        """Whether so many more bytes fit into some tier without driving others out."""
         if self.ram.n_bytes + n_bytes <= self.ram.budget:
             return True
         return self.disk is not None and n_bytes <= self.disk_budget and self.disk.has_room(n_bytes)
 
     def _segment(self, tree: Tree, node: Node, span: tuple[int, int], n_bytes: int) -> Segment | None:
-        """What fresh bytes of these positions belong to. None: somebody else has them by now."""
+        """Return the segment for fresh bytes of these positions. None: the positions have bytes by now."""
         seg = node.seg
         if seg is None or (seg.start, seg.end) != span:
             seg = Segment(tree, *span, n_bytes)
@@ -165,7 +167,9 @@ class Store:
         return seg if seg.blob is None and not seg.is_writing else None
 
     def _export(self, seq_id: int, start: int, end: int, n_bytes: int) -> Export:
-        """Where the system has no memory for it, the least useful snapshots make room. Raises: INSUFFICIENT_MEMORY."""
+        """Export positions. If the system has no memory for them, the least useful snapshots make room. Raises:
+        INSUFFICIENT_MEMORY.
+        """
         try:
             return self._engine.export_state(seq_id, end, start)
         except UmaError as error:
@@ -174,7 +178,7 @@ class Store:
             return self._engine.export_state(seq_id, end, start)
 
     def load(self, seq_id: int, piece: Piece) -> Legs:
-        """Bring a piece into its sequence. Raises (through the chain): STATE_RESTORE_FAILED, CACHE_IO."""
+        """Restore a piece into its sequence. Raises (through the chain): STATE_RESTORE_FAILED, CACHE_IO."""
         seg = piece.source
         assert isinstance(seg, Segment)
         blob = seg.blob
@@ -191,7 +195,7 @@ class Store:
         yield self._meters.copied(self._engine.import_state(seq_id, blob, piece.end, piece.start, seg.start))
 
     def _learn_rate(self, ns: int, n_bytes: int) -> None:
-        """How fast the disk is; small reads measure only its latency."""
+        """Learn how fast the disk is; small reads would measure only its latency."""
         if n_bytes >= TELLING_BYTES:
             rate = min(DISK_NS_MOST, ns / n_bytes)
             self._finder.disk_ns_per_byte += EWMA * (rate - self._finder.disk_ns_per_byte)
@@ -218,7 +222,7 @@ class Store:
     def _written(self, seg: Segment, what: Blob, is_written: bool) -> None:
         seg.is_writing = False
         if is_written and seg.nodes:
-            if seg.file != what.name:  # else it was found in the directory meanwhile, with the same bytes
+            if seg.file != what.name:  # otherwise it was found in the directory meanwhile, with the same bytes
                 seg.file = what.name
                 self._add_file(what.name, what.n_bytes, seg)
         elif is_written and self.disk is not None:  # it was forgotten meanwhile
@@ -231,7 +235,7 @@ class Store:
         self.disk_bytes += n_bytes
 
     def _lost(self, name: str) -> None:
-        """A file is not there any more."""
+        """Note that a file is not there any more."""
         n_bytes, seg = self.files.pop(name, (0, None))
         self.disk_bytes -= n_bytes
         if seg is not None:
@@ -239,7 +243,7 @@ class Store:
             seg.let_go()
 
     def _make_disk_room(self, n_bytes: int) -> bool:
-        """Remove least recently used files, but none that others build upon, until this many bytes fit."""
+        """Remove the least recently used files, except those that others build upon, until this many bytes fit."""
         n_bytes += self.disk.n_pending if self.disk is not None else 0
         if n_bytes > self.disk_budget:
             return False
@@ -261,7 +265,7 @@ class Store:
             self._lost(name)
 
     def _index(self, found: list[Found]) -> None:
-        """Take the directory's files in: parents before what builds upon them."""
+        """Take in the directory's files: parents before the files that build upon them."""
         if self._is_found_unwanted:
             self._discard([f for f in found if f.head is not None])
             found = [f for f in found if f.head is None]
@@ -288,9 +292,9 @@ class Store:
                 self.disk.remove(each.name, "cleared")
 
     def _take_file(self, each: Found) -> Segment | None:
-        """A file is taken in without its beginning too: it is of use again when somebody has read that.
+        """Take in a file, even without its beginning: it is of use as soon as a session has read that.
 
-        None: others have all of it.
+        None: other segments have all of it.
         """
         head = each.head
         assert head is not None
@@ -305,13 +309,13 @@ class Store:
                 if self.disk is not None:
                     self.disk.remove(each.name, "redundant")
                 return None
-            seg = same  # it was made again before the directory was known, and is written under the same name
+            seg = same  # made again before the directory was known; written under the same name
         seg.file = each.name
         self._add_file(each.name, each.n_bytes, seg)
         return seg
 
     def clear(self, trees: list[Tree]) -> int:
-        """Forget all snapshots that are not kept for a session or by a pin; returns how many."""
+        """Forget all snapshots that are not kept for a session or by a pin. Returns their number."""
         segs = {
             id(node.seg): node.seg
             for tree in trees
@@ -323,14 +327,14 @@ class Store:
         return len(segs)
 
     def clear_all(self, trees: list[Tree]) -> int:
-        """Like `clear`, and the files of a directory that is still being looked through go as soon as they are
+        """Do the same as `clear`. Files of a directory that is still being read are removed as soon as they are
         known.
         """
         self._is_found_unwanted = self._is_indexing
         return self.clear(trees)
 
     def forget(self, seg: Segment, cause: str) -> None:
-        """Drop the bytes everywhere."""
+        """Drop the bytes in all tiers."""
         seg.is_writing = False
         if seg.file:
             self.remove_file(seg.file, cause)
@@ -339,13 +343,13 @@ class Store:
         seg.let_go()
 
     def flush(self, segs: list[Segment]) -> None:
-        """Queue what is not on disk yet; called when the daemon ends."""
+        """Queue the segments that are not on disk yet; called when the daemon ends."""
         for seg in segs:
             self._write_behind(seg, seg.blob, True)
 
     def close(self, timeout_s: float) -> None:
         if self.disk is not None:
-            if not self.disk.close(timeout_s) and timeout_s:  # 0: it goes on by itself
+            if not self.disk.close(timeout_s) and timeout_s:  # 0: the thread continues by itself
                 log.warning("%s: the cache's last snapshots were not written in time", ErrorCode.CACHE_IO.code)
             self.disk.poll()
             self.disk = None
