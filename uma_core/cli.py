@@ -78,8 +78,8 @@ def version() -> None:
 
 
 def _fill_standard_descriptors() -> None:
-    """Closed ones point to nothing: else the socket could get number 2, and what libraries write to stderr would go
-    to clients.
+    """Open closed standard descriptors on nothing. Otherwise the socket could get number 2, and text that libraries
+    write to stderr would go to clients.
     """
     for fd in range(3):
         try:
@@ -114,7 +114,9 @@ class _CannotWrite(Exception):
 
 
 def _chosen(arguments: list[str]) -> tuple[Config, Sources] | None:
-    """What is to be served; None: what was asked for is printed. Raises: UmaError, _CannotWrite."""
+    """Return the configuration to be served; None if the requested information was printed. Raises: UmaError,
+    _CannotWrite.
+    """
     try:
         chosen: tuple[Config, Sources] | None = cli.main(arguments, prog_name=PROGRAM, standalone_mode=False)
         sys.stdout.flush()
@@ -125,7 +127,8 @@ def _chosen(arguments: list[str]) -> tuple[Config, Sources] | None:
 
 
 def _check_memory() -> None:
-    """Where the process is limited, refuse what would end somewhere among its first threads.
+    """Check the process's memory limit before the start, so that the daemon does not end somewhere among its first
+    threads.
 
     Raises: INSUFFICIENT_MEMORY.
     """
@@ -139,7 +142,8 @@ def _check_memory() -> None:
 
 
 def _check_descriptors() -> None:
-    """Refuse what would end in the middle of the start, at whichever file happened to be one too many.
+    """Check the limit of open files before the start, so that the daemon does not end at whichever file is one too
+    many.
 
     Raises: CONFIG_INVALID.
     """
@@ -157,7 +161,7 @@ def _run(config: Config, sources: Sources) -> int:
     try:
         for warning in sources.warnings:
             logging.getLogger(__name__).warning(warning)
-        # imported here: it loads the compiled bindings, which checking a configuration must not need
+        # imported here because it loads the compiled bindings, which must not be needed to check a configuration
         with openmp.configured(config.engine.threads):
             daemon = importlib.import_module("uma_core.server.lifecycle.daemon")
         return int(daemon.run(config, sources))
@@ -170,6 +174,6 @@ def _fail(error: UmaError) -> int:
 
 
 def _say(text: str, exit_status: int) -> int:
-    with suppress(OSError):  # standard error takes no more
+    with suppress(OSError):  # standard error accepts no more
         print(f"{PROGRAM}: {text}".encode(errors="backslashreplace").decode(), file=sys.stderr)
     return exit_status

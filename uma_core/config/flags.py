@@ -52,7 +52,7 @@ class FlagsCommand(click.Command):
 
 
 def given_flags(options: Iterable[Option], given: Mapping[str, Any]) -> dict[str, str | bool]:
-    """The flags that were given, by option key."""
+    """Return the flags that were given, by option key."""
     values = ((opt, given[_parameter(opt)]) for opt in options)
     return {
         opt.key: ",".join(value) if isinstance(value, tuple) else value

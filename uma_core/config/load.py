@@ -1,4 +1,4 @@
-"""The daemon's configuration: where its values come from, and how two of them differ."""
+"""The daemon's configuration: the sources of its values, and the differences between two configurations."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Merge flag > variable > file > preset > default into a program's configuration, and remember where each value came
+"""Merges flag > variable > file > preset > default into a program's configuration, and records where each value came
 from.
 
-Rules: the only place that reads configuration files and variables; nothing is silent: an unknown key, a wrong
+Rules: the only place that reads configuration files and variables. Nothing is ignored silently: an unknown key, a wrong
 type or an unfit value is CONFIG_INVALID and names the key and its source. Knows no particular option.
 """
 
@@ -22,7 +22,7 @@ from uma_core.regular import read_regular
 from uma_core.suggest import suggest
 
 MAX_FILE_BYTES = 1 << 20
-N_PROBLEMS_MOST = 50  # of a file's keys; each is compared with all options
+N_PROBLEMS_MOST = 50  # problems of a file's keys; each unknown key is compared with all options
 N_TEXT_MOST = 500  # characters of one problem
 
 C = TypeVar("C")
@@ -30,13 +30,15 @@ C = TypeVar("C")
 
 @dataclass(frozen=True)
 class Schema(Generic[C]):
-    """All options of one program: `config` is a dataclass whose fields are its sections, dataclasses of options."""
+    """All options of one program. `config` is a dataclass; its fields are the sections, which are dataclasses of
+    options.
+    """
 
     config: type[C]
     options: tuple[Option, ...]
     conflicts: Callable[[C], Iterator[tuple[str, str]]]  # (key, complaint) for values that do not fit together
-    prefix: str  # of its variables
-    is_foreign: Callable[[str], bool]  # a variable with that prefix that something else reads
+    prefix: str  # of the program's variables
+    is_foreign: Callable[[str], bool]  # whether a variable with that prefix belongs to something else
     # by the value of the option `preset`: option key -> value
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -121,7 +123,7 @@ def _build(schema: Schema[C], values: Mapping[str, Any], origins: dict[str, str]
 
 
 def _lower_defaults(schema: Schema[C], config: C, origins: dict[str, str]) -> C:
-    """Lower defaults, and what a preset says, to the caps that the user chose: who sets n_batch need not set
+    """Lower defaults, and values of a preset, to the caps that the user set: a user who sets n_batch need not set
     n_ubatch too.
     """
     for opt, value in schema.items(config):
@@ -195,7 +197,7 @@ def _key_text(key: Any) -> str:
 
 
 def read_yaml(path: str) -> Mapping[Any, Any]:
-    """A file that holds one map, in strict YAML. Raises: CONFIG_INVALID."""
+    """Read a file that holds one map, in strict YAML. Raises: CONFIG_INVALID."""
     tree = _read_yaml(path)
     if tree is None:
         return {}
@@ -205,7 +207,7 @@ def read_yaml(path: str) -> Mapping[Any, Any]:
 
 
 def read_yaml_list(path: str) -> list[Any]:
-    """A file that holds one list, in strict YAML. Raises: CONFIG_INVALID."""
+    """Read a file that holds one list, in strict YAML. Raises: CONFIG_INVALID."""
     tree = _read_yaml(path)
     if tree is None:
         return []
@@ -230,7 +232,7 @@ def _read_yaml(path: str) -> Any:
 
 
 def _read_file(path: str) -> str:
-    """Raises: CONFIG_INVALID, OSError, ValueError."""
+    """Return a file's text. Raises: CONFIG_INVALID, OSError, ValueError."""
     data = read_regular(path, MAX_FILE_BYTES)
     if len(data) > MAX_FILE_BYTES:
         raise UmaError(ErrorCode.CONFIG_INVALID, f"{path} is larger than a configuration can be", path=path)
@@ -238,8 +240,9 @@ def _read_file(path: str) -> str:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Refuses what YAML would take without a word: a key that is written twice, of which it keeps the last one, and
-    aliases, with which a few hundred bytes stand for any number of values. Numbers with colons are texts here.
+    """Refuses two things that YAML accepts silently: a key that is written twice (only the last one would count), and
+    aliases, with which a few hundred bytes can stand for any number of values. Numbers with colons are read as texts
+    here.
     """
 
     def compose_node(self, parent: Any, index: Any) -> Any:
@@ -271,7 +274,9 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 def _resolvers(first: str) -> list[tuple[str, re.Pattern[str]]]:
-    """How a scalar that begins so is read: YAML 1.1 takes 1:30 for ninety, and 1e-05, as JSON has it, for a text."""
+    """Return how a scalar with this first character is read. YAML 1.1 reads 1:30 as ninety, and 1e-05, as JSON writes
+    it, as a text; both are changed here.
+    """
     return [
         (tag, _NUMBERS.get(tag, pattern)) for tag, pattern in yaml.SafeLoader.yaml_implicit_resolvers.get(first, ())
     ]

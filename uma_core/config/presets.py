@@ -1,6 +1,6 @@
-"""Presets: short lists of options for a kind of machine. Values only; whatever is given explicitly goes before them.
+"""Presets: short lists of options for a kind of machine. Values only; explicitly given values take precedence.
 
-Rules: a preset says only what its machine wants otherwise than the defaults do, and nothing that depends on the model.
+Rules: a preset lists only options whose defaults do not suit its machine, and none that depend on the model.
 docs/CONFIG.md lists them.
 """
 

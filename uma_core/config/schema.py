@@ -1,6 +1,6 @@
-"""How an option is declared, and what follows from a declaration: its names, its type, its checks.
+"""How an option is declared, and what follows from the declaration: names, type, checks.
 
-Rules: knows no particular option, reads no file and no environment. `config.py` declares, `config_load.py` merges.
+Rules: knows no particular option, reads no file and no environment. `options.py` declares, `merge.py` merges.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
 FALSE_WORDS = frozenset({"0", "false", "no", "off", ""})
 
 
-N_BITS_SHOWN = 256  # of a whole number; Python writes none of more than 4,300 digits
+N_BITS_SHOWN = 256  # bits of a whole number; Python refuses to write numbers of more than 4,300 digits
 
 
 class _Shown(reprlib.Repr):
@@ -32,11 +32,11 @@ class _Shown(reprlib.Repr):
         return repr(x) if x.bit_length() <= N_BITS_SHOWN else f"a whole number of {x.bit_length()} bits"
 
 
-shown = _Shown().repr  # a value in an error's text: its beginning, however large it is
+shown = _Shown().repr  # a value in an error's text: its beginning, however large the value is
 
 
 class Extra(TypedDict, total=False):
-    """What a declaration may say beyond the default and the help text."""
+    """Further properties of a declaration, besides the default and the help text."""
 
     flag: str  # default: -- and the attribute's name
     env: str  # default: UMA_ and the flag's name
@@ -44,10 +44,10 @@ class Extra(TypedDict, total=False):
     unit: str
     min: float
     max: float
-    choices: tuple[str, ...]  # of a text, of a list's items, or of a map's values
+    choices: tuple[str, ...]  # allowed texts: of the option, of a list's items, or of a map's values
     # "live": between two ticks; "engine": by loading a new engine; "restart": not at all; default: the section's RELOAD
     reload: str
-    words: Mapping[str, Any]  # texts that stand for a value: {"auto": -1}
+    words: Mapping[str, Any]  # texts that stand for a value, such as {"auto": -1}
     cap: str  # key of the option that this one must not exceed; a default is lowered to it
     env_switch: tuple[str, str]  # (variable, value): a true variable means that value, unless `env` is set
     of: type  # type of a list's items or of a map's keys; default str
@@ -89,7 +89,7 @@ class Option:
 
 
 class BadValue(ValueError):
-    """A value that an option refuses; the text says what it wants."""
+    """An option refuses a value; the text says which values it accepts."""
 
 
 def option(default: Any, help: str, **extra: Unpack[Extra]) -> Any:
@@ -101,7 +101,7 @@ def option(default: Any, help: str, **extra: Unpack[Extra]) -> Any:
 
 
 def options_of(section: str, cls: type, prefix: str = "UMA_") -> Iterator[Option]:
-    """Yield the options that a section's dataclass declares, in order. `prefix`: of their variables."""
+    """Yield the options that a section's dataclass declares, in order. `prefix`: of the variables' names."""
     for item in dataclasses.fields(cls):
         if "extra" not in item.metadata:
             continue

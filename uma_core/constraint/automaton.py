@@ -1,4 +1,4 @@
-"""Regular parts of a grammar as automata over characters: how far a lexeme may go on. Pure."""
+"""Automata over characters for the regular parts of a grammar: they show how far a lexeme may continue. Pure."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import NamedTuple
 
 from uma_core.constraint.gbnf import LAST, Chars, Either, Node, Ref, Repeat, Sequence, Text
 
-N_STATES_MOST = 4_000  # of all lexemes
-# nodes that are looked at for them, 70 ms: rules of nothing make no states, and could refer to each other for ever
+N_STATES_MOST = 4_000  # states of all lexemes together
+# nodes that are visited for them, 70 ms: empty rules make no states, and could refer to each other for ever
 N_BUILT_MOST = 40 * N_STATES_MOST
-N_REPEATS_MOST = 3  # more of them are taken for any number
+N_REPEATS_MOST = 3  # a count above this is treated as any number
 
 Classes = frozenset[int]
 
 
 class Alphabet:
-    """Characters that no part of a grammar tells apart are one class."""
+    """Classes of characters; a class holds the characters that no part of the grammar distinguishes."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         borders = {0}
@@ -59,34 +59,34 @@ class State(NamedTuple):
 
 
 class TooLarge(Exception):
-    """There are more states than anybody wants to look at."""
+    """There are more states than are worth the search."""
 
 
 class Automata:
-    """Deterministic automata of lexemes, made state by state as they are looked at."""
+    """Deterministic automata of lexemes; states are made when they are visited."""
 
     def __init__(self, alphabet: Alphabet, body_of: Callable[[str], Node]) -> None:
-        """`body_of`: what a reference stands for."""
+        """`body_of` returns the node for which a reference stands."""
         self._alphabet = alphabet
         self._body_of = body_of
-        self._moves: list[list[tuple[Classes, int]]] = []  # nondeterministic
+        self._moves: list[list[tuple[Classes, int]]] = []  # of the nondeterministic automaton
         self._free: list[list[int]] = []
         self._ends: dict[str, int] = {}
         self._starts: dict[str, int] = {}
         self._sets: dict[tuple[str, frozenset[int]], int] = {}
         self._states: list[tuple[str, frozenset[int]]] = []
         self._known: dict[int, State] = {}
-        self._n_built = 0  # nodes
+        self._n_built = 0  # nodes built so far
 
     def start(self, lexeme: str) -> int:
-        """Raises: TooLarge."""
+        """Return the first state of a lexeme. Raises: TooLarge."""
         if lexeme not in self._starts:
             end = self._ends[lexeme] = self._new()
             self._starts[lexeme] = self._build(self._body_of(lexeme), end)
         return self._state(lexeme, frozenset([self._starts[lexeme]]))
 
     def at(self, state: int) -> State:
-        """Raises: TooLarge."""
+        """Return a state. Raises: TooLarge."""
         found = self._known.get(state)
         if found is None:
             lexeme, members = self._states[state]
@@ -122,7 +122,7 @@ class Automata:
         return len(self._moves) - 1
 
     def _build(self, node: Node, then: int) -> int:
-        """States that read the node and go on at `then`; returns the first one. Raises: TooLarge."""
+        """Build states that read the node and continue at `then`; returns the first one. Raises: TooLarge."""
         self._n_built += 1
         if self._n_built > N_BUILT_MOST:
             raise TooLarge

@@ -1,11 +1,11 @@
-"""What a schema takes of llguidance's bounds, found before anything is compiled: an answer must not fail half-way
+"""Computes what a schema needs of llguidance's limits, before anything is compiled: an answer must not fail half-way
 because of them.
 
-Measured on llguidance 1.9 (messages of its parser with the bounds set low). A row of its parser, which is what may come
-at one place of an answer, has 4 items for each property that may be left out there, 8 for an object that may have
-others, 6 for an array, one for an object or array of `enum`, and those of all branches. A string whose characters are
-counted takes 9 lexer states a character, a counted part of a pattern 1 where it is ASCII and 9 where it may be
-anything. Pure.
+Measured on llguidance 1.9 (its parser's messages with low limits). A row of its parser holds everything that may come
+at one place of an answer. The row has 4 items for each property that may be left out there, 8 for an object that may
+have other properties, 6 for an array, 1 for an object or array in an `enum`, and the items of all branches. A string
+with a limited length takes 9 lexer states per character. A counted part of a pattern takes 1 state if it is ASCII, and
+9 if it may be any character. Pure.
 """
 
 from __future__ import annotations
@@ -20,23 +20,25 @@ from typing import Any, TypeVar
 
 sre: Any = importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
 
-N_ITEMS_MOST = 2_000  # of a row; a step takes their square: up to 3 ms for 2,000
-N_STATES_MOST = 90_000  # of 100,000: others than the counted ones come to some hundreds
-STATES_OF_ANY = 9  # for a character that may be any: its UTF-8 in all lengths
+N_ITEMS_MOST = 2_000  # items of a row; a step costs their square: up to 3 ms for 2,000
+N_STATES_MOST = 90_000  # of 100,000; states other than those for counts come to some hundreds
+STATES_OF_ANY = 9  # for a character that may be any one: UTF-8 in all its lengths
 UNBOUNDED = sre.MAXREPEAT
 
 T = TypeVar("T")
-Resolve = Callable[[str], Any]  # what a `$ref` leads to
+Resolve = Callable[[str], Any]  # returns the target of a `$ref`
 
 
 def n_items(schema: Any, resolve: Resolve) -> int:
-    """Of the row where an answer to this schema begins. Counting ends beyond N_ITEMS_MOST."""
+    """Return the number of items in the row in which an answer to this schema begins. Counting ends beyond
+    N_ITEMS_MOST.
+    """
     return _items(schema, resolve, frozenset(), itertools.count())
 
 
 def _items(schema: Any, resolve: Resolve, above: frozenset[int], n_looks: Iterator[int]) -> int:
-    """Every look counts one item at least. Subschemas that are referred to twice are looked at twice: without an end, a
-    chain of forty of them would take 2^40 looks.
+    """Count items; every visit counts at least one. A subschema that is referred to twice is visited twice. Without a
+    limit, a chain of forty such references would take 2^40 visits.
     """
     if next(n_looks) > N_ITEMS_MOST or not isinstance(schema, dict) or id(schema) in above:
         return 1
@@ -56,9 +58,9 @@ def _items(schema: Any, resolve: Resolve, above: frozenset[int], n_looks: Iterat
 
 
 def _most_optional(schema: dict[str, Any]) -> int:
-    """Properties that may be left out, between two that may not: each of them may come next.
+    """Return the largest number of optional properties between two required ones: each of them may come next.
 
-    They come in the schema's order.
+    Properties come in the schema's order.
     """
     longest = n = 0
     required = set(schema.get("required", ()))
@@ -69,23 +71,27 @@ def _most_optional(schema: dict[str, Any]) -> int:
 
 
 def _is_scalar(schema: Any) -> bool:
-    """Constants of one character string: they are a single lexeme, however many there are."""
+    """Whether the schema allows only constants of one character string: they are a single lexeme, however many there
+    are.
+    """
     return isinstance(schema, dict) and not isinstance(schema.get("const", {}), dict | list)
 
 
 def n_states(schema: dict[str, Any]) -> int:
-    """Lexer states that the strings of one schema take at most, those of its subschemas left out."""
+    """Return the most lexer states that the strings of one schema take, without its subschemas."""
     counted = max(schema.get("minLength", 0), schema.get("maxLength", 0)) * STATES_OF_ANY
     return int(counted) + sum(map(pattern_states, [schema[k] for k in ("pattern",) if k in schema]))
 
 
 def pattern_states(pattern: str) -> int:
-    """Of an expression; 0 where Python cannot read it."""
+    """Return the lexer states of an expression; 0 if Python cannot read it."""
     return read(pattern, _weight, 0)
 
 
 def read(pattern: str, of: Callable[[Iterable[Any]], T], unread: T) -> T:
-    """What `of` makes of an expression's parts, as Python's own parser finds them; `unread` where it cannot."""
+    """Apply `of` to an expression's parts, as Python's own parser finds them; `unread` if it cannot read the
+    expression.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""Makes matchers of requests' constraints, on the intake's threads. Keeps vocabularies and compiled grammars."""
+"""Makes matchers for requests' constraints, on the intake's threads. Keeps vocabularies and compiled grammars."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from uma_core.metrics import catalog as metrics
 from uma_core.metrics.catalog import Registry
 from uma_core.types import Constraint
 
-N_KEPT_MOST = 64  # grammars of a model
-N_BYTES_KEPT_MOST = 1 << 20  # of their sources; what a compiled one takes was not measured
+N_KEPT_MOST = 64  # grammars kept for a model
+N_BYTES_KEPT_MOST = 1 << 20  # total size of their sources; the size of compiled grammars was not measured
 
 Key = tuple[str, str, str]
 
 
 class _Model:
-    """What is kept for one model."""
+    """The objects kept for one model."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -46,10 +46,10 @@ class Compiler:
         self._time = registry.histogram(metrics.CONSTRAINT_COMPILE)
 
     def compile(self, text: Text, constraint: Constraint) -> Matcher:
-        """A matcher for one answer of the model that reads `text`.
+        """Return a matcher for one answer of the model that reads `text`.
 
-        Blocks: 0.3 to 3 ms for a new grammar, and as long as a vocabulary takes for a model's first one.
-        Raises: CONSTRAINT_REFUSED, CONSTRAINTS_UNAVAILABLE.
+        Blocks: 0.3 to 3 ms for a new grammar; for a model's first one also the time to build its vocabulary. Raises:
+        CONSTRAINT_REFUSED, CONSTRAINTS_UNAVAILABLE.
         """
         with self._lock:
             model = self._models.setdefault(text, _Model())

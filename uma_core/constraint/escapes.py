@@ -1,8 +1,8 @@
-r"""How an answer's strings may be written, so that no name of a property has two forms.
+r"""Which escapes an answer's strings may have, so that no name of a property has two forms.
 
-llguidance compares names as they are written: beside a property `a` it takes `\u0061` for another name, and holds it
-to nothing. Where a schema tells names apart, `\uXXXX` is left out of what a string may have. What else needs it are
-control characters without an escape of their own; a schema that insists on one is refused. Pure.
+llguidance compares names as they are written: beside a property `a` it takes `\u0061` for another name, to which the
+property's schema does not apply. So if a schema tells names apart, strings may not have `\uXXXX`. Apart from such
+names, only control characters without an escape of their own need it; a schema that requires one is refused. Pure.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _NEEDS_U = frozenset(map(chr, [*range(0x20), 0x7F])) - frozenset("\n\r\b\t\f")
 
 
 def tells_names(schema: dict[str, Any]) -> bool:
-    """Whether some names are held to what others are not, and any may come."""
+    """Whether some property names are restricted differently from others, and any name may come."""
     if schema.get("patternProperties"):
         return True
     return schema.get("additionalProperties") is not False and bool(schema.get("properties") or schema.get("required"))
 
 
 def unwritable(schema: dict[str, Any]) -> str:
-    r"""A keyword whose strings cannot be written without `\u`; "" where all can. Names can: they are taken as given."""
+    r"""Return a keyword whose strings cannot be written without `\u`; "" if there is none. Names may have it."""
     for keyword in ("const", "enum"):
         if any(not _NEEDS_U.isdisjoint(text) for text in _strings(schema.get(keyword))):
             return keyword
@@ -56,7 +56,7 @@ def _can_write_part(name: str, value: Any) -> bool:
 
 
 def _has_writable(name: str, value: Any) -> bool:
-    """Of one member of a class; of a negated class it is taken for granted."""
+    """Whether one member of a class is writable; for a negated class this is assumed."""
     if name == "LITERAL":
         return chr(value) not in _NEEDS_U
     return name != "RANGE" or any(chr(code) not in _NEEDS_U for code in range(value[0], value[1] + 1))

@@ -1,7 +1,7 @@
-"""llama.cpp's grammar notation (GBNF), read as llama.cpp reads it (llama-grammar.cpp of the pinned source). Pure.
+"""Reads llama.cpp's grammar notation (GBNF) as llama.cpp does (llama-grammar.cpp of the pinned source). Pure.
 
-`lexemes` writes it in llguidance's Lark. llguidance's own converter makes a lexeme of every literal and character, and
-takes the longest one: `[a-z]+ "end"` then refuses "tent", and llama.cpp's example of arithmetic never ends.
+`lexemes` writes it in llguidance's Lark. llguidance's own converter makes every literal and every character a lexeme,
+and its lexer takes the longest one: then `[a-z]+ "end"` refuses "tent", and llama.cpp's arithmetic example never ends.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from uma_core.types import TokenId
 N_DEEP_MOST = 64  # groups within groups
 N_RULES_MOST = 5_000
 N_REPEATS_MOST = 2_000  # as in llama.cpp
-N_TIMES_MOST = 4  # signs of repetition after one item
+N_TIMES_MOST = 4  # repetition signs after one item
 
 _WORD = frozenset(string.ascii_letters + string.digits + "-_")
 _ESCAPES = {"t": "\t", "r": "\r", "n": "\n", **{c: c for c in '\\"[]-'}}
@@ -26,7 +26,7 @@ IdOf = Callable[[str], TokenId | None]
 
 
 class GbnfError(ValueError):
-    """What is wrong with a grammar, or not supported."""
+    """The text says what is wrong with a grammar, or not supported."""
 
 
 class Text(NamedTuple):
@@ -41,7 +41,7 @@ class Chars(NamedTuple):
 
 
 class Token(NamedTuple):
-    """One token, or any but that one."""
+    """One token, or any token except that one."""
 
     id: TokenId
     is_negated: bool = False
@@ -70,10 +70,10 @@ EMPTY = Sequence(())
 
 
 def parse(source: str, id_of: IdOf, names: Iterable[str] = ()) -> dict[str, Node]:
-    """Its rules, `root` among them.
+    """Return the rules, `root` among them.
 
-    `id_of`: the token with a text; `names`: texts of control tokens, which stand for these where a literal has them.
-    Raises: GbnfError.
+    `id_of`: returns the token with a text. `names`: texts of control tokens; in a literal such a text stands for the
+    token. Raises: GbnfError.
     """
     rules = _Parser(source, id_of).run()
     if "root" not in rules:
@@ -280,7 +280,7 @@ class _Parser:
 
 
 def _with_tokens(node: Node, special: Mapping[str, TokenId]) -> Node:
-    """A control token's text in a literal is that token, or its text, as in llama.cpp."""
+    """Replace texts of control tokens in literals: each becomes the token or its text, as in llama.cpp."""
     if isinstance(node, Text):
         return _split(node.value, special)
     if isinstance(node, Sequence):
@@ -303,7 +303,7 @@ def _split(text: str, special: Mapping[str, TokenId]) -> Node:
 
 
 def refs(node: Node) -> set[str]:
-    """Rules that it refers to."""
+    """Return the rules that a node refers to."""
     if isinstance(node, Ref):
         return {node.rule}
     if isinstance(node, Sequence | Either):

@@ -1,4 +1,4 @@
-"""A compiled grammar, and what a request's constraint is in llguidance's own languages."""
+"""A compiled grammar, and the translation of a request's constraint into llguidance's own languages."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from uma_core.constraint.vocabulary import Vocabulary
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import Constraint, TokenId
 
-N_REGEX_BYTES_MOST = 16 << 10  # compiling one takes up to its length's square: 0.7 s
-# Between two tokens JSON allows any white space, of which a small model does not find the end: here one blank, or a new
-# line with an indentation, as people and programs write it.
+N_REGEX_BYTES_MOST = 16 << 10  # compiling an expression takes up to the square of its length: 0.7 s
+# Between two tokens JSON allows any amount of white space, and a small model may never stop writing it. Here it is one
+# blank, or a new line with an indentation, as people and programs write it.
 WHITE_SPACE = r" |\n( {0,32}|\t{0,8})"
-_PUNCTUATION = frozenset("\\.+*?()|[]{}^$#&-~/")  # what llguidance's regular expressions want escaped
+_PUNCTUATION = frozenset("\\.+*?()|[]{}^$#&-~/")  # to be escaped in llguidance's regular expressions
 
-# Bounds of one grammar. A step is the mask of one token, on the compute thread: llguidance gives 14,000 lexer units and
-# 20,000 items a millisecond, so that no mask takes longer than about 4 ms, of which ordinary ones (to 1.3 ms at 152k
-# tokens, a string with a length limit) stay well clear. A lexer state has 0.1 to 0.5 KB. What a schema may take of
-# items and states is checked before it is compiled (bounds.py), with a margin.
+# Limits of one grammar. A step is the computation of one token's mask, on the compute thread. llguidance handles 14,000
+# lexer units and 20,000 items in a millisecond, so no mask takes longer than about 4 ms. Ordinary masks (up to 1.3 ms
+# at 152k tokens, for a string with a length limit) stay well below. A lexer state has 0.1 to 0.5 KB. The items and
+# states that a schema may take are checked before it is compiled (bounds.py), with a margin.
 LIMITS = {
     "max_items_in_row": 2_400,
     "initial_lexer_fuel": 1_000_000,
@@ -35,18 +35,18 @@ LIMITS = {
     "verbose_errors": False,
 }
 
-N_FORCED_MOST = 256  # tokens that a grammar forces at a time; the others are found after them
+N_FORCED_MOST = 256  # tokens that a grammar forces at a time; further ones are found after them
 
 
 class Source(NamedTuple):
-    """What llguidance compiles."""
+    """The input that llguidance compiles."""
 
     kind: bytes  # json_schema, regex, lark
     text: bytes
 
 
 def source_of(constraint: Constraint, vocabulary: Vocabulary) -> Source:
-    """Raises: CONSTRAINT_REFUSED."""
+    """Translate a constraint. Raises: CONSTRAINT_REFUSED."""
     value = constraint.value
     if constraint.kind == "json_schema":
         return _schema_source(value)
@@ -97,7 +97,7 @@ def refused(constraint: Constraint, reason: str) -> UmaError:
 
 
 class Grammar:
-    """Owns an LlgMatcher at its beginning, which is only copied from.
+    """Owns an LlgMatcher that stays at its beginning; it is only copied.
 
     Copies share what its lexer has learnt, under a lock.
     """
@@ -107,7 +107,7 @@ class Grammar:
         self._lib = load()
         self.vocabulary = vocabulary
         self._out = ffi.new("uint32_t[]", N_FORCED_MOST)
-        self.is_spoilt = False  # a copy has failed: their common lexer may be full
+        self.is_spoilt = False  # a copy has failed, and the lexer that all copies share may be full
         source = source_of(constraint, vocabulary)
         self.n_bytes = len(source.text)
         init = ffi.new("LlgConstraintInit *", {"tokenizer": vocabulary.handle, "limits": LIMITS})
@@ -136,8 +136,8 @@ class Grammar:
             )
 
     def forced_by(self, matcher: Any) -> list[TokenId]:
-        """The next tokens of a matcher that leaves no choice, as the model's tokeniser writes that text; [] where it
-        leaves one.
+        """Return the next tokens of a matcher that leaves no choice, as the model's tokeniser writes that text; [] if
+        there is a choice.
         """
         if not self.vocabulary.is_exact:
             return []
@@ -147,12 +147,12 @@ class Grammar:
         return found[: ends[0]] if ends else found
 
     def copy(self) -> Any:
-        """An LlgMatcher of its own."""
+        """Return a copy of the LlgMatcher."""
         return ffi.gc(self._lib.llg_clone_matcher(self.handle), self._lib.llg_free_matcher)
 
 
 def reason_of(message: bytes) -> str:
-    """llguidance's message, without the marks of what it left out."""
+    """Return llguidance's message, without the marks of the parts that it left out."""
     text = message.decode("utf-8", "replace").replace("<non-verbose/>", "").strip()
     return NO_WAY if text.startswith("NoExtensionBias") else text[:400]
 
@@ -169,7 +169,7 @@ def _explained(constraint: Constraint, reason: str) -> UmaError:
 
 
 def _keyword_in(reason: str, value: Any) -> str:
-    """The keyword that llguidance's message is about: one that the schema has and the message names, or whose value
+    """Return the keyword that llguidance's message is about: one in the schema that the message names, or whose value
     it quotes.
     """
     todo = [value]

@@ -1,8 +1,8 @@
-"""What a grammar in llguidance's Lark takes to compile, found before that. Pure.
+"""Estimates the cost of compiling a grammar in llguidance's Lark, before it is compiled. Pure.
 
-Two things grow with a square (llguidance 1.9, 2 cores). A lexeme of n repetitions that may each be empty takes n x n of
-time and memory: 1 s and 250 MB for 8,000 of them, 134 s and 16 GB for 125,000. So do n different lexemes one after the
-other: 1.8 s and 1.5 GB for 27,000.
+Two costs grow with a square (llguidance 1.9, 2 cores). A lexeme of n repetitions, each of which may be empty, takes n x
+n of time and memory: 1 s and 250 MB for 8,000 of them, 134 s and 16 GB for 125,000. So do n different lexemes one after
+the other: 1.8 s and 1.5 GB for 27,000.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 
 from uma_core.constraint.schema import N_BYTES_MOST, N_NAMED_MOST, N_PATTERN_MOST, N_PATTERN_NAMES_MOST
 
-# llguidance goes from definition to definition by recursion: a chain of 4,000 overflows a stack of 8 MiB, which would
+# llguidance goes from definition to definition by recursion. A chain of 4,000 overflows a stack of 8 MiB, which would
 # end the daemon.
 N_DEFINITIONS_MOST = 1_000
-N_REFS_MOST = 200  # in all `%json`, which are not checked as schemas are
-N_LEXEMES_MOST = 12_000  # different ones: up to 1.4 s and 0.3 GB
-N_USES_MOST = 16_000  # of lexemes in rules: 1 s, or 5 s where each may be left out
-N_REPEATS_MOST = 8_000  # of one lexeme; of several, the root of the sum of their squares: 1 s and 250 MB
+N_REFS_MOST = 200  # references in all `%json`, which are not checked like schemas
+N_LEXEMES_MOST = 12_000  # different lexemes: up to 1.4 s and 0.3 GB
+N_USES_MOST = 16_000  # uses of lexemes in rules: 1 s, or 5 s if each may be left out
+N_REPEATS_MOST = 8_000  # repetitions of one lexeme; of several, the root of the sum of their squares: 1 s and 250 MB
 
 _TOKEN = re.compile(
     r"""(?P<string>"(?:\\.|[^"\\])*"i?)
@@ -45,15 +45,15 @@ class _Definition:
     """One rule or terminal."""
 
     n_repeats: int = 0
-    names: list[str] = field(default_factory=list)  # to which it refers
+    names: list[str] = field(default_factory=list)  # definitions that it refers to
 
 
 class TooLarge(Exception):
-    """Says why in its text."""
+    """The text says why a grammar is too large."""
 
 
 def check_size(text: bytes) -> None:
-    """Of a grammar in any notation. Raises: TooLarge."""
+    """Check the size of a grammar in any notation. Raises: TooLarge."""
     if len(text) > N_BYTES_MOST:
         raise TooLarge(f"it has {len(text)} bytes, at most {N_BYTES_MOST} are read")
 
@@ -65,7 +65,7 @@ def check(text: str) -> None:
     squares, n_uses, n_refs, n_definitions = 0, 0, 0, 0
     here, is_terminal = _Definition(), False
     for kind, token in _tokens(text):
-        if kind == "colon" and here.names:  # what came last was not a reference, but the name of a definition
+        if kind == "colon" and here.names:  # then the last name was not a reference, but the name of a definition
             name = here.names.pop()
             n_definitions += 1
             n_uses -= not is_terminal and _is_terminal(name)
@@ -98,13 +98,13 @@ def check(text: str) -> None:
 
 
 def n_repeats(expression: str) -> int:
-    """Of a regular expression."""
+    """Return the number of repetitions in a regular expression."""
     return len(_REPEAT.findall(_NO_REPEAT.sub("", expression)))
 
 
 def _tokens(text: str) -> Iterator[tuple[str, str]]:
-    """Kinds and texts, without what stands in the brackets of attributes; of `%json`, its value. What llguidance cannot
-    read is left for it to report.
+    """Yield kinds and texts, without the text in the brackets of attributes; for `%json` its value. Text that
+    llguidance cannot read is left for it to report.
     """
     decoder = json.JSONDecoder()
     at = depth = 0
@@ -128,7 +128,7 @@ def _is_terminal(name: str) -> bool:
 
 
 def _json_squares(text: str) -> int:
-    """Of the repetitions in a schema's patterns."""
+    """Return the sum of squares of the repetitions in a schema's patterns."""
     squares = 0
     waiting: list[Any] = [json.loads(text)]
     while waiting:
@@ -153,7 +153,9 @@ def _json_squares(text: str) -> int:
 
 
 def _terminal_repeats(definitions: dict[str, _Definition]) -> Iterator[int]:
-    """Repetitions of each terminal with those of all to which it refers, counted up to one more than may be."""
+    """Yield each terminal's repetitions, including those of all terminals that it refers to; counting stops above the
+    limit.
+    """
     found: dict[str, int] = {}
     for name in definitions:
         waiting = [name] if _is_terminal(name) else []

@@ -1,10 +1,11 @@
 """A grammar over characters, as rules over lexemes in llguidance's Lark.
 
-llguidance's lexer takes what comes for one lexeme for as long as some expected lexeme goes on. So
-- whatever of a grammar is regular becomes one lexeme, in which the characters alone decide. Rules that recur at their
-  ends only are regular too (automata written as rules, such as "anything but this text"): Arden's lemma;
-- where rules nest, as in JSON, a lexeme that could go on with what may follow it, or that another one could outrun, is
-  taken apart: into its parts, and at last into characters, which no lexer can read in two ways. Pure.
+llguidance's lexer reads text as one lexeme for as long as some expected lexeme continues. So
+- each regular part of a grammar becomes one lexeme, in which only the characters decide. Rules that recur only at their
+  ends are regular too (automata written as rules, such as "anything but this text"): Arden's lemma;
+- if rules nest, as in JSON, some lexemes are taken apart: those that could continue with the text that may follow them,
+  and those that another lexeme could outrun. They become their parts, and finally characters, which no lexer can read
+  in two ways. Pure.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from typing import NamedTuple
 from uma_core.constraint.automaton import Alphabet, Automata, Classes, TooLarge
 from uma_core.constraint.gbnf import EMPTY, Chars, Either, GbnfError, Node, Ref, Repeat, Sequence, Text, Token, refs
 
-N_NODES_MOST = 1_500  # of rules that nest: above that, lexemes stay as they are
-N_PAIRS_MOST = 5_000  # states of two lexemes side by side that are looked at
+N_NODES_MOST = 1_500  # rules that nest; with more of them, lexemes stay as they are
+N_PAIRS_MOST = 5_000  # pairs of states of two lexemes that are compared
 N_ROUNDS_MOST = 20
 _PLAIN = frozenset(string.ascii_letters + string.digits + " _,;:'\"@%=<>!")
 
 
 def to_lark(rules: Mapping[str, Node]) -> str:
-    """Raises: GbnfError."""
+    """Write rules as Lark. Raises: GbnfError."""
     writer = _Writer(rules)
     writer.take_apart()
     return writer.text()
@@ -33,7 +34,7 @@ def to_lark(rules: Mapping[str, Node]) -> str:
 # which rules are regular
 
 
-Line = tuple[Node, str | None]  # a way through a rule: what it begins with, and the rule that it ends with
+Line = tuple[Node, str | None]  # a way through a rule: the node that it begins with, and the rule that it ends with
 
 
 def _all_refs(nodes: Iterable[Node]) -> set[str]:
@@ -41,7 +42,7 @@ def _all_refs(nodes: Iterable[Node]) -> set[str]:
 
 
 def _lines(node: Node, among: frozenset[str]) -> list[Line] | None:
-    """The ways through a rule that refers to `among` at its ends alone. None: elsewhere too."""
+    """Return the ways through a rule that refers to `among` only at its ends. None: it refers to them elsewhere too."""
     if not refs(node) & among:
         return [(node, None)]
     if isinstance(node, Ref):
@@ -66,13 +67,13 @@ def _has_token(node: Node) -> bool:
 
 @dataclass
 class _Loops:
-    """Rules that recur at their ends, as states: what leads from one to another, and what ends at it."""
+    """Rules that recur at their ends, as states: the nodes that lead from one to another, and the ways that end."""
 
     edges: dict[str, dict[str, list[Node]]] = field(default_factory=dict)
     ends: dict[str, list[Node]] = field(default_factory=dict)
 
     def eliminate(self, state: str, name: Callable[[Node], Node]) -> None:
-        """Arden: what loops at a state comes before whatever leaves it."""
+        """Remove a state (Arden's lemma): loops at the state come before every way that leaves it."""
         loop = self.edges[state].pop(state, [])
         before = (Repeat(name(Either(tuple(loop))), 0, None),) if loop else ()
         leaving = {to: name(Sequence((*before, Either(tuple(nodes))))) for to, nodes in self.edges.pop(state).items()}
@@ -92,7 +93,9 @@ class _Loops:
 
 
 def components(rules: Mapping[str, Node]) -> list[list[str]]:
-    """Rules that can be reached from the root, in groups that refer to each other, callees first (Tarjan)."""
+    """Return the rules that can be reached from the root, in groups that refer to each other, callees first
+    (Tarjan).
+    """
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -165,16 +168,18 @@ class _Writer:
     def __init__(self, rules: Mapping[str, Node]) -> None:
         self._rules = rules
         self._regular: dict[str, Node] = {}  # rules that are lexemes: as a reference to one, or EMPTY
-        self._nesting: dict[str, str] = {}  # the others, and what they are called
+        self._nesting: dict[str, str] = {}  # the other rules, and their names
         self._lexemes: dict[Node, str] = {}
-        self._bodies: dict[str, Node] = {}  # of lexemes
+        self._bodies: dict[str, Node] = {}  # bodies of lexemes
         self._apart: set[str] = set()  # lexemes that are rules now
         self._shapes: dict[str, Shape] = {}
         for group in components(rules):
             self._settle(group)
 
     def _settle(self, group: list[str]) -> None:
-        """Whether these rules, which refer to each other, are lexemes; those that they refer to are settled."""
+        """Decide whether these rules, which refer to each other, are lexemes; the rules that they refer to are
+        decided.
+        """
         among = frozenset(group)
         outer = _all_refs(self._rules[name] for name in group) - among
         if outer <= self._regular.keys() and not any(_has_token(self._rules[name]) for name in group):
@@ -207,7 +212,7 @@ class _Writer:
             self._regular[wanted] = self._named(Sequence((*before, Either(tuple(ends)))))
 
     def _named(self, node: Node) -> Node:
-        """A regular node as a reference to a lexeme, so that it is written once."""
+        """Return a regular node as a reference to a lexeme, so that it is written only once."""
         if isinstance(node, Sequence | Either) and len(node.items) == 1:
             return self._named(node.items[0])
         if isinstance(node, Ref):
@@ -221,7 +226,7 @@ class _Writer:
         return Ref(name)
 
     def _body(self, name: str) -> Node:
-        """Of a lexeme, or of a rule that is one."""
+        """Return the body of a lexeme, or of a rule that is one."""
         return self._bodies.get(name) or self._regular[name]
 
     # shapes
@@ -230,7 +235,9 @@ class _Writer:
         return not _has_token(node) and refs(node) <= self._regular.keys() | self._bodies.keys()
 
     def _shape(self, node: Node) -> Shape:
-        """A node with rules or tokens in it: what is regular between them is one lexeme."""
+        """Return the shape of a node that contains rules or tokens: each regular part between them becomes one
+        lexeme.
+        """
         if self._is_regular(node):
             return self._lexeme(node)
         if isinstance(node, Ref):
@@ -265,12 +272,12 @@ class _Writer:
             return Lexeme(named.rule)
         rule = "o" + named.rule[1:]
         if rule not in self._shapes:
-            self._shapes[rule] = All(())  # lexemes do not recur: nothing asks for it before it is there
+            self._shapes[rule] = All(())  # lexemes do not recur: it is not needed before it exists
             self._shapes[rule] = self._opened(self._bodies[named.rule])
         return Rule(rule)
 
     def _opened(self, node: Node) -> Shape:
-        """One layer of a lexeme taken off."""
+        """Take one layer off a lexeme."""
         if isinstance(node, Text):
             return All(tuple(self._lexeme(Text(character)) for character in node.value))
         if isinstance(node, Repeat):
@@ -286,7 +293,7 @@ class _Writer:
             self._shapes[rule] = self._shape(self._rules[name])
 
     def take_apart(self) -> None:
-        """Take lexemes apart until none can be read in two ways, as far as that can be told."""
+        """Take lexemes apart until none can be read in two ways, as far as that can be determined."""
         self._reshape()
         if sum(map(_size, self._shapes.values())) > N_NODES_MOST or not self._nesting:
             return
@@ -304,7 +311,7 @@ class _Writer:
             self._reshape()
 
     def _which(self, one: str, other: str) -> str:
-        """The longer one is taken apart, if it can be."""
+        """Return the lexeme to be taken apart: the longer one, if possible."""
         return next((name for name in (other, one) if _has_parts(self._bodies[name])), "")
 
     # Lark
@@ -347,8 +354,8 @@ def _flat(node: Sequence) -> list[Node]:
 
 
 def _has_parts(node: Node) -> bool:
-    """Whether to take it apart is worth it: a run of nearly any characters would cost a mask of a large vocabulary
-    milliseconds.
+    """Whether a lexeme is worth taking apart: for a run of nearly any characters, the mask of a large vocabulary would
+    then take milliseconds.
     """
     if isinstance(node, Repeat):
         return not _is_wide(node.item)
@@ -395,7 +402,7 @@ Names = frozenset[str]
 
 
 class _Clashes:
-    """Which lexemes may follow which, and where a longer one hides the end of a shorter one."""
+    """Finds which lexemes may follow which, and where a longer one hides the end of a shorter one."""
 
     def __init__(self, shapes: Mapping[str, Shape], root: str, automata: Automata) -> None:
         self._shapes = shapes
@@ -405,10 +412,10 @@ class _Clashes:
             rule: (frozenset(), False) for rule in shapes
         }  # and may it be empty
         self._after: dict[str, Names] = {rule: frozenset() for rule in shapes}
-        self._follow: dict[str, set[str]] = {}  # of lexemes
+        self._follow: dict[str, set[str]] = {}  # lexemes that may follow each lexeme
 
     def find(self) -> set[tuple[str, str]]:
-        """Lexemes that another one (or themselves) may outrun, with that one. Raises: TooLarge."""
+        """Return the lexemes that another one (or they themselves) may outrun, each with that one. Raises: TooLarge."""
         self._fix(lambda: {rule: self._firsts(shape) for rule, shape in self._shapes.items()}, self._first)
         while self._spread():
             pass
@@ -446,7 +453,7 @@ class _Clashes:
         return found, True
 
     def _spread(self) -> bool:
-        """What may follow lexemes and rules, once around. False: nothing new."""
+        """Update, once for all rules, what may follow lexemes and rules. False: nothing changed."""
         before = dict(self._after.items()), sum(map(len, self._follow.values()))
         for rule, shape in self._shapes.items():
             self._pass(shape, self._after[rule])
@@ -470,9 +477,9 @@ class _Clashes:
                 after = names | after if is_empty else names
 
     def _compare(self, one: str, other: str, found: set[tuple[str, str]]) -> int:
-        """Whether `other` goes on where `one` is complete and something else may follow it.
+        """Find whether `other` continues where `one` is complete and something else may follow it.
 
-        Returns the states looked at.
+        Returns the number of states visited.
         """
         follow = self._characters_after(one)
         first = self._automata.start(one), self._automata.start(other)

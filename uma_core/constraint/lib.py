@@ -1,8 +1,8 @@
 """llguidance's C interface, which the shared object of its Python package exports.
 
-Why not the package's Python classes: `LLTokenizer` keeps the GIL for 0.2 to 0.4 s at 152k tokens, and every stream of
-the daemon would pause for as long. Functions called through cffi release it.
-Sources: parser/llguidance.h of the version in VERSION; its structs are the reason why other versions are refused.
+Why not the package's Python classes: `LLTokenizer` holds the GIL for 0.2 to 0.4 s at 152k tokens, and every stream of
+the daemon would pause that long. Functions called through cffi release it. Sources: parser/llguidance.h of the version
+in VERSION; other versions are refused because its structs may differ.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def is_installed() -> bool:
 
 @functools.lru_cache(maxsize=1)
 def load() -> Any:
-    """The library's functions, opened on the first call. Raises: CONSTRAINTS_UNAVAILABLE."""
+    """Return the library's functions; opened on the first call. Raises: CONSTRAINTS_UNAVAILABLE."""
     try:
         from llguidance import _lib
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""One answer's way through its grammar: told every token, it says which ones may follow."""
+"""One answer's way through its grammar: takes every token, and says which ones may follow."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ class Matcher:
     """Made on the intake's threads, used on the compute thread.
 
     `mask`: (n_vocab / 32,) uint32, a bit for each token that may come next, lowest first; changed in place by `accept`.
-    None while everything may come: a trigger is awaited.
-    `forced`: the next tokens, where the grammar leaves no choice; the mask is not kept up to date while there are any.
-    Whoever can use several at once (as a draft that needs no check) finds them all here.
+    None while any token may come, because a trigger is awaited.
+
+    `forced`: the next tokens, if the grammar leaves no choice; meanwhile the mask is not kept up to date. A caller that
+    can use several at once (as a draft that needs no check) finds all of them here.
+
     `is_done`: the answer is complete, and nothing may follow.
     """
 
@@ -49,7 +51,7 @@ class Matcher:
         self.forced: deque[TokenId] = deque()
         self.mask: np.ndarray | None = None
         self.is_done = False
-        self.spent_ns = 0  # by the last `accept`
+        self.spent_ns = 0  # time of the last `accept`
         if scanner is None:
             self._begin()
 
@@ -60,7 +62,7 @@ class Matcher:
         self.forced.extend(self._grammar.forced)
 
     def accept(self, token: TokenId) -> None:
-        """Go on by one token that is not an end-of-generation token.
+        """Take one more token, which is not an end-of-generation token.
 
         Raises: CONSTRAINT_FAILED; then only `close` may follow.
         """
@@ -82,7 +84,7 @@ class Matcher:
             self._look()
 
     def _look(self) -> None:
-        """What may come now."""
+        """Find which tokens may come now."""
         if self._lib.llg_matcher_is_stopped(self._handle):
             self.is_done = True
             return
@@ -91,13 +93,13 @@ class Matcher:
             self.choose()
 
     def takes(self, tokens: Sequence[TokenId]) -> bool:
-        """Whether these may come next, one after the other; true while everything may."""
+        """Whether these tokens may come next, one after the other; true while any token may come."""
         if self._scanner is not None:
             return True
         return int(self._lib.llg_matcher_validate_tokens(self._handle, tokens, len(tokens))) == len(tokens)
 
     def choose(self) -> None:
-        """Let the next token be drawn after all: the one that is forced is banned. Raises: CONSTRAINT_FAILED."""
+        """Let the next token be drawn after all, and ban the forced one. Raises: CONSTRAINT_FAILED."""
         assert self.mask is not None
         self.forced.clear()
         if self._lib.llg_matcher_compute_mask_into(self._handle, self._pointer, self.mask.nbytes):
@@ -116,10 +118,10 @@ class Matcher:
             self._look()
 
     def rewind(self, n: int, tokens: Sequence[TokenId]) -> None:
-        """Forget the last n tokens; `tokens` are left. Raises: CONSTRAINT_FAILED."""
+        """Forget the last n tokens; `tokens` remain. Raises: CONSTRAINT_FAILED."""
         self.forced.clear()
         self.is_done = False
-        if self._first is not None:  # the trigger may be among them: from the beginning
+        if self._first is not None:  # the trigger may be among them: begin again from the start
             self._scanner, self._handle, self.mask = self._first.fork(), self._grammar.copy(), None
             for token in tokens:
                 self.accept(token)
@@ -135,5 +137,5 @@ class Matcher:
         return UmaError(ErrorCode.CONSTRAINT_FAILED, f"the answer could not be held to its grammar: {reason}")
 
     def fork(self) -> Matcher:
-        """Another answer to the same request, from the beginning. Before the first `accept`."""
+        """Return a matcher for another answer to the same request, at the beginning. Only before the first `accept`."""
         return Matcher(self._grammar, self._scanner.fork() if self._scanner is not None else None)

@@ -1,9 +1,9 @@
-"""Regular expressions that are looked for in text while it comes, byte by byte, in time that grows with the text alone.
+"""Searches text for regular expressions while it comes, byte by byte, in time that grows only with the text.
 
-Why not `re`: it would have to begin anew at every token, and a client's pattern can make it run for ever. Here all ways
-to match go on side by side (R. Cox, "Regular Expression Matching: the Virtual Machine Approach", 2009). The dialect is
-the part of ECMA-262 that chat templates' triggers use: no back references, no look-behind, of look-aheads only
-`(?!...)`. Pure.
+Why not `re`: it would have to start again at every token, and a client's pattern can make it run for ever. Here all
+ways to match are followed side by side (R. Cox, "Regular Expression Matching: the Virtual Machine Approach", 2009). The
+dialect is the part of ECMA-262 that chat templates' triggers use: no back references, no look-behind, and `(?!...)` as
+the only look-ahead. Pure.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-N_CHARACTERS_MOST = 1_000  # of a pattern
-N_STEPS_MOST = 2_000  # of a compiled one: a byte of text costs at most twice as many
-# Steps that the searches of one answer may follow for a token, about 1 us each: everybody waits for them between two
-# decode calls. What a token leaves over is saved, up to the second number: a thousand tools whose names begin alike
-# take 20,000 once. Ways beyond that are given up. Of 64 hostile patterns a token takes 12 ms; with the second number
-# for each token it took 92 (AMD EPYC).
+N_CHARACTERS_MOST = 1_000  # characters of a pattern
+N_STEPS_MOST = 2_000  # steps of a compiled pattern: a byte of text costs at most twice as many
+# Steps that the searches of one answer may follow for a token, about 1 us each: all streams wait for them between two
+# decode calls. Steps that a token leaves over are saved, up to the second number: a thousand tools whose names begin
+# alike take 20,000 once. Ways beyond that are given up. With 64 hostile patterns a token takes 12 ms; with the second
+# number allowed for each token it took 92 ms (AMD EPYC).
 N_FOLLOWED_EACH = 2_048
 N_FOLLOWED_MOST = 32_768
 N_REPEATS_MOST = 100
 N_DEEP_MOST = 30
-N_REFUTERS_MOST = 32  # look-ahead states that one way to match waits for; a way with more is given up
+N_REFUTERS_MOST = 32  # look-ahead states that one way to match depends on; a way with more is given up
 N_BACK_MOST = 4_096  # bytes before the end at which a match may have begun
 
 Bytes = frozenset[int]
@@ -38,13 +38,13 @@ _DIGITS = {"x": 2, "u": 4}
 
 
 class PatternError(ValueError):
-    """What is wrong with a pattern, or not supported."""
+    """The text says what is wrong with a pattern, or not supported."""
 
 
 class Step(NamedTuple):
-    """`byte`: one of `among`, then `next`.
+    """One step. `byte`: read one of `among`, then go to `next`.
 
-    `split`: `next` and `also`. `unless`: `next`, as long as what is at `also` does not match.
+    `split`: go to `next` and to `also`. `unless`: go to `next`, as long as the steps at `also` do not match.
     """
 
     kind: str  # byte, split, group, start, end, unless, match
@@ -53,28 +53,30 @@ class Step(NamedTuple):
     among: Bytes = frozenset()
 
 
-Refuter = frozenset[int]  # the steps at which a look-ahead may go on: where one matches, it refutes
+Refuter = frozenset[int]  # steps at which a look-ahead may continue; it is refuted if one of them matches
 
 
 class Way(NamedTuple):
-    """A way to match so far: where it began, and its first group (-1: not yet); what would refute it."""
+    """A way to match so far: where it began, and its first group (-1: not yet); the look-aheads that would
+    refute it.
+    """
 
     begin: int
     group: int
     refuters: frozenset[Refuter]
 
 
-Key = tuple[int, frozenset[Refuter]]  # a step, and what would refute the way to it
+Key = tuple[int, frozenset[Refuter]]  # a step, and the look-aheads that would refute the way to it
 
 
 class Found(NamedTuple):
-    begin: int  # of the first group that has something, where the pattern has groups
+    begin: int  # of the first group that has text, if the pattern has groups
     end: int
 
 
 class Pattern:
     def __init__(self, source: str) -> None:
-        """Raises: PatternError."""
+        """Compile a pattern. Raises: PatternError."""
         self.steps, self.first = _Compiler(source).run()
 
     def search(self) -> Search:
@@ -82,19 +84,19 @@ class Pattern:
 
 
 class Search:
-    """A search under way. Offsets count all bytes that were pushed."""
+    """A search in progress. Offsets count all bytes that were pushed."""
 
     def __init__(self, pattern: Pattern) -> None:
         self._steps, self._first = pattern.steps, pattern.first
         self._at = 0
-        self._ways: dict[Key, Way] = {}  # those that want a byte, or the end
-        self._reached: dict[Key, Way] = {}  # the best way to every step that was followed since the last byte
-        self._matches: list[tuple[Way, int]] = []  # and where they end
+        self._ways: dict[Key, Way] = {}  # ways that need a byte, or the end
+        self._reached: dict[Key, Way] = {}  # the best way to every step that was reached since the last byte
+        self._matches: list[tuple[Way, int]] = []  # complete ways, and where they end
         self.n_left = 0  # steps that may still be followed
 
     def push(self, data: bytes, n_most: int = N_FOLLOWED_MOST) -> Found | None:
-        """The leftmost match, once there is one. `data`: a token's text; `$` is where it ends. `n_most`: steps that may
-        be followed for it.
+        """Return the leftmost match as soon as there is one. `data`: a token's text; `$` matches at its end. `n_most`:
+        steps that may be followed for it.
         """
         self._matches = []
         self.n_left = n_most
@@ -119,7 +121,7 @@ class Search:
         seen: dict[Refuter, Refuter | None] = {}
         pending = [(self._unrefuted(way, byte, seen), end) for way, end in self._matches]
         self._matches = [(way, end) for way, end in pending if way is not None]
-        for (pc, _), way in sorted(ways.items(), key=lambda item: item[1][:2]):  # the best first: few steps twice
+        for (pc, _), way in sorted(ways.items(), key=lambda item: item[1][:2]):  # best first: few steps repeat
             if self.n_left <= 0:
                 return
             step = self._steps[pc]
@@ -129,9 +131,11 @@ class Search:
                     self._add(step.next, left)
 
     def _unrefuted(self, way: Way, byte: int, seen: dict[Refuter, Refuter | None]) -> Way | None:
-        """The way after one more byte of what it looks ahead for. None: it is refuted. `seen`: what a refuter becomes.
+        """Return the way after one more byte for its look-aheads. None: it is refuted. `seen`: the successors of
+        look-aheads.
 
-        What cannot match any more is dropped. Look-aheads that began at different places and go on alike are one.
+        Look-aheads that cannot match any more are dropped. Those that began at different places and continue alike
+        become one.
         """
         if not way.refuters:
             return way
@@ -149,13 +153,13 @@ class Search:
         return way._replace(refuters=frozenset(left))
 
     def _refuter(self, firsts: Iterable[int]) -> Refuter | None:
-        """None: it has matched."""
+        """Advance a look-ahead. None: it has matched."""
         found = set(_reachable(self._steps, firsts))
         self.n_left -= len(found)
         return None if any(self._steps[pc].kind == "match" for pc in found) else frozenset(found)
 
     def _add(self, first: int, way: Way) -> None:
-        """Follow a way to all steps that want a byte. Of two ways to the same step, the one that began first stays."""
+        """Follow a way to all steps that need a byte. Of two ways to the same step, the one that began first stays."""
         todo, reached = [(first, way)], self._reached
         while todo and self.n_left > 0:
             pc, way = todo.pop()
@@ -181,7 +185,7 @@ class Search:
 
 
 def _reachable(steps: list[Step], firsts: Iterable[int]) -> Iterator[int]:
-    """The steps that want a byte, and the last one, which need no byte to be reached."""
+    """Yield the steps that need a byte, and the last step, as far as they can be reached without a byte."""
     todo = list(firsts)
     seen = set(todo)
     while todo:
@@ -196,7 +200,7 @@ def _reachable(steps: list[Step], firsts: Iterable[int]) -> Iterator[int]:
 
 
 class _Compiler:
-    """Recursive descent to a tree, then from its end to its beginning into steps."""
+    """Recursive descent to a tree; then the steps are made from the tree's end to its beginning."""
 
     def __init__(self, source: str) -> None:
         if len(source) > N_CHARACTERS_MOST:
@@ -215,7 +219,7 @@ class _Compiler:
             raise PatternError("it matches the empty text")
         return self._steps, first
 
-    # the tree: (kind, what it holds)
+    # the tree: (kind, content)
 
     def _next(self) -> str:
         if self._at >= len(self._source):
@@ -256,7 +260,7 @@ class _Compiler:
             least, most = self._bounds()
         else:
             return item
-        self._has("?")  # lazy: where a match begins is the same
+        self._has("?")  # lazy: it does not change where a match begins
         if max(least, most or 0) > N_REPEATS_MOST or (most is not None and most < least):
             raise PatternError(f"a repetition from {least} to {most}: at most {N_REPEATS_MOST} are supported")
         return ("repeat", (item, least, most))
@@ -343,7 +347,7 @@ class _Compiler:
         return [(ASCII - among,), *_LONG] if is_negated else [(frozenset(among),), *longer]
 
     def _member(self, among: set[int], longer: list[tuple[Bytes, ...]]) -> str | None:
-        """One character; None where it was a class of its own, which is in `among` now."""
+        """Read one character; None if it was a class, which is then in `among`."""
         character = self._next()
         if character != "\\":
             return character
@@ -364,7 +368,7 @@ class _Compiler:
         return len(self._steps) - 1
 
     def _emit(self, tree: Any, then: int) -> int:
-        """Steps that match the tree and go on at `then`; returns the first of them."""
+        """Make steps that match the tree and continue at `then`; returns the first of them."""
         kind, content = tree
         if kind == "one":
             return self._any_of([self._run_of(run, then) for run in content])
@@ -403,7 +407,7 @@ class _Compiler:
             first = self._put(Step("split", self._emit(item, first), then))
         for _ in range(least):
             first, after = self._emit(item, first), first
-            if first == after:  # it takes no steps: a hundred more would take none, and repetitions can be nested
+            if first == after:  # it takes no steps, nor would a hundred more, and repetitions can be nested
                 break
         return first
 

@@ -1,6 +1,6 @@
-"""What a JSON Schema asks for, checked before anything is compiled: all that cannot be enforced is refused by name.
+"""Checks what a JSON Schema demands, before anything is compiled: a keyword that cannot be enforced is refused by name.
 
-Rules: draft 2020-12, or the older one that `$schema` names; an unknown keyword may be a misspelt one, so it is refused
+Rules: draft 2020-12, or the older one that `$schema` names. An unknown keyword may be a misspelt one, so it is refused
 as well, unless it begins with `x-`. Pure: JSON values in, JSON values out.
 """
 
@@ -19,10 +19,10 @@ from uma_core.errors import ErrorCode, UmaError
 N_BYTES_MOST = 256 << 10  # of a schema or grammar; a 50-property schema has 4 KiB
 N_DEEP_MOST = 64  # llguidance's JSON reader gives up at 128, and its grammar is as deep as the schema
 N_NODES_MOST = 12_000  # JSON values in a schema: compiling takes up to 0.1 ms for each
-N_NAMED_MOST = 1_000  # properties of one object: compiling takes their number's square (1,000: 60 ms)
-# of all subschemas that `$ref` leads to, together: llguidance follows them by recursion (4,000 overflow 8 MiB)
+N_NAMED_MOST = 1_000  # properties of one object: compiling takes the square of their number (1,000: 60 ms)
+# depth of all targets of `$ref` together: llguidance follows them by recursion (4,000 overflow 8 MiB)
 N_LEVELS_MOST = 600
-N_PATTERN_NAMES_MOST = 100  # of `patternProperties`: each is compared with each
+N_PATTERN_NAMES_MOST = 100  # of `patternProperties`: each is compared with every other
 N_PATTERN_MOST = 4_096  # characters
 N_MULTIPLE_MOST = 20_000  # digits of `multipleOf` as a whole number: an automaton of this many states, 0.3 s
 FIELD = "constraint.json_schema"
@@ -49,8 +49,8 @@ Path = tuple[str | int, ...]
 
 
 class Checked(NamedTuple):
-    schema: dict[str, Any]  # as llguidance reads it best
-    tells_names: bool  # an answer may not write a name in two ways: escapes.py
+    schema: dict[str, Any]  # in the form that llguidance reads best
+    tells_names: bool  # a name may be written in only one way: escapes.py
 
 
 class _Place(NamedTuple):
@@ -59,7 +59,7 @@ class _Place(NamedTuple):
 
 
 def refused(message: str, keyword: str = "", path: Path = ()) -> UmaError:
-    """The error that names a keyword and where it is, as a JSON pointer into the schema."""
+    """Return the error that names a keyword and its place, as a JSON pointer into the schema."""
     detail: dict[str, Any] = {"field": FIELD}
     if keyword:
         detail |= {"keyword": keyword, "path": pointer((*path, keyword))}
@@ -67,12 +67,12 @@ def refused(message: str, keyword: str = "", path: Path = ()) -> UmaError:
 
 
 def pointer(path: Path) -> str:
-    """RFC 6901."""
+    """Return a path as an RFC 6901 pointer."""
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in path)
 
 
 def checked(schema: Any) -> Checked:
-    """Raises: CONSTRAINT_REFUSED, with `detail.keyword` where one is at fault."""
+    """Check a schema. Raises: CONSTRAINT_REFUSED, with `detail.keyword` if one is at fault."""
     measure(schema)
     if isinstance(schema, bool):
         if not schema:
@@ -101,7 +101,7 @@ def _inside(item: dict[str, Any] | list[Any]) -> list[Any]:
 
 
 class _Checker:
-    """Goes through all subschemas that can be reached from the root."""
+    """Visits all subschemas that can be reached from the root."""
 
     def __init__(self, root: dict[str, Any]) -> None:
         self._root = root
@@ -110,9 +110,9 @@ class _Checker:
             raise refused(f"the dialect {draft!r:.80} is not supported", "$schema")
         self._is_old = draft.rstrip("#") in _OLD_DRAFTS
         self._anchors = dict(_anchors(root))
-        self._seen: dict[int, Any] = {}  # id of a subschema -> it: what `$ref` leads to may be met again
+        self._seen: dict[int, Any] = {}  # id of a subschema -> the subschema: the target of a `$ref` may be met again
         self._todo = [_Place(root, ())]
-        self._places: list[_Place] = []  # of those
+        self._places: list[_Place] = []  # places of the subschemas
         self._entered: set[int] = set()
         self._n_levels = 0
 
@@ -169,7 +169,7 @@ class _Checker:
                 raise refused(message, keyword, path)
 
     def _check_together(self) -> None:
-        """What several subschemas ask of one value."""
+        """Check what several subschemas demand of one value."""
         paths = {id(schema): path for schema, path in self._places}
         done: dict[int, dict[str, Any]] = {}
         for schema, _ in self._places:
@@ -184,8 +184,8 @@ class _Checker:
             raise refused(message, keyword, paths[id(schema)])
 
     def _check_bounds(self) -> None:
-        """What would only fail within an answer."""
-        counted: dict[Any, int] = {}  # strings that are alike are one
+        """Check limits that would otherwise be exceeded only within an answer."""
+        counted: dict[Any, int] = {}  # equal strings count as one
         for schema, path in self._places:
             n_items = bounds.n_items(schema, self._target)
             if n_items > bounds.N_ITEMS_MOST:
@@ -245,8 +245,8 @@ class _Checker:
             raise refused("`enum` must be an array that is not empty", keyword, place.path)
 
     def _check_least(self, place: _Place, value: Any) -> None:
-        """Names that no `properties` has may come twice, and then count once: more than one of them cannot be
-        promised.
+        """Check `minProperties`. A name that is in no `properties` may come twice and then counts once, so no more than
+        one such name can be guaranteed.
         """
         if not _is_count(value):
             raise refused("`minProperties` must be a whole number from 0 on", "minProperties", place.path)
@@ -268,7 +268,7 @@ class _Checker:
             raise refused(f"`$ref`: the schema has no {ref[:80]!r}", "$ref", place.path) from None
 
     def _enter(self, place: _Place) -> None:
-        """Go on at what a `$ref` leads to."""
+        """Continue at the target of a `$ref`."""
         if id(place.schema) not in self._entered:
             self._entered.add(id(place.schema))
             self._n_levels += _depth(place.schema)
@@ -294,7 +294,7 @@ def _split(path: Path) -> tuple[str, Path]:
 
 
 def _find(root: Any, ref: str) -> tuple[Any, Path]:
-    """Raises: KeyError, IndexError, ValueError."""
+    """Return the target of a reference, and its path. Raises: KeyError, IndexError, ValueError."""
     found, path = root, []
     for part in _unquoted(ref[1:]).split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
@@ -309,7 +309,7 @@ def _find(root: Any, ref: str) -> tuple[Any, Path]:
 
 
 def _unquoted(fragment: str) -> str:
-    """Percent-encoding undone. Raises: ValueError."""
+    """Undo percent-encoding. Raises: ValueError."""
     return re.sub(rb"%([0-9a-fA-F]{2})", lambda m: bytes([int(m[1], 16)]), fragment.encode()).decode()
 
 
@@ -349,7 +349,7 @@ def check_pattern(pattern: Any, keyword: str, path: Path) -> None:
 
 
 def _normal(value: Any, schemas: dict[int, Any]) -> Any:
-    """A copy in which subschemas say the same in words that llguidance knows."""
+    """Return a copy in which subschemas say the same with keywords that llguidance knows."""
     if isinstance(value, list):
         return [_normal(item, schemas) for item in value]
     if not isinstance(value, dict):

@@ -1,5 +1,5 @@
-"""What subschemas ask of one and the same value: a schema, what its `$ref` leads to and the branches of its `allOf`,
-`anyOf` and `oneOf`. Some of it llguidance cannot hold an answer to. Pure.
+"""What several subschemas demand of the same value: a schema, the target of its `$ref`, and the branches of its
+`allOf`, `anyOf` and `oneOf`. llguidance cannot enforce some of it. Pure.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-Resolve = Callable[[str], Any]  # what a `$ref` leads to
+Resolve = Callable[[str], Any]  # returns the target of a `$ref`
 
 
 def parts(schema: dict[str, Any], resolve: Resolve) -> Iterator[dict[str, Any]]:
-    """Subschemas that speak of the same value as the schema, those that say nothing left out."""
+    """Yield subschemas that apply to the same value as the schema, without empty ones."""
     if "$ref" in schema:
         target = resolve(schema["$ref"])
         yield from [target] if isinstance(target, dict) else []
@@ -21,9 +21,10 @@ def parts(schema: dict[str, Any], resolve: Resolve) -> Iterator[dict[str, Any]]:
 
 
 def circle(schema: dict[str, Any], resolve: Resolve, done: dict[int, dict[str, Any]]) -> dict[str, Any] | None:
-    """A subschema with a `$ref` that leads back to itself and takes nothing of the answer on its way. None: no such.
+    """Return a subschema with a `$ref` that leads back to itself and consumes no part of the answer on its way. None:
+    there is none.
 
-    `done`: schemas that were looked at, by id, each after its parts; this adds to it.
+    `done`: schemas that were visited, by id, each after its parts; this function adds to it.
     """
     if id(schema) in done:
         return None
@@ -45,7 +46,7 @@ def circle(schema: dict[str, Any], resolve: Resolve, done: dict[int, dict[str, A
 
 
 class _Ends(NamedTuple):
-    """Bounds of which some pairs are taken wrongly, by the whole number that they have in common."""
+    """Bounds of which llguidance misreads some pairs, by the whole number that they have in common."""
 
     above: frozenset[int] = frozenset()  # k of `exclusiveMinimum` k
     just_below: frozenset[int] = frozenset()  # floor of an upper bound that is a fraction
@@ -53,18 +54,18 @@ class _Ends(NamedTuple):
     just_above: frozenset[int] = frozenset()  # ceiling of a lower bound that is a fraction
 
     def wrong(self) -> str:
-        """The keyword that an answer would not be held to; "" where all are."""
+        """Return the keyword that would not be enforced; "" if all are."""
         if any(k >= 0 for k in self.above & self.just_below):
             return "exclusiveMinimum"
         return "exclusiveMaximum" if any(k <= 0 for k in self.below & self.just_above) else ""
 
 
 def loose_bound(done: dict[int, dict[str, Any]], resolve: Resolve) -> tuple[str, dict[str, Any]]:
-    """An exclusive bound that an answer would not be held to, and the schema where it is; "" where there is none.
+    """Return an exclusive bound that would not be enforced, and the schema that has it; "" if there is none.
 
-    Measured on llguidance 1.9: of a range between two neighbouring whole numbers (`exclusiveMinimum` 3 with `maximum`
-    3.5) it accepts the whole number that the bound excludes. Branches of one `anyOf` are taken for one range, which
-    refuses rather too much.
+    Measured on llguidance 1.9: in a range between two neighbouring whole numbers (`exclusiveMinimum` 3 with `maximum`
+    3.5) it accepts the whole number that the bound excludes. The branches of one `anyOf` are treated here as one range,
+    so rather too much is refused.
     """
     found: dict[int, _Ends] = {}
     for schema in done.values():

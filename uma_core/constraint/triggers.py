@@ -1,4 +1,4 @@
-"""When a lazy constraint begins: a scan of the answer's text for the first trigger, of which only a tail is kept.
+"""Finds where a lazy constraint begins: scans the answer's text for the first trigger, and keeps only a tail of it.
 
 Pure.
 """
@@ -12,12 +12,12 @@ from typing import NamedTuple
 from uma_core.constraint.pattern import N_BACK_MOST, N_FOLLOWED_EACH, N_FOLLOWED_MOST, Pattern
 from uma_core.types import TokenId, Trigger
 
-Encode = Callable[[bytes], list[TokenId]]  # tokens that are exactly these bytes
-Spell = Callable[[TokenId], bytes]  # a token's text, that of control tokens included
+Encode = Callable[[bytes], list[TokenId]]  # returns tokens that are exactly these bytes
+Spell = Callable[[TokenId], bytes]  # returns a token's text, also for control tokens
 
 
 class Rules(NamedTuple):
-    """A request's triggers, each with whether the grammar begins after it."""
+    """A request's triggers, each with a flag whether the grammar begins after it."""
 
     words: tuple[tuple[bytes, bool], ...] = ()
     tokens: tuple[tuple[TokenId, bool], ...] = ()
@@ -25,7 +25,7 @@ class Rules(NamedTuple):
 
 
 def rules_of(triggers: tuple[Trigger, ...], id_of: Callable[[str | int], TokenId | None]) -> Rules:
-    """Raises: PatternError, ValueError for a token that the model does not have."""
+    """Compile triggers. Raises: PatternError; ValueError for a token that the model does not have."""
     words, tokens, patterns = [], [], []
     for trigger in triggers:
         if trigger.kind == "word":
@@ -46,22 +46,23 @@ class Scanner:
     def __init__(self, rules: Rules, spell: Spell, encode: Encode) -> None:
         self._rules, self._spell, self._encode = rules, spell, encode
         self._searches = [(pattern.search(), is_after) for pattern, is_after in rules.patterns]
-        self._n_left = N_FOLLOWED_MOST  # steps that they may follow
+        self._n_left = N_FOLLOWED_MOST  # steps that the patterns may follow
         longest = max((len(word) for word, _ in rules.words), default=1)
         self._n_kept = N_BACK_MOST if rules.patterns else longest
         self._recent: deque[tuple[TokenId, bytes]] = deque()  # tokens of the last `_n_kept` bytes, or a few more
         self._n_recent = 0
         self._end = 0  # bytes so far
-        self._tail = b""  # what a word may begin in
+        self._tail = b""  # text in which a word may have begun
 
     def fork(self) -> Scanner:
-        """Another one, at the beginning."""
+        """Return another scanner, at the beginning."""
         return Scanner(self._rules, self._spell, self._encode)
 
     def push(self, token: TokenId) -> list[TokenId] | None:
-        """None: nothing yet.
+        """Take a token. None: no trigger yet.
 
-        Else what of the answer so far is the grammar's: a token of which it is a part is encoded anew.
+        Otherwise returns the tokens of the answer so far that belong to the grammar; a token that belongs to it only in
+        part is encoded again.
         """
         text = self._spell(token)
         begin, self._end = self._end, self._end + len(text)

@@ -1,4 +1,4 @@
-"""A model's vocabulary as llguidance wants it: built once per model, 0.2 to 0.4 s and 30 to 50 MB at 152k tokens."""
+"""A model's vocabulary in llguidance's form: built once per model, in 0.2 to 0.4 s, with 30 to 50 MB at 152k tokens."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import TokenId
 
 MARK = b"\xff"  # llguidance's sign of a token that is not text; UTF-8 has no such byte
-N_BYTES_MOST = 1000  # of a token; llguidance's trie holds up to 1024
+N_BYTES_MOST = 1000  # bytes of a token; llguidance's trie allows up to 1024
 NO_EOS = 0xFFFFFFFF
-SENTINEL = "\x02"  # before a text whose tokeniser would otherwise put a space there
+SENTINEL = "\x02"  # put before a text if its tokeniser would otherwise add a space there
 
 
 class Text(Protocol):
-    """The part of an engine that is needed here. Any thread."""
+    """The methods of an engine that are needed here. Any thread."""
 
     @property
     def n_vocab(self) -> int: ...
@@ -29,10 +29,10 @@ class Text(Protocol):
 
 
 class Vocabulary:
-    """Owns an LlgTokenizer. Every matcher made with it keeps it alive, but none of them the model."""
+    """Owns an LlgTokenizer. Every matcher made with it keeps it alive, but no matcher keeps the model alive."""
 
     def __init__(self, text: Text) -> None:
-        """Blocks for as long as the head says, without the GIL for most of it.
+        """Blocks for as long as the module's docstring says, most of the time without the GIL.
 
         Raises: CONSTRAINTS_UNAVAILABLE, INTERNAL.
         """
@@ -59,7 +59,7 @@ class Vocabulary:
         self.is_exact = self._has_all_bytes()
         if self.is_exact:
             init.tokenize_fn, init.tokenize_assumes_string = self._callback, True
-        else:  # forced text could not be put into tokens for certain: the model chooses them
+        else:  # forced text could not be tokenized reliably, so the model chooses the tokens
             init.use_approximate_greedy_tokenize_fn = True
         error = ffi.new("char[]", 512)
         handle = lib.llg_new_tokenizer_v2(init, error, len(error))
@@ -68,14 +68,14 @@ class Vocabulary:
         self.handle: Any = ffi.gc(handle, lib.llg_free_tokenizer)
 
     def _has_all_bytes(self) -> bool:
-        """Whether any UTF-8 can be written token by token: the bytes that occur in it are 00 to F4."""
+        """Whether any UTF-8 text can be written token by token: its bytes are 00 to F4."""
         return all(bytes([byte]) in self._by_bytes for byte in range(0xF5))
 
     def tokens_of(self, data: bytes) -> list[TokenId]:
-        """Tokens that are exactly these bytes: as the model's own tokeniser has them, where its tokens are no other
-        text.
+        """Return tokens that are exactly these bytes: those of the model's own tokeniser, unless its tokens have
+        another text.
 
-        Raises: CONSTRAINT_FAILED where some byte has no token.
+        Raises: CONSTRAINT_FAILED if some byte has no token.
         """
         try:
             string = data.decode()
@@ -92,21 +92,21 @@ class Vocabulary:
 
     @property
     def text(self) -> Text:
-        """Raises: MODEL_NOT_LOADED when the model is gone."""
+        """Return the model's text methods. Raises: MODEL_NOT_LOADED if the model is gone."""
         text = self._text()
         if text is None:
             raise UmaError(ErrorCode.MODEL_NOT_LOADED)
         return text
 
     def id_of(self, name: str | int) -> TokenId | None:
-        """The one token with this text, control tokens first, or with this id. None: there is none."""
+        """Return the one token with this text, control tokens first, or with this id. None: there is none."""
         if isinstance(name, int):
             return name if 0 <= name < self.n_vocab else None
         data = name.encode()
         return self._by_name.get(data, self._by_bytes.get(data))
 
     def names_in(self, string: str) -> list[str]:
-        """Texts of control tokens that occur in it, those that end an answer left out."""
+        """Return texts of control tokens that occur in a string, except those that end an answer."""
         data, eog = string.encode(), set(self.eog)
         return [
             name.decode("utf-8", "replace")
@@ -115,16 +115,16 @@ class Vocabulary:
         ]
 
     def spell(self, token: TokenId) -> bytes:
-        """The token's text, that of control tokens included."""
+        """Return the token's text, also for control tokens."""
         return self.text.piece(token, True)
 
     def read(self, string: str) -> list[TokenId]:
-        """Tokens of text in which control tokens are spelt out."""
+        """Return the tokens of a text in which control tokens are spelt out."""
         tokens, data = self.text.tokenize(string, False, True), string.encode()
         return tokens if b"".join(map(self.spell, tokens)) == data else self.tokens_of(data)
 
     def _greedy(self, data: bytes) -> list[TokenId]:
-        """The longest token first."""
+        """Return tokens of these bytes, always the longest one first."""
         tokens, at = [], 0
         while at < len(data):
             for n in range(min(self._n_longest, len(data) - at), 0, -1):
@@ -138,7 +138,7 @@ class Vocabulary:
         return tokens
 
     def _tokenize(self, _: Any, data: Any, n: int, out: Any, n_out: int) -> int:
-        """LlgTokenizeFn. What it returns has to cover the bytes: the matcher's state would be another one."""
+        """LlgTokenizeFn. The tokens must cover all the bytes, or the matcher's state would be wrong."""
         tokens = self.tokens_of(bytes(ffi.buffer(data, n)))
         for i, token in enumerate(tokens[:n_out]):
             out[i] = token
@@ -146,7 +146,7 @@ class Vocabulary:
 
 
 def _bytes_of(text: Text, token: TokenId) -> bytes:
-    """The bytes by which llguidance knows the token; b"" where it must never come."""
+    """Return the bytes by which llguidance knows the token; b"" if it must never come."""
     if text.is_control(token) or text.is_eog(token):
         name = text.piece(token, True)
         return MARK + name if 0 < len(name) < N_BYTES_MOST else b""
