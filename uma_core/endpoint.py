@@ -1,6 +1,7 @@
-"""Where the daemon's socket is, and who may be trusted to listen on it: the daemon and all its clients ask here.
+"""Where the daemon's socket is, and which users may be trusted to listen on it: the daemon and all its clients ask
+here.
 
-Anybody may make a socket in /tmp before the daemon does, so a client looks who listens before it sends a word.
+Any user may make a socket in /tmp before the daemon does, so a client checks who listens before it sends anything.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ from uma_core.peer import peer_of
 NAME = "uma.sock"
 FALLBACK = f"/tmp/{NAME}"
 GIVEN = "UMA_SOCK"  # the variable with the path itself
-TRUSTED = "UMA_TRUST_UIDS"  # users besides one's own and root whose daemon a client may talk to, as `1001,1002`
+TRUSTED = "UMA_TRUST_UIDS"  # further users whose daemon a client may talk to, besides one's own and root: `1001,1002`
 ROOT = 0
 UNKNOWN = -1
 
 
 def places(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Paths where a daemon may be, in the order in which everybody looks; it makes its socket at the first one.
+    """Return the paths at which a daemon may be, in the order in which clients try them; the daemon makes its socket at
+    the first.
 
-    Source: XDG Base Directory Specification: the folder belongs to the user alone, or does not count.
+    Source: XDG Base Directory Specification: the folder must belong to the user alone, or it does not count.
     """
     if given := environ.get(GIVEN, ""):
         return (given,)
@@ -38,15 +40,17 @@ def _is_own_folder(folder: str) -> bool:
 
 
 def trusted_uids(environ: Mapping[str, str]) -> frozenset[int]:
-    """Whose daemon may get what this user sends. Raises: ValueError for a variable that is not a list of numbers."""
+    """Return the users whose daemon may get this user's requests. Raises: ValueError for a variable that is not a list
+    of numbers.
+    """
     named = [int(word) for word in environ.get(TRUSTED, "").replace(",", " ").split()]
     return frozenset({os.geteuid(), ROOT, *named})
 
 
 def stranger(connection: socket.socket, path: str, environ: Mapping[str, str]) -> int | None:
-    """The user who listens, where that is nobody to be trusted. Raises: ValueError, OSError.
+    """Return the user who listens, if that user is not to be trusted. Raises: ValueError, OSError.
 
-    The kernel says who made the listening socket. Where it does not, the owner of the file is as good as anybody.
+    The kernel says who made the listening socket. If it does not, the owner of the file is used instead.
     """
     uid = peer_of(connection).uid
     if uid == UNKNOWN:

@@ -1,7 +1,7 @@
 """Every error code, declared once: the wire, the exit statuses and docs/ERRORS.md follow from this table.
 
-Rules: raise `UmaError` with a code where it is known; foreign errors are translated at the boundary
-that meets them; nothing matches on message text; the end of a cancelled `generate` is its `eos`, no error.
+Rules: raise `UmaError` with a code at the place that knows it. Foreign errors are translated at the boundary at which
+they arrive. Nothing matches on message text. A cancelled `generate` ends with its `eos`, not with an error.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 
 class Side(str, Enum):
-    """Who has to act."""
+    """Says who has to act."""
 
     CLIENT = "client"  # the request is wrong; the same request fails again
     SERVER = "server"  # the server cannot now; the same request may succeed later
@@ -291,7 +291,7 @@ BY_CODE: dict[str, ErrorCode] = {member.code: member for member in ErrorCode}
 
 
 class UmaError(Exception):
-    """An error that has a code. `detail` is a small JSON-able dict for machines."""
+    """An error that has a code. `detail`: a small dict of JSON values, for machines."""
 
     def __init__(self, error: ErrorCode, message: str = "", **detail: Any) -> None:
         self.error = error
@@ -304,5 +304,5 @@ class UmaError(Exception):
 
 
 def unexpected(error: BaseException) -> UmaError:
-    """The coded error for an exception that no code expected."""
+    """Return the coded error for an unexpected exception."""
     return UmaError(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}")

@@ -19,7 +19,7 @@ from uma_core import threads
 
 
 class LogOptions(Protocol):
-    """The `log` section of a configuration."""
+    """The options of a configuration's `log` section."""
 
     @property
     def level(self) -> str: ...
@@ -29,14 +29,14 @@ class LogOptions(Protocol):
     def prompts(self) -> bool: ...
 
 
-ROOT = "uma_core"  # so that every module logs through `logging.getLogger(__name__)`
+ROOT = "uma_core"  # the name above all our modules, which log through `logging.getLogger(__name__)`
 PRIVATE_FIELDS = frozenset({"prompt", "text", "messages"})
 CAPACITY = 4096  # lines in the queue: seconds of debug output
 _STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"message", "asctime", "taskName"}
 
 
 class Formatter(logging.Formatter):
-    """One line per record, whatever is in it."""
+    """Writes one line per record, whatever the record contains."""
 
     def __init__(self, is_json: bool, has_prompts: bool) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Output(logging.Handler):
     def __init__(
         self, options: LogOptions, stream: TextIO | None = None, capacity: int = CAPACITY, root: str = ROOT
     ) -> None:
-        """`root`: whose modules log here."""
+        """`root`: the package whose modules log here."""
         super().__init__()
         self.n_dropped = 0
         self._root = root
@@ -90,14 +90,14 @@ class Output(logging.Handler):
         threads.start(self._writer)
 
     def apply(self, options: LogOptions) -> None:
-        """Take over level and format; live."""
+        """Apply level and format while running."""
         self.setFormatter(Formatter(options.format == "json", options.prompts))
         logging.getLogger(self._root).setLevel(options.level.upper())
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = self.format(record)
-        except Exception as error:  # a log call of ours that cannot be formatted must not hurt its caller
+        except Exception as error:  # a log call of ours that cannot be formatted must not fail for its caller
             line = f"{_stamp(record)} ERROR   log: {record.pathname}:{record.lineno} cannot be formatted: {error!r}"
         try:
             self._queue.put_nowait(line)
@@ -122,17 +122,19 @@ class Output(logging.Handler):
             try:
                 self._stream.write(line + "\n")
                 self._stream.flush()
-            except (OSError, ValueError):  # closed, full disk, or not encodable there
+            except (OSError, ValueError):  # stderr is closed, its disk is full, or it cannot encode the line
                 self.n_dropped += 1
 
 
 def installed() -> Output | None:
-    """Return the output that is in use, for whoever changes its options or counts its losses."""
+    """Return the output in use, for callers that change its options or count its losses."""
     return next((handler for handler in logging.getLogger(ROOT).handlers if isinstance(handler, Output)), None)
 
 
 def _is_field(name: str) -> bool:
-    """Whether our own code gave a record this attribute. Libraries' record factories (Ray's) add some with a `_`."""
+    """Whether our own code gave a record this attribute. Record factories of libraries (such as Ray's) add some with a
+    `_`.
+    """
     return name not in _STANDARD and not name.startswith("_")
 
 

@@ -1,4 +1,4 @@
-"""What the system says of its processors and its memory. Figures that it does not report are None."""
+"""The system's figures about its processors and its memory. A figure that it does not report is None."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 # Processors that this process may use; empty if the system does not say. Read once: compute threads are bound to one.
 PROCESSORS = frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset[int]()
 N_PROCESSORS = len(PROCESSORS) or os.cpu_count() or 1
-ENDLESS_STACK = 2 << 20  # of a thread where stacks have no limit, on x86-64
+ENDLESS_STACK = 2 << 20  # a thread's stack if stacks have no limit, on x86-64
 
 
 def cpu_quota(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """How many processors' time the control group and those that it is in allow; None without a limit.
+    """Return how many processors' time the control group and its parents allow; None without a limit.
 
     Source: cpu.max of cgroup v2, cpu.cfs_quota_us of v1. `docker run --cpus` and Kubernetes' limits set them.
     """
@@ -31,7 +31,7 @@ def cpu_quota(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup"))
         if not controllers or "cpu" in controllers.split(","):
             root = cgroup / controllers
             group = root / name.lstrip("/")
-            # a container sees its own group as the root, whatever the name is outside
+            # a container sees its own group as the root, whatever its name is outside
             quotas += [_quota(folder) for folder in (group, *group.parents) if folder.is_relative_to(root)]
     return min((quota for quota in quotas if quota is not None), default=None)
 
@@ -48,10 +48,11 @@ def _quota(group: Path) -> float | None:
 
 
 def n_compute_threads() -> int:
-    """One for each processor that this process may use, but no more than its control group gives time for.
+    """Return one thread for each processor that this process may use, but no more than its control group gives time
+    for.
 
-    Threads that have used up that time all stand still until the next period. With one processor's time on two
-    processors, two threads gave 1,500 tokens in 4.4 to 5.1 s with pauses of 54 to 55 ms, one thread in 3.6 to 3.7 s
+    When the threads have used up that time, all of them stand still until the next period. With one processor's time on
+    two processors, two threads gave 1,500 tokens in 4.4 to 5.1 s with pauses of 54 to 55 ms, one thread in 3.6 to 3.7 s
     with pauses of 11 to 16 ms (embedded model, AMD EPYC with AVX-512, three runs in turn).
     """
     quota = cpu_quota()
@@ -59,15 +60,15 @@ def n_compute_threads() -> int:
 
 
 def use_all_processors() -> None:
-    """The calling thread may run on any of them again, and so may threads and processes that it begins."""
+    """Let the calling thread, and threads and processes that it starts, run on any processor again."""
     if PROCESSORS:
-        with contextlib.suppress(OSError):  # some were taken from this process since
+        with contextlib.suppress(OSError):  # some processors were taken from this process since
             os.sched_setaffinity(0, PROCESSORS)
 
 
 def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """What could be allocated without swapping: the machine's, the control group's or the process's own figure,
-    whichever is least.
+    """Return how much memory could be allocated without swapping: the least of the machine's, the control group's and
+    the process's own figures.
     """
     if sys.platform == "darwin":
         return darwin_available(ctypes.CDLL(None, use_errno=True))
@@ -81,7 +82,7 @@ def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgr
 
 
 def limit_room(proc: Path = Path("/proc")) -> int | None:
-    """Room below the process's limits of private and of all address space (ulimit -d, ulimit -v).
+    """Return the room below the process's limits of private memory and of all address space (ulimit -d, ulimit -v).
 
     None without a limit.
     """
@@ -98,13 +99,13 @@ def limit_room(proc: Path = Path("/proc")) -> int | None:
 
 
 def stack_bytes() -> int:
-    """Address space that a new thread's stack takes. Source: pthread_create(3)."""
+    """Return the address space that a new thread's stack takes. Source: pthread_create(3)."""
     limit, _ = resource.getrlimit(resource.RLIMIT_STACK)
     return ENDLESS_STACK if limit == resource.RLIM_INFINITY else limit
 
 
 def _cgroup_room(proc: Path, cgroup: Path) -> int | None:
-    """Room below memory.max, the group's reclaimable file pages included.
+    """Return the room below memory.max, including the group's reclaimable file pages.
 
     None without a limit (or without cgroup v2).
     """
@@ -120,7 +121,7 @@ def _cgroup_room(proc: Path, cgroup: Path) -> int | None:
 
 
 def darwin_available(libc: Any) -> int | None:
-    """The share of memory that macOS counts as available.
+    """Return the memory that macOS counts as available.
 
     Source: sysctl kern.memorystatus_level (percent), hw.memsize.
     """

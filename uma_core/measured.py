@@ -1,4 +1,4 @@
-"""Where measurements of this machine outlive the daemon that made them: calibrations, comparisons of engines."""
+"""Stores measurements of this machine for later daemons: calibrations, comparisons of engines."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ MAX_BYTES = 1 << 20  # of one file; ours have a few KiB
 
 
 def folder() -> Path:
-    """Of calibrations. It need not exist."""
+    """Return the folder of calibrations. It need not exist."""
     return home() / "calibration"
 
 
 def home() -> Path:
-    """UMA_BUILD_CACHE, where builds for this machine are too, else a folder of ours in the user's cache.
+    """Return UMA_BUILD_CACHE, which also has the builds for this machine, else a folder of ours in the user's cache.
 
     It need not exist.
     """
     given, folder = os.environ.get("UMA_BUILD_CACHE"), os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(folder):  # XDG Base Directory Specification: such a one does not count
+    if not os.path.isabs(folder):  # XDG Base Directory Specification: a relative path is ignored
         folder = os.path.expanduser("~/.cache")
     return Path(given or os.path.join(folder, "uma-serve"))
 
 
 def save(path: Path, values: dict[str, Any]) -> None:
-    """Replace the file whole. Raises: OSError; losing a measurement costs no more than making it again."""
+    """Replace the whole file. Raises: OSError; a measurement that is lost is only made again."""
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -44,7 +44,7 @@ def save(path: Path, values: dict[str, Any]) -> None:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """What `save` wrote there, and nothing else: one wrong digit could be a split into calls with which a tick never
+    """Return exactly what `save` wrote: a single wrong digit could lead to a split into calls with which a tick never
     ends.
 
     Raises: FileNotFoundError, OSError, ValueError.
@@ -64,5 +64,5 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def _check(path: Path, values: dict[str, Any]) -> str:
-    """The name is part of the hash, so a file that was copied over another one is not accepted."""
+    """Return the hash. It includes the file's name, so that a file copied over another one is not accepted."""
     return hashlib.sha256(f"{path.name} {json.dumps(values)}".encode()).hexdigest()

@@ -1,9 +1,9 @@
-"""How OpenMP's runtime (libgomp) is configured when it is loaded: where compute threads run, how long they spin.
+"""How OpenMP's runtime (libgomp) is configured when it is loaded: where compute threads run, and how long they spin.
 
 Compute threads spin at a barrier for up to 300,000 rounds, some 20 ms. A kernel that schedules groups of processes (a
-session, a service) may keep two of them on one processor while another program has the next one to itself, and two
-processes that compute may each wait for threads that the other keeps from running. Each operation then takes as long as
-the spinning. docs/SYSTEM_DESIGN.md has the measurements.
+session, a service) may keep two of the threads on one processor while another program has the next processor to itself.
+And of two processes that compute, each may wait for threads that the other keeps from running. Each operation then
+takes as long as the spinning. docs/SYSTEM_DESIGN.md has the measurements.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ SPIN_COUNT = "30000"
 
 
 def variables(n_threads: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """What to set for `n_threads` compute threads (0: as many as the machine allows). Empty if the user has set any.
+    """Return the variables to set for `n_threads` compute threads (0: as many as the machine allows). Empty if the user
+    has set any.
 
     With at least as many threads as processors, each thread is bound to one: no other place would be better. Fewer
     threads stay free to move to idle processors.

@@ -1,4 +1,4 @@
-"""Who is at the other end of a Unix socket, by the kernel's word, and whether that peer still is there."""
+"""Identifies the peer of a Unix socket, as the kernel reports it, and tells whether the peer is still there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SOL_LOCAL = 0  # macOS <sys/un.h>
 _LOCAL_PEERPID = 2
 _SO_PEERGROUPS = 59  # <asm-generic/socket.h>; Python has no name for it
 _GID_BYTES = 4
-GETSOCKOPT_BYTES = 1024  # the most that Python's getsockopt gives
+GETSOCKOPT_BYTES = 1024  # the most that Python's getsockopt returns
 MOST_GROUPS = 65_536  # NGROUPS_MAX of Linux
 _UCRED = struct.Struct("iII")  # Linux: pid, uid, gid
 
@@ -29,7 +29,7 @@ def peer_of(sock: socket.socket) -> Peer:
         if hasattr(socket, "SO_PEERCRED"):
             pid, uid, gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
             return Peer(uid, gid, pid, _groups(sock))
-        import ctypes  # clients start faster without it
+        import ctypes  # imported here, so that clients start faster
 
         return bsd_peer(sock, ctypes.CDLL(None, use_errno=True))
     except (OSError, AttributeError) as error:
@@ -38,7 +38,7 @@ def peer_of(sock: socket.socket) -> Peer:
 
 
 def _groups(sock: socket.socket) -> tuple[int, ...]:
-    """Supplementary groups that the peer had when it connected; () where this is not Linux 4.13 or later.
+    """Return the supplementary groups that the peer had when it connected; () unless this is Linux 4.13 or later.
 
     Source: SO_PEERGROUPS in socket.h.
     """
@@ -54,7 +54,7 @@ def _groups(sock: socket.socket) -> tuple[int, ...]:
 
 
 def _long_getsockopt(sock: socket.socket, name: int, n_bytes: int) -> bytes:
-    """As Python's own, which gives no more than 1 KiB. Raises: OSError."""
+    """Do the same as Python's getsockopt, which returns no more than 1 KiB. Raises: OSError."""
     import ctypes
 
     buffer, size = ctypes.create_string_buffer(n_bytes), ctypes.c_uint32(n_bytes)
@@ -76,7 +76,7 @@ def bsd_peer(sock: Any, libc: Any) -> Peer:
 
 
 def has_hung_up(sock: socket.socket) -> bool:
-    """Tell whether the peer closed both directions, not only the one in which it writes."""
+    """Whether the peer closed both directions, not only the one in which it writes."""
     poll = select.poll()
-    poll.register(sock, select.POLLOUT)  # asked for in vain, but macOS reports a hang-up only through it
+    poll.register(sock, select.POLLOUT)  # the event itself is not needed, but macOS reports a hang-up only with it
     return any(events & (select.POLLHUP | select.POLLERR) for _, events in poll.poll(0))

@@ -1,4 +1,4 @@
-"""Files that others may have put where one of ours is looked for: read without waiting, and no more than is wanted."""
+"""Reads files in places where other users may have put something else: without waiting, and no more than is needed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import stat
 
 
 def read_regular(path: str | os.PathLike[str], n_most: int) -> bytes:
-    """A file's bytes; of a larger file, one more than `n_most`. A pipe or a device could keep its reader for ever, or
-    never end. Raises: OSError.
+    """Return a file's bytes; of a larger file, one more than `n_most`. Other kinds of file are refused, because a pipe
+    or a device could keep its reader for ever, or never end. Raises: OSError.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:

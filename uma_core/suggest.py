@@ -1,17 +1,17 @@
-"""The nearest known name to one that is not known, for error messages."""
+"""Finds the nearest known name to an unknown one, for error messages."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-LONGEST_NAME = 64  # characters: nothing longer is a slip of the finger, and comparing costs the product of the lengths
+LONGEST_NAME = 64  # characters: a longer name is no slip of the finger, and comparing costs the product of the lengths
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return the known name that was probably meant, or "". A dotted name is also found by its last part."""
     if len(word) > LONGEST_NAME:
         return ""
-    import difflib  # clients import this module to start, and rarely make a mistake
+    import difflib  # imported here: clients import this module when they start, and rarely need it
 
     names = list(known)
     leaf = word.rsplit(".", 1)[-1]
@@ -20,6 +20,6 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """Return ` (did you mean ...?)`, or nothing where no known name is near."""
+    """Return ` (did you mean ...?)`, or nothing if no known name is near."""
     name = nearest(word, known)
     return f" (did you mean {name!r}?)" if name else ""

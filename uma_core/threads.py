@@ -1,4 +1,4 @@
-"""Starting a thread, where the system may allow no more of them (`ulimit -u`, TasksMax, pids.max, memory)."""
+"""Starts a thread, even where the system may allow no more of them (`ulimit -u`, TasksMax, pids.max, memory)."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import threading
 
 from uma_core.errors import ErrorCode, UmaError
 
-REFUSAL = "can't start new thread"  # what Python's RuntimeError says
+REFUSAL = "can't start new thread"  # the text of Python's RuntimeError
 WORDS = "the system allows no further thread (ulimit -u, TasksMax, memory)"
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether the error, of a library's own thread too, says that the system allows no more of them."""
+    """Whether an error, also of a library's own thread, means that the system allows no more threads."""
     return isinstance(error, RuntimeError) and str(error) == REFUSAL
 
 
 def start(thread: threading.Thread) -> threading.Thread:
-    """Start it. Raises: INSUFFICIENT_MEMORY."""
+    """Start a thread. Raises: INSUFFICIENT_MEMORY."""
     try:
         thread.start()
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not is_refusal(error):  # such as one that was started before
+        if isinstance(error, RuntimeError) and not is_refusal(error):  # such as a thread that was started before
             raise
         text = f"the system allows no thread for {thread.name!r} (ulimit -u, TasksMax, memory)"
         raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, text) from error

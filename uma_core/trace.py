@@ -30,8 +30,8 @@ from uma_core.policy.state import CallReport, DeviceView, SchedulerState, Sessio
 from uma_core.types import Phase, Priority
 
 CARRIED: dict[str, type] = {cls.__name__: cls for cls in (Ledger, PolicyMemory, TbtDecision, TbtMemory)}
-DRIFTING = ("factors", "counts", "cell_ns")  # of the cost model: corrected every tick
-# of the device: different every tick
+DRIFTING = ("factors", "counts", "cell_ns")  # of the cost model: corrected in every tick
+# of the device: different in every tick
 CHANGING = (
     "free_seqs",
     "n_cells_free",
@@ -56,7 +56,7 @@ class Tick(NamedTuple):
 
 
 def pack(value: Any) -> Any:
-    """Turn a value of a state or plan into JSON. Raises ValueError for what could not be read back."""
+    """Turn a value of a state or plan into JSON. Raises: ValueError for a value that could not be read back."""
     if isinstance(value, IntEnum):
         return int(value)
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -94,7 +94,7 @@ def pack_plan(plan: Plan) -> dict[str, Any]:
 
 
 def _context(state: SchedulerState) -> dict[str, Any]:
-    """What hardly changes."""
+    """Return the parts of a state that hardly change."""
     return {
         "device": {k: pack(v) for k, v in state.device._asdict().items() if k not in CHANGING},
         "config": {f.name: pack(getattr(state.config, f.name)) for f in dataclasses.fields(state.config)},
@@ -103,7 +103,9 @@ def _context(state: SchedulerState) -> dict[str, Any]:
 
 
 def _is_same_context(a: SchedulerState, b: SchedulerState) -> bool:
-    """Tables are the same objects from tick to tick, so that comparing them costs nothing."""
+    """Whether two states have the same context. Tables are the same objects from tick to tick, so comparing them is
+    cheap.
+    """
     if a.config != b.config or any(
         getattr(a.cost, k) != getattr(b.cost, k) for k in a.cost._fields if k not in DRIFTING
     ):
@@ -120,7 +122,7 @@ def pack_tick(tick: Tick, context: int) -> dict[str, Any]:
         "sessions": [pack(tuple(s)) for s in state.sessions],
         "device": {k: pack(getattr(state.device, k)) for k in CHANGING},
         "cost": {k: pack(getattr(state.cost, k)) for k in DRIFTING},
-        "reports": [pack(tuple(r)) for r in state.reports],  # since the plan before
+        "reports": [pack(tuple(r)) for r in state.reports],  # since the plan before this one
         "memory": pack(state.memory),
         "overhead_ns": state.overhead_ns,
         "plan": pack_plan(tick.plan),
@@ -160,16 +162,16 @@ def _report(row: list[Any]) -> CallReport:
 
 
 class Sink(Protocol):
-    """What an executor reports about its ticks, on the compute thread: whoever takes them keeps references, and encodes
-    them elsewhere.
+    """Takes an executor's reports about its ticks, on the compute thread. A sink keeps references, and encodes them
+    elsewhere.
     """
 
-    is_every_tick: bool  # those that carry out an earlier plan again are wanted, too: then each is planned anew
+    is_every_tick: bool  # also wants ticks that would only repeat an earlier plan; then each of them is planned again
 
     def __call__(self, state: SchedulerState, plan: Plan, reports: tuple[CallReport, ...]) -> None: ...
 
     def name(self, sid: int, request_id: str) -> None:
-        """A session's request."""
+        """Note the request id of a session."""
 
 
 class Recorder:
@@ -195,7 +197,7 @@ class Lines:
         self._n_contexts = 0
 
     def of(self, tick: Tick) -> Iterator[str]:
-        """The tick's line, after one for its context where that is new."""
+        """Yield the tick's line, after a line for its context if that is new."""
         if self._last is None or not _is_same_context(self._last, tick.state):
             self._n_contexts += 1
             yield json.dumps({"new_context": self._n_contexts, **_context(tick.state)})
@@ -203,7 +205,7 @@ class Lines:
         yield json.dumps(pack_tick(tick, self._n_contexts))
 
     def restart(self) -> None:
-        """The next line begins a file: it needs its context."""
+        """Begin a file: the next line needs its context."""
         self._last = None
 
 
@@ -217,10 +219,10 @@ def write(ticks: Iterable[Tick], out: TextIO) -> int:
 
 
 def encoded(recorder: Recorder, form: str, cap_bytes: int) -> bytes:
-    """A recording as the JSON fields of a reply, without braces; `form` is "chrome" or "jsonl". What exceeds the cap is
-    left out.
+    """Return a recording as the JSON fields of a reply, without braces; `form` is "chrome" or "jsonl". Ticks that
+    exceed the cap are left out.
 
-    Encoded in small slices, for whoever else waits for the interpreter.
+    Encoded in small slices, so that other threads get the interpreter in between.
     """
     ticks = list(recorder.ticks)
     lines = Lines()
@@ -242,10 +244,10 @@ def encoded(recorder: Recorder, form: str, cap_bytes: int) -> bytes:
 
 
 def recorded(lines: Iterable[str]) -> Iterator[tuple[int, dict[str, Any], SchedulerState]]:
-    """(number of its line, the line, the state) of every tick.
+    """Yield (number of its line, the line, the state) of every tick.
 
-    A line that was cut off when its writer was stopped is passed over: it is the last one, or a new context follows.
-    Raises ValueError for another one that is not JSON.
+    A line that was cut off when its writer was stopped is skipped: it is the last one, or a new context follows.
+    Raises: ValueError for any other line that is not JSON.
     """
     contexts: dict[int, dict[str, Any]] = {}
     n_cut = 0
@@ -267,7 +269,7 @@ def recorded(lines: Iterable[str]) -> Iterator[tuple[int, dict[str, Any], Schedu
 def differences(lines: Iterable[str]) -> Iterator[str]:
     """Plan every recorded state again; yield one line per plan that came out differently.
 
-    Raises: ValueError where there is nothing to plan, which a file of another kind must not pass as.
+    Raises: ValueError if there is nothing to plan, so that a file of another kind does not pass.
     """
     n_ticks = 0
     for number, line, state in recorded(lines):
@@ -281,9 +283,9 @@ def differences(lines: Iterable[str]) -> Iterator[str]:
 
 
 def shown(lines: Iterable[str], tick: int | None, settings: Mapping[str, Any]) -> Iterator[str]:
-    """Each tick, or one: its sessions and its plan as `explain` puts it, planned with other settings.
+    """Yield each tick, or one: its sessions, and its plan in the words of `explain`, planned with other settings.
 
-    Raises ValueError for a setting that the policy does not have.
+    Raises: ValueError for a setting that the policy does not have.
     """
     for _, _, state in recorded(lines):
         if tick is not None and state.tick != tick:
@@ -298,13 +300,13 @@ def shown(lines: Iterable[str], tick: int | None, settings: Mapping[str, Any]) -
 
 
 def _told(view: SessionView) -> dict[str, Any]:
-    """What a session has beyond the defaults, by name."""
+    """Return the fields of a session that differ from the defaults, by name."""
     fields = {k: v for k, v in view._asdict().items() if v != SessionView._field_defaults.get(k)}
     return fields | {"priority": view.priority.name.lower(), "phase": view.phase.name.lower()}
 
 
 def _tick(text: str) -> int:
-    """Raises: ValueError."""
+    """Read a tick number. Raises: ValueError."""
     try:
         return int(text)
     except ValueError:
@@ -312,12 +314,12 @@ def _tick(text: str) -> int:
 
 
 def _settings(texts: Iterable[str]) -> dict[str, Any]:
-    """Raises: ValueError."""
+    """Read settings. Raises: ValueError."""
     pairs = (text.partition("=") for text in texts)
     return {name: json.loads(value) for name, _, value in pairs}
 
 
-PIPE_CLOSED = 141  # 128 + SIGPIPE, as of a program that the signal ended
+PIPE_CLOSED = 141  # 128 + SIGPIPE, like a program that the signal ended
 USAGE = """usage: python -m uma_core.trace replay FILE
        python -m uma_core.trace show FILE [TICK] [SETTING=VALUE ...]"""
 HELP = f"""{USAGE}
@@ -344,7 +346,7 @@ def main(argv: list[str]) -> int:
             status = _replay(file, path) if command == "replay" else _show(file, path, [text for text in more if text])
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # who reads has seen enough; what is still buffered has nowhere to go
+    except BrokenPipeError:  # the reader has seen enough; text that is still buffered has nowhere to go
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
     except OSError as error:
@@ -364,7 +366,7 @@ def _replay(file: TextIO, path: str) -> int:
 
 
 def _show(file: TextIO, path: str, more: list[str]) -> int:
-    """1 where the recording does not have the tick."""
+    """Show ticks. Returns 1 if the recording does not have the tick."""
     ticks = [_tick(text) for text in more if "=" not in text]
     n = 0
     for text in shown(file, ticks[0] if ticks else None, _settings(text for text in more if "=" in text)):
@@ -382,9 +384,10 @@ def _show(file: TextIO, path: str, more: list[str]) -> int:
 
 
 def chrome(ticks: Iterable[Tick], names: Mapping[int, str] = MappingProxyType({})) -> dict[str, Any]:
-    """Chrome trace events: ticks, their calls, rows per session (named by its request), guard decisions and budgets.
+    """Return Chrome trace events: ticks, their calls, rows per session (named by its request), guard decisions and
+    budgets.
 
-    Calls are drawn one after the other from the tick's start: engines report durations, not instants.
+    Calls are drawn one after the other from the tick's start, because engines report durations, not instants.
     """
     events = list(_heads(names))
     for tick in ticks:
@@ -435,7 +438,7 @@ def _name(report: CallReport) -> str:
 
 
 def _groups(plan: Plan) -> list[list[PlanItem]]:
-    """Items by call in the order in which they run; the resumable run is the last."""
+    """Return the items by call, in the order in which they run; the resumable run is the last."""
     calls: dict[int, list[PlanItem]] = {}
     for item in plan.items:
         calls.setdefault(item.call, []).append(item)

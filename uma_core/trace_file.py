@@ -1,7 +1,8 @@
-"""Recorded ticks in a file of JSON lines, for as long as the daemon runs (`log.trace`).
+"""Writes ticks to a file of JSON lines, for as long as the daemon runs (`log.trace`).
 
-Rules: the compute thread only puts references into a queue; a thread of its own encodes and writes. A full queue drops
-ticks and counts them. The file is set aside as FILE.1, of which there is one, when it has reached its size.
+Rules: the compute thread only puts references into a queue; a thread of its own encodes and writes. If the queue is
+full, ticks are dropped and counted. When the file has reached its size, it is renamed to FILE.1; there is only one such
+file.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from uma_core.trace import Lines, Tick
 log = logging.getLogger(__name__)
 
 CAPACITY = 4096  # ticks in the queue: some seconds of a fast model
-BATCH_S = 0.05  # between two looks at the queue: to be woken for each tick would cost the compute thread a switch
+BATCH_S = 0.05  # between two checks of the queue: a wake-up for each tick would cost the compute thread a switch
 FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
 
 
 class TraceFile:
-    """A trace.Sink. Lines are appended to what the file holds."""
+    """A trace.Sink. Lines are appended to the file's earlier content."""
 
     is_every_tick = False
 
     def __init__(self, path: str, max_bytes: int) -> None:
-        """Opened by its own thread: a folder may be slow to answer."""
+        """The file is opened by the sink's own thread: a folder may be slow to answer."""
         self.path = path
         self.max_bytes = max_bytes
         self.n_dropped = 0
@@ -57,10 +58,10 @@ class TraceFile:
         self._has_ticks.set()
 
     def name(self, sid: int, request_id: str) -> None:
-        """Who asked is not written."""
+        """Do nothing: request ids are not written."""
 
     def close(self, timeout_s: float) -> bool:
-        """Write what is queued and end. True when it did. Idempotent."""
+        """Write the queued ticks and end. True if that succeeded. Idempotent."""
         self._is_closing = True
         self._has_ticks.set()
         if self._thread.ident is not None:
@@ -72,7 +73,7 @@ class TraceFile:
     def _run(self) -> None:
         try:
             self._write_all()
-        except (OSError, ValueError) as error:  # ValueError: a stage of somebody's own carries what cannot be recorded
+        except (OSError, ValueError) as error:  # ValueError: a user's own stage carries a value that cannot be recorded
             self.has_failed = True
             log.warning("ticks are no longer written to %s: %s", self.path, error)
         if self.n_dropped:
@@ -106,7 +107,7 @@ class TraceFile:
         return file
 
     def _open(self) -> BinaryIO:
-        """Raises: OSError."""
+        """Open the file. Raises: OSError."""
         fd = os.open(self.path, FLAGS, 0o600)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
@@ -114,5 +115,5 @@ class TraceFile:
         self._lines.restart()
         file = os.fdopen(fd, "ab")
         if file.tell():
-            file.write(b"\n")  # whoever wrote before may have been stopped in the middle of a line
+            file.write(b"\n")  # an earlier writer may have been stopped in the middle of a line
         return file

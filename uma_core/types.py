@@ -1,4 +1,4 @@
-"""The nouns that every layer shares. Values only: no behaviour, no I/O."""
+"""The nouns that all layers share. Values only: no behaviour, no I/O."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TokenId = int
 SeqId = int
 AdapterSet = tuple[
     tuple[str, float], ...
-]  # LoRA adapters that rows are computed with: id and scale, by id; none of scale 0
+]  # LoRA adapters that rows are computed with: id and scale, by id; none has scale 0
 
 
 class Priority(IntEnum):
@@ -21,7 +21,7 @@ class Priority(IntEnum):
 
 
 class Phase(IntEnum):
-    """Where a session stands (docs/SCHEDULER.md draws the machine)."""
+    """The state of a session (docs/SCHEDULER.md draws the machine)."""
 
     QUEUED = 0  # waits in the queue of its priority; no sequence yet
     PREFILL = 1  # owns a sequence; prompt tokens are left to compute
@@ -49,7 +49,7 @@ class Ended(NamedTuple):
 
     which: int  # its `index` on the wire
     reason: FinishReason
-    text: str  # "" where it was streamed
+    text: str  # "" if it was streamed
     usage: dict[str, int]
     timing: dict[str, float]
     error: dict[str, Any] | None = None  # code, name, message, detail
@@ -57,14 +57,14 @@ class Ended(NamedTuple):
     logprobs: tuple[TokenLogprob, ...] | None = None
 
 
-COLDEST = 1e-6  # temperature below which only the likeliest token can be drawn, and logits divided by it might overflow
+COLDEST = 1e-6  # below this temperature only the likeliest token can be drawn, and logits divided by it might overflow
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How a row of logits becomes a token. With temperature 0, penalties and biases decide which is the likeliest.
+    """How a row of logits becomes a token. With temperature 0, the likeliest token after penalties and biases is taken.
 
-    Every default is off, but for `top_k`. Names and meanings are those of llama.cpp (common/common.h).
+    Every default is off, except `top_k`. Names and meanings are those of llama.cpp (common/common.h).
     """
 
     temperature: float = 0.0
@@ -96,14 +96,14 @@ class SamplingParams:
     adaptive_target: float = -1.0
     adaptive_decay: float = 0.9
     logit_bias: tuple[tuple[TokenId | str, float], ...] = ()  # -inf bans; texts become tokens at the intake
-    min_tokens: int = 0  # this many come before an end-of-generation token may
-    stop_token_ids: tuple[TokenId, ...] = ()  # they end the text as end-of-generation tokens do
+    min_tokens: int = 0  # an end-of-generation token may come only after this many tokens
+    stop_token_ids: tuple[TokenId, ...] = ()  # they end the text like end-of-generation tokens
     logprobs: int | None = None  # log probabilities: of the drawn token and of this many others
-    post_sampling_probs: bool = False  # ... of what the samplers left, instead of the model's own
+    post_sampling_probs: bool = False  # ... after the samplers, instead of the model's own
 
     @property
     def takes_best(self) -> bool:
-        """Nothing is drawn: what edits and penalties leave as the likeliest token is taken."""
+        """Whether nothing is drawn: the likeliest token after edits and penalties is taken."""
         return self.temperature < COLDEST and self.dynatemp_range <= 0.0
 
     @property
@@ -120,33 +120,33 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """The largest logit, and nothing else, decides."""
+        """Whether only the largest logit decides."""
         is_edited = self.ban_eog or self.logit_bias or self.min_tokens
         return self.takes_best and not (is_edited or self.has_penalties or self.has_dry)
 
     @property
     def needs_sampler(self) -> bool:
-        """More is asked for than the likeliest token."""
+        """Whether more is needed than the likeliest token."""
         return not self.is_greedy or self.logprobs is not None
 
     def n_recent(self, n_ctx: int) -> int:
-        """How many of the last tokens change what is drawn next, of a context of `n_ctx`."""
+        """Return how many of the last tokens influence the next draw, in a context of `n_ctx`."""
         windows = [self.repeat_last_n] * self.has_penalties + [self.dry_penalty_last_n] * self.has_dry
         return max((n_ctx if n < 0 else min(n, n_ctx) for n in windows), default=0)
 
 
 class TokenLogprob(NamedTuple):
-    """One token of an answer or a prompt, and what else was likely in its place, likeliest first."""
+    """One token of an answer or a prompt, and likely alternatives, likeliest first."""
 
     token_id: TokenId
     data: bytes
-    logprob: float | None  # natural logarithm; None: nothing came before it
+    logprob: float | None  # natural logarithm; None: no token came before it
     top: tuple[tuple[TokenId, bytes, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Latency targets of one request, ns; 0 where the request gave none."""
+    """Latency targets of one request, ns; 0 if the request gave none."""
 
     ttft_ns: int = 0
     tbt_ns: int = 0
@@ -158,22 +158,22 @@ class Trigger:
 
     kind: str  # "word", "token", "pattern"
     value: str | int  # int: a token's id
-    is_after: bool = False  # the trigger's own text is not part of what the grammar describes
+    is_after: bool = False  # the trigger's own text is not part of the grammar's text
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What an answer may look like. `uma_core.constraint` enforces it."""
+    """The form that an answer must have. `uma_core.constraint` enforces it."""
 
     kind: str  # "json_schema", "regex", "choices", "gbnf", "lark"
     value: Any  # the schema, the choices as a list, or the grammar's text
     triggers: tuple[Trigger, ...] = ()  # none: from the first token on
-    prefix: str = ""  # what the grammar has consumed before the first token
+    prefix: str = ""  # text that the grammar has consumed before the first token
 
 
 @dataclass(frozen=True, slots=True)
 class Infill:
-    """A gap in a file: what stands before and after it, and other files of its project, the nearest last."""
+    """A gap in a file: the text before and after it, and other files of its project, the nearest last."""
 
     prefix: str
     suffix: str
@@ -182,7 +182,7 @@ class Infill:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Where an answer thinks: between `start` and `end`.
+    """The texts between which an answer thinks: `start` and `end`.
 
     At `budget_tokens` the text `message` and then `end` are forced.
     """
@@ -195,24 +195,24 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class Embed:
-    """What `embed` and `rerank` want: vectors of inputs, or scores of documents for a query."""
+    """The work of `embed` and `rerank`: vectors of inputs, or scores of documents for a query."""
 
     op: str  # "embed" or "rerank"
     inputs: tuple[str | tuple[TokenId, ...], ...] = ()
     query: str = ""
     documents: tuple[str, ...] = ()
     pooling: str = ""  # "": the model's own
-    normalize: bool | None = None  # None: vectors are, unless pooling is none or rank
+    normalize: bool | None = None  # None: vectors are normalized unless pooling is none or rank
     dimensions: int = 0  # 0: all
     is_base64: bool = False
-    truncate: bool = False  # what is too long is cut; else it is refused
+    truncate: bool = False  # cut inputs that are too long; false: refuse them
     top_n: int = 0  # 0: all documents
-    reply_bytes: int = 0  # most that the answer may have
+    reply_bytes: int = 0  # size limit of the answer
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A validated request that is computed, as protocol.messages decodes it.
+    """A validated request to be computed, as protocol.messages decodes it.
 
     Exactly one of the four inputs, or `embed`, is set.
     """
@@ -226,10 +226,10 @@ class Request:
     max_tokens: int | None = None  # None: the configured default
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop: tuple[str, ...] = ()
-    banned_strings: tuple[str, ...] = ()  # the answer never has them
-    suffix: str = ""  # what follows the text that is asked for, after `prompt` or `tokens`
+    banned_strings: tuple[str, ...] = ()  # the answer must not contain them
+    suffix: str = ""  # text after the requested text, which follows `prompt` or `tokens`
     n: int = 1  # answers
-    best_of: int = 0  # this many are made, and the n likeliest returned; 0: n
+    best_of: int = 0  # so many are made, and the n likeliest returned; 0: n
     echo: bool = False  # an answer begins with its prompt's text
     prompt_logprobs: int | None = None  # log probabilities of the prompt's tokens: of each and of this many others
     stream: bool = True
@@ -239,34 +239,35 @@ class Request:
     ignore_eos: bool = False
     timeout_ns: int = 0  # 0: none
     overflow: str = ""  # "", "error", "truncate-middle", "shift"
-    # control tokens that appear in the answer's text; ids once the vocabulary was asked
+    # control tokens that may appear in the answer's text; replaced by ids when the vocabulary is known
     preserved_tokens: tuple[str | TokenId, ...] = ()
-    model: str = ""  # fingerprint of the model that the prompt is written for; "": whichever is served
-    account: str = ""  # whom a gateway asks for; "": the peer itself
-    queue_updates: bool = False  # report where it stands in the queue
-    prompt_progress: bool = False  # report how far its prompt is read
+    model: str = ""  # fingerprint of the model that the prompt is written for; "": any model
+    account: str = ""  # account on whose behalf a gateway asks; "": the peer itself
+    queue_updates: bool = False  # report its place in the queue
+    prompt_progress: bool = False  # report the progress of its prompt
     constraint: Constraint | None = None
     reasoning: Reasoning | None = None
     lora: AdapterSet | None = None  # None: as configured
-    prediction: str | tuple[TokenId, ...] = ""  # what the answer may repeat; ids once the vocabulary was asked
+    prediction: str | tuple[TokenId, ...] = ""  # text that the answer may repeat; later its ids
     speculate: str = ""  # "auto", "lookup", "draft", "off"; "": as configured
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who is at the other end of a connection, by the kernel's word."""
+    """The peer of a connection, as the kernel reports it."""
 
     uid: int = -1
     gid: int = -1
     pid: int = -1
-    groups: tuple[int, ...] = field(default=(), compare=False)  # supplementary ones, where the system reports them
+    groups: tuple[int, ...] = field(default=(), compare=False)  # supplementary groups, if the system reports them
 
 
-# for this many places there is one more for those who hold none: whoever fills the places does not lock the others out
+# one more place for each so many, only for clients that hold none: a client that fills the places does not lock the
+# others out
 EXTRA_SHARE = 8
 
 
 def n_extra(n_places: int) -> int:
-    """Places beyond those for requests or connections, which only newcomers get."""
+    """Return the number of additional places for requests or connections; only newcomers get them."""
     return max(1, n_places // EXTRA_SHARE)

@@ -1,7 +1,7 @@
 """Files that were being written when their process was killed.
 
-Rules: who writes one holds its lock, which the system lets go with the process. Where the file system knows no locks,
-such a file is left over once nobody wrote to it for a while.
+Rules: the writer of a file holds its lock, which the system releases when the process ends. If the file system has no
+locks, a file counts as left over when nothing has been written to it for a while.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ STALE_S = 600.0
 
 
 def hold(fd: int) -> None:
-    """Before the first byte is written; until the descriptor is closed."""
+    """Lock the file before its first byte is written, until the descriptor is closed."""
     with suppress(OSError):
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def is_left_over(path: str, facts: os.stat_result) -> bool:
-    """Whether nobody writes it any more. `facts` are the file's. Raises: OSError."""
+    """Whether no process writes it any more. `facts` are the file's. Raises: OSError."""
     is_stale = time.time() - facts.st_mtime > STALE_S
-    if not facts.st_size:  # it may not be held yet
+    if not facts.st_size:  # its writer may not hold it yet
         return is_stale
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:  # held; whatever the clock says, which may have been set
+    except BlockingIOError:  # held by its writer, whatever the clock says (it may have been set)
         return False
     except OSError:  # no locks here
         return is_stale

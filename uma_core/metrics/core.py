@@ -1,7 +1,7 @@
-"""How a metric is declared and counted: cheap for the one thread that writes it, a copy for everybody who reads.
+"""How a metric is declared and counted: cheap for the single thread that writes it, and a copy for every reader.
 
-Rules: one writing thread per series (no locks); readers take a `Snapshot`. Times are ns inside and seconds or ms
-in exports. The sliding window is the difference between now and a copy made earlier, so writers pay nothing for it.
+Rules: one writing thread per series (no locks); readers take a `Snapshot`. Times are ns inside and seconds or ms in
+exports. The sliding window is the difference between now and a copy made earlier, so it costs writers nothing.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Histogram:
         self.highest: float = 0
 
     def observe(self, value: float) -> None:
-        """Count one value. Units: ns where the metric's unit is seconds."""
+        """Count one value. Units: ns if the metric's unit is seconds."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
         if value > self.highest:
@@ -131,7 +131,7 @@ class Distribution(NamedTuple):
         return min(middle, self.highest)
 
     def minus(self, counts: tuple[int, ...], total: float) -> Distribution:
-        """Return what came after an earlier copy."""
+        """Return the values after an earlier copy."""
         left = tuple(now - then for now, then in zip(self.counts, counts, strict=True))
         last = max((i for i, n in enumerate(left) if n), default=-1)
         bound = self.bounds[last] if 0 <= last < len(self.bounds) else self.highest
@@ -145,7 +145,7 @@ class Distribution(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """A copy of everything. Pure from here on."""
+    """A copy of all series. Pure from here on."""
 
     metrics: tuple[Metric, ...]
     values: Mapping[tuple[str, Labels], float]  # counters and gauges
@@ -166,7 +166,7 @@ class Snapshot(NamedTuple):
 
 
 class Registry:
-    """Holds one series for every declared label set, from the start: none can appear later, so none is missing."""
+    """Holds one series for every declared label set from the start, so that none is missing and none appears later."""
 
     def __init__(self, metrics: Iterable[Metric]) -> None:
         self._metrics = tuple(metrics)
@@ -200,8 +200,8 @@ class Registry:
         return series
 
     def on_collect(self, update: Callable[[], None]) -> None:
-        """Call `update` before each snapshot, in the reader's thread: for gauges that are cheaper to ask than to
-        keep.
+        """Call `update` before each snapshot, in the reader's thread: for gauges that are cheaper to read than to keep
+        up to date.
         """
         self._collectors.append(update)
 

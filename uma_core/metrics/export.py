@@ -1,4 +1,4 @@
-"""A snapshot as Prometheus text, and as the JSON that the documents promise. Pure."""
+"""Writes a snapshot as Prometheus text, and as the documented JSON. Pure."""
 
 from __future__ import annotations
 
@@ -33,13 +33,15 @@ def _bandwidth(snapshot: Snapshot) -> float:
 
 
 def _idle_share(snapshot: Snapshot) -> float | None:
-    """None before the first request."""
+    """Return the share of idle time; None before the first request."""
     serving = snapshot.value(m.SERVING_TIME)
     return round(max(0.0, 1.0 - snapshot.value(m.ENGINE_TIME) / serving), 4) if serving else None
 
 
 def _copy_free(snapshot: Snapshot) -> float | None:
-    """None before the first prompt. What is copied twice counts twice."""
+    """Return the share of KV that was not copied; None before the first prompt. KV that is copied twice counts
+    twice.
+    """
     whole = snapshot.value(m.KV_BYTES)
     return round(max(0.0, 1.0 - snapshot.value(m.KV_COPIED_BYTES) / whole), 4) if whole else None
 

@@ -1,10 +1,10 @@
 """One connection's protocol state: bytes in, messages out; events in, bytes out.
 
-`receive_data(bytes)` then `next_event()` until it returns a Signal; `send(event)` gives the bytes to write.
+Call `receive_data(bytes)`, then `next_event()` until it returns a Signal; `send(event)` returns the bytes to write.
 
-Rules: the only place that knows frames from lines and which ids are in flight. A request is in flight
-from `next_event` until its `Eos`, `Error` or `Reply` is sent. In line mode a prompt line or command has
-the connection to itself: what follows waits (PAUSED), since raw text cannot be told apart by id.
+Rules: the only place that tells frames from lines and knows which ids are in flight. A request is in flight from
+`next_event` until its `Eos`, `Error` or `Reply` is sent. In line mode a prompt line or command has the connection to
+itself: later input waits (PAUSED), because raw text cannot be told apart by id.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ HELP_LINE = (
 class Limits(NamedTuple):
     frame_cap_bytes: int  # of a payload; below framing.FRAME_CAP_LIMIT
     line_cap_bytes: int
-    max_in_flight: int  # of one connection: generate requests, and others, each
+    max_in_flight: int  # per connection: of generate requests, and of other requests
     has_echo: bool = False  # a prompt line's text comes back before the answer
-    inline_bytes: int = 0  # larger requests are decoded elsewhere; 0: none is
+    inline_bytes: int = 0  # larger requests are decoded elsewhere; 0: none are
 
 
 class Signal(Enum):
@@ -68,7 +68,7 @@ class Signal(Enum):
 
 
 class Style(Enum):
-    """How the answers to a request look."""
+    """The form of the answers to a request."""
 
     JSON = "json"  # a frame, or a line of JSON
     RAW = "raw"  # text as it comes
@@ -81,14 +81,14 @@ class Flight(NamedTuple):
     wire_id: WireId
     style: Style
     head: str  # token_head(wire_id)
-    is_generate: bool  # it counts with those that are computed
-    has_eos: bool  # else a reply or an error is its end
+    is_generate: bool  # it counts with the requests that are computed
+    has_eos: bool  # false: a reply or an error is its end
     is_stream: bool
     echo: str
 
 
 class Rejected(NamedTuple):
-    """Not a valid message. Give it to `send`, which answers with the error."""
+    """Bytes that are not a valid message. Give this to `send`, which answers with the error."""
 
     wire_id: WireId
     error: UmaError
@@ -96,7 +96,7 @@ class Rejected(NamedTuple):
 
 
 class Connection:
-    """See the module head. Raises nothing but LookupError, for events of ids that are not in flight (our bug)."""
+    """See the module's docstring. Raises only LookupError, for events of ids that are not in flight (our bug)."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -106,12 +106,12 @@ class Connection:
         self.has_eof = False
         self._frames = FrameReader(limits.frame_cap_bytes)
         self._lines = LineReader(limits.line_cap_bytes)
-        self._head = bytearray()  # bytes before the mode is known
+        self._head = bytearray()  # bytes received before the mode is known
         self._line: str | None = None  # a line that waits for the connection to be free
         self._n_generate = 0
         self._n_named = 0
-        self._is_waiting = False  # for what comes of a large request
-        self._is_raw = False  # the last line was not JSON: what concerns no request looks like text
+        self._is_waiting = False  # for the decoding of a large request
+        self._is_raw = False  # the last line was not JSON: messages that belong to no request are written as text
 
     # bytes in
 
@@ -132,17 +132,17 @@ class Connection:
 
     @property
     def is_ambiguous(self) -> bool:
-        """True while a short line was read that could still become a frame header: `settle` after a short silence."""
+        """Whether a short line was read that could still become a frame header. Call `settle` after a short silence."""
         return b"\n" in self._head
 
     def settle(self) -> None:
-        """No more bytes came: what is ambiguous is text."""
+        """Read ambiguous bytes as text, because no more bytes came."""
         if self.is_ambiguous:
             self._decide(Mode.LINES)
 
     @property
     def n_buffered(self) -> int:
-        """Bytes that wait to become messages."""
+        """Number of bytes that wait to become messages."""
         return len(self._head) + len(self._frames) + len(self._lines) + len(self._line or "")
 
     def _decide(self, mode: Mode) -> None:
@@ -154,7 +154,7 @@ class Connection:
     # messages out
 
     def next_event(self) -> Message | Rejected | Large | Signal:
-        """Take the next message. After a large one there is none before `resume`."""
+        """Take the next message. After a large one there is none until `resume` is called."""
         if self.is_closing:
             return Signal.END
         if self._is_waiting:
@@ -173,11 +173,11 @@ class Connection:
 
     @property
     def is_waiting(self) -> bool:
-        """A large request is being decoded."""
+        """Whether a large request is being decoded."""
         return self._is_waiting
 
     def resume(self, outcome: Message | Unfit) -> Message | Rejected:
-        """Go on with what a large request turned out to be."""
+        """Continue with the result of decoding a large request."""
         self._is_waiting = False
         return self._take(outcome)
 
@@ -246,12 +246,12 @@ class Connection:
 
     def _admit(self, message: Message, style: Style, echo: str = "") -> Message | Rejected:
         if message.op.name == "cancel":
-            return message  # its `id` is another request's
+            return message  # its `id` is that of another request
         if message.id in self.in_flight:
             return self._reject(message.wire_id, UmaError(ErrorCode.DUPLICATE_ID, f"`{message.id}` is in flight"))
         request, limit = message.request, self.limits.max_in_flight
         n_alike = self._n_generate if request else len(self.in_flight) - self._n_generate
-        if n_alike >= limit:  # apart, so that status and cancel work while all streams run
+        if n_alike >= limit:  # counted separately, so that status and cancel work while all streams run
             error = UmaError(
                 ErrorCode.TOO_MANY_SESSIONS, f"{limit} requests are in flight on this connection", limit=limit
             )
@@ -264,7 +264,7 @@ class Connection:
         return message
 
     def _reject(self, wire_id: WireId, error: UmaError) -> Rejected:
-        """Answer under the request's id, unless a request in flight would seem to end by that."""
+        """Answer under the request's id, unless the error would seem to end a request in flight."""
         self.is_closing = self.is_closing or error.error.spec.closes
         if wire_id is not None and str(wire_id) in self.in_flight:
             error.detail["id"] = wire_id
@@ -276,7 +276,7 @@ class Connection:
     def send(self, event: Event | Rejected) -> bytes:
         """Encode an event.
 
-        Final ones free the id. Raises: LookupError, and TypeError or ValueError for a reply JSON cannot say.
+        Final events free the id. Raises: LookupError; TypeError or ValueError for a reply that JSON cannot represent.
         """
         if type(event) is Token:
             flight = self.in_flight[event.id]
@@ -324,7 +324,7 @@ class Connection:
     def _send_error(self, event: Error) -> bytes:
         flight = self._land(event.id) if event.id else None
         if self.mode is Mode.UNDECIDED and self._head and b"\0" not in self._head:
-            self._is_raw = not self._head.startswith(b"{")  # too short to tell for certain, but somebody typed it
+            self._is_raw = not self._head.startswith(b"{")  # too short to tell for certain, but probably typed by hand
             self._decide(Mode.LINES)
         self.is_closing = self.is_closing or event.error.error.spec.closes
         is_raw = self._is_raw if flight is None else flight.style is not Style.JSON
@@ -346,7 +346,7 @@ class Connection:
 
 
 def without_eos(event: Eos) -> UmaError:
-    """The error that reports a bad end where no `eos` can."""
+    """Return the error that reports a bad end to a request that gets no `eos`."""
     if event.error is not None:
         return event.error
     codes = {

@@ -48,7 +48,7 @@ FIELD = Field(
 
 
 def to_constraint(args: dict[str, Any] | None) -> Constraint | None:
-    """Of the checked field. Raises: BAD_REQUEST unless it has exactly one kind."""
+    """Build the value from the checked field. Raises: BAD_REQUEST unless it has exactly one kind."""
     if args is None:
         return None
     given = [kind for kind in KINDS if args[kind] is not None and not (kind == "json" and args[kind] is False)]

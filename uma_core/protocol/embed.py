@@ -93,7 +93,7 @@ INPUT_FIELDS = ("input", "query", "documents")
 
 
 def to_embed_request(op: str, id: str, args: dict[str, Any]) -> Request:
-    """Build the Request of checked fields; without its input where that is left out."""
+    """Build the Request from checked fields; without its input if that is left out."""
     embed = Embed(
         op=op,
         inputs=args.get("input") or (),

@@ -1,6 +1,6 @@
-"""Events that go to a client, and their JSON. EVENTS declares them once; docs/PROTOCOL.md follows from it.
+"""Events for clients, and their JSON. EVENTS declares them once; docs/PROTOCOL.md follows from it.
 
-Cost: a token event is the hot path (streams x tokens per second); its unchanging part is kept in `Flight`.
+Cost: token events are the hot path (streams x tokens per second), so their unchanging part is kept in `Flight`.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from uma_core.protocol.fields import Field, Kind
 from uma_core.types import Ended, FinishReason, TokenId, TokenLogprob
 
 WireId = str | int | None
-LEAST_LOGPROB = -9999.0  # what is less likely, or impossible, as other servers write it
+LEAST_LOGPROB = -9999.0  # written for tokens that are less likely, or impossible, as other servers do
 
 
 class Started(NamedTuple):
-    """The request was accepted. Says nothing on the wire, except the echo of a prompt line."""
+    """The request was accepted. Nothing goes over the wire, except the echo of a prompt line."""
 
     id: str
 
 
 class Queued(NamedTuple):
-    """Where a request that asked for it stands."""
+    """The place in the queue of a request that asked for it."""
 
     id: str
     position: int
@@ -32,7 +32,7 @@ class Queued(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """How far the prompt of a request that asked for it is read."""
+    """The progress in reading the prompt of a request that asked for it."""
 
     id: str
     n_prompt: int
@@ -42,7 +42,7 @@ class Progress(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """Of the next tokens of the prompt."""
+    """Log probabilities of the next tokens of the prompt."""
 
     id: str
     logprobs: tuple[TokenLogprob, ...]
@@ -53,7 +53,7 @@ class Token(NamedTuple):
     text: str  # whole characters
     token_id: TokenId
     logprobs: tuple[TokenLogprob, ...] | None = None
-    which: int = -1  # of the answer, where there are several
+    which: int = -1  # index of the answer, if there are several
 
 
 class End(NamedTuple):
@@ -68,7 +68,7 @@ class Eos(NamedTuple):
 
     id: str
     reason: FinishReason
-    text: str  # "" where it was streamed
+    text: str  # "" if it was streamed
     usage: dict[str, int]
     timing: dict[str, float]
     error: UmaError | None = None
@@ -90,7 +90,7 @@ class Reply(NamedTuple):
     id: str
     type: str
     data: dict[str, Any] | bytes  # bytes: the fields' JSON, without braces
-    wire_id: WireId = None  # echoed with `id` "": cancel, whose id is the request's
+    wire_id: WireId = None  # echoed with `id` "": for cancel, whose id is that of the request
 
 
 Event = Started | Queued | Progress | Prompt | Token | End | Eos | Error | Reply
@@ -222,7 +222,7 @@ EVENTS = (
 
 
 def to_json(value: Any) -> bytes:
-    """Encode compactly. Raises: TypeError, ValueError for what JSON cannot say (NaN too)."""
+    """Encode compactly. Raises: TypeError, ValueError for values that JSON cannot represent (NaN too)."""
     return _dump(value).encode("utf-8", "replace")
 
 
@@ -231,7 +231,7 @@ def _dump(value: Any) -> str:
 
 
 def token_head(wire_id: WireId) -> str:
-    """Give the part of a request's token events that never changes."""
+    """Return the part of a request's token events that never changes."""
     return '{"id":' + json.dumps(wire_id) + ',"event":"token","text":'
 
 
@@ -243,7 +243,7 @@ def token_json(head: str, event: Token) -> bytes:
 
 
 def _logprobs(logprobs: tuple[TokenLogprob, ...]) -> str:
-    """Token by token: one long call of the JSON encoder would keep the interpreter from the compute thread."""
+    """Encode token by token: one long call of the JSON encoder would keep the interpreter from the compute thread."""
     return f"[{','.join(map(_logprob, logprobs))}]"
 
 
@@ -253,7 +253,7 @@ def _logprob(one: TokenLogprob) -> str:
 
 
 def _finite(value: float | None) -> float | None:
-    """Six digits; JSON has no infinity."""
+    """Round to six digits; JSON has no infinity."""
     return None if value is None else round(max(value, LEAST_LOGPROB), 6)
 
 
@@ -303,7 +303,7 @@ def _answer(answer: Ended) -> str:
 
 
 def _with_ending(value: dict[str, Any], event: Eos | Ended, error: dict[str, Any] | None) -> str:
-    """What an answer's end and a request's have in common."""
+    """Return the fields that an answer's end and a request's end share."""
     if event.stop is not None:
         value["stop"] = event.stop
     value["usage"] = event.usage

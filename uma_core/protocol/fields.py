@@ -1,4 +1,4 @@
-"""Fields of messages: their declaration, and the one place where values are checked against it."""
+"""Fields of messages: their declaration, and the only place at which values are checked against it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.suggest import nearest, suggest
 
-OWN_PREFIX = "x_"  # of names that a client may use as it likes: they are ignored
+OWN_PREFIX = "x_"  # of names that clients may use as they like; they are ignored
 TAG_NAME, TAG_TEXT = 64, 512  # most characters of a tag's name, and of its value
-N_BIASES_MOST = 20_000  # of `logit_bias`: a sampler takes them in on the compute thread, 1.5 ms for this many
+N_BIASES_MOST = 20_000  # of `logit_bias`: a sampler reads them on the compute thread, 1.5 ms for this many
 SHOWN_NAME = 64  # characters of an unknown name that a message repeats
 
 
@@ -22,7 +22,7 @@ class Kind(str, Enum):
     INTEGER = "integer"
     NUMBER = "number"
     BOOLEAN = "boolean"
-    OBJECT = "object"  # free-form in replies; in requests `fields` says what it holds
+    OBJECT = "object"  # free-form in replies; in requests `fields` declares its content
     TAGS = "object of strings, numbers and booleans"
     ID = "string or integer"
     STRINGS = "string or array of strings"
@@ -43,15 +43,15 @@ class Field(NamedTuple):
     default: Any = None  # None: absent
     low: float | None = None  # least value, or least length of strings and arrays
     high: float | None = None  # greatest value, or greatest length
-    choices: tuple[str, ...] = ()  # of a string, or of each of several
+    choices: tuple[str, ...] = ()  # for a string, or for each of several
     is_required: bool = False
-    fields: tuple[Field, ...] = ()  # of an OBJECT, or of each of OBJECTS
+    fields: tuple[Field, ...] = ()  # of an OBJECT, or of each entry of OBJECTS
     is_open_low: bool = False  # the value must be greater than `low`
     each_high: int | None = None  # greatest length of each of several strings
 
 
 def bad_field(path: str, message: str) -> UmaError:
-    """Build the BAD_REQUEST that names a field."""
+    """Return the BAD_REQUEST that names a field."""
     return UmaError(ErrorCode.BAD_REQUEST, f"`{path}` {message}", field=path)
 
 
@@ -72,9 +72,9 @@ def check_value(field: Field, values: dict[str, Any], prefix: str = "") -> Any:
 
 
 def refuse_unknown(fields: tuple[Field, ...], values: dict[str, Any], prefix: str = "") -> None:
-    """Refuse the first name that is not declared and not the client's own, with the nearest declared one.
+    """Refuse the first name that is neither declared nor the client's own, and name the nearest declared one.
 
-    Raises: BAD_REQUEST with `detail.field`, and `detail.nearest` where a name is near.
+    Raises: BAD_REQUEST with `detail.field`, and `detail.nearest` if a name is near.
     """
     known = {field.name for field in fields}
     for name in values:
@@ -223,7 +223,7 @@ def _check_mixed(field: Field, value: Any, path: str) -> str | tuple[str | int, 
 
 
 def _check_inputs(field: Field, value: Any, path: str) -> tuple[str | tuple[int, ...], ...]:
-    """One input or several, as several. An array of numbers is one."""
+    """Return one input, or several, as several. An array of numbers is one input."""
     _expect(field, value, path, str, list)
     items = [value] if type(value) is str or (value and type(value[0]) is int) else value
     _in_range(field, len(items), path, "must have {} items")

@@ -10,12 +10,12 @@ import struct
 from uma_core.errors import ErrorCode, UmaError
 
 HEADER = struct.Struct("<I")
-TEXT_LEAST = 0x09000000  # any four bytes of text read as a length give at least this: a tab in the top byte
+TEXT_LEAST = 0x09000000  # any four bytes of text, read as a length, give at least this: a tab in the top byte
 FRAME_CAP_LIMIT = 128 << 20  # below that: a valid header is never text
 
 
 def encode_frame(payload: bytes) -> bytes:
-    """Put the length header before a payload."""
+    """Return a payload with its length header."""
     return HEADER.pack(len(payload)) + payload
 
 
@@ -38,8 +38,8 @@ class FrameReader:
         self._buffer += data
 
     def whole(self, data: bytes) -> bytes | None:
-        """The payload, where `data` is one frame and nothing waits for it: most often so, and then nothing is copied
-        to and fro. None: `feed` it.
+        """Return the payload if `data` is exactly one frame and no earlier bytes wait. This is the usual case, and
+        nothing is copied back and forth. None: use `feed`.
         """
         n = len(data) - HEADER.size
         if self._buffer or not 0 < n <= self.cap_bytes or HEADER.unpack_from(data)[0] != n:
@@ -47,7 +47,7 @@ class FrameReader:
         return data[HEADER.size :]
 
     def next_payload(self) -> bytes | None:
-        """Take the next payload out of the buffer; None while it is incomplete."""
+        """Take the next payload out of the buffer; None if it is not complete yet."""
         buffer = self._buffer
         if len(buffer) < HEADER.size:
             return None

@@ -1,7 +1,7 @@
-"""Text lines for `nc -U`, and how a stream of lines is told from a stream of frames.
+"""Text lines for `nc -U`, and the test that tells a stream of lines from a stream of frames.
 
-A line that begins with `{` is a JSON request; `/metrics`, `/status` and `/help` are commands;
-an empty line is nothing; any other line is a prompt.
+A line that begins with `{` is a JSON request; `/metrics`, `/status` and `/help` are commands; an empty line is ignored;
+any other line is a prompt.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import Enum
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.protocol.framing import HEADER, TEXT_LEAST
 
-COMMANDS: dict[str, tuple[str, dict[str, str]]] = {  # line -> operation, and its fields that are not default
+COMMANDS: dict[str, tuple[str, dict[str, str]]] = {  # line -> operation, and its fields without a default
     "/metrics": ("metrics", {}),
     "/metrics prometheus": ("metrics", {"format": "prometheus"}),
     "/status": ("status", {}),
@@ -28,10 +28,9 @@ class Mode(Enum):
 def detect_mode(head: bytes | bytearray) -> Mode:
     """Tell frames from text by the first bytes of a connection.
 
-    No cap decides this: a length that no text has is a frame's, and is refused as one where it is too large.
-    A NUL is never text either.
-    Up to three bytes can be a short line ("Hi\\n") as well as a part of a header: then only silence
-    or the end of the stream decides, which the caller sees.
+    No limit decides this: a length that no text can have belongs to a frame, which is refused as a frame if it is too
+    large. A NUL never belongs to text either. Up to three bytes can be a short line ("Hi\\n") as well as part of a
+    header; then only silence, or the end of the stream, decides, and the caller notices these.
     """
     if len(head) < HEADER.size:
         return Mode.UNDECIDED
@@ -50,7 +49,7 @@ class LineReader:
     def __init__(self, cap_bytes: int) -> None:
         self.cap_bytes = cap_bytes
         self._buffer = bytearray()
-        self._scanned = 0  # bytes known to hold no newline: keeps byte-at-a-time input linear
+        self._scanned = 0  # bytes known to contain no newline: keeps byte-at-a-time input linear
 
     def __len__(self) -> int:
         return len(self._buffer)
@@ -63,7 +62,7 @@ class LineReader:
         return self._buffer.startswith(b"{")
 
     def next_line(self, is_last: bool = False) -> str | None:
-        """Take the next line; None while it is incomplete. `is_last`: the end of the stream ends a line too."""
+        """Take the next line; None if it is not complete yet. `is_last`: the end of the stream also ends a line."""
         end = self._buffer.find(b"\n", self._scanned)
         length = len(self._buffer) if end < 0 else end
         if length > self.cap_bytes:

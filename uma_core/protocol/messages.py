@@ -1,7 +1,7 @@
 """Requests: from the bytes of one JSON object to a checked `Message`.
 
-Rules: an unknown or a wrong field is BAD_REQUEST that names it; names that begin with `x_` are the client's own and are
-ignored; nothing here raises anything but UmaError.
+Rules: an unknown or wrong field is BAD_REQUEST, which names the field. Names that begin with `x_` are the client's own
+and are ignored. Nothing here raises anything but UmaError.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ NS_PER_MS = 1_000_000
 
 
 class Source(NamedTuple):
-    """What a large request consists of, as it came: whoever needs its text reads it again, where that keeps nobody
-    waiting.
+    """The bytes of a large request, as they came. Its text is read from them again when it is needed, on a thread that
+    delays nothing else.
     """
 
     payload: bytes  # its JSON, or with `is_text` the prompt
@@ -57,7 +57,7 @@ class Large(NamedTuple):
 
 
 class Unfit(NamedTuple):
-    """What decoding gives for bytes that are not a valid request."""
+    """The result of decoding bytes that are not a valid request."""
 
     wire_id: WireId
     error: UmaError
@@ -67,15 +67,15 @@ class Message(NamedTuple):
     """A checked request."""
 
     op: Op
-    id: str  # "" where the client gave none
+    id: str  # "" if the client gave none
     wire_id: WireId  # as the client wrote it
     args: dict[str, Any]  # the operation's fields, defaults filled in
     request: Request | None = None  # of generate, embed and rerank
-    source: Source | None = None  # of a large one: there its input is, and not in the two above
+    source: Source | None = None  # of a large request: the input is only here, not in `args` and `request`
 
 
 def read(payload: bytes | str) -> Message | Unfit:
-    """Decode and check a request. What is wrong with it is reported under its id wherever that can be read."""
+    """Decode and check a request. An error is reported under the request's id if that can be read."""
     wire_id = None
     try:
         text = payload if isinstance(payload, str) else to_text(payload)
@@ -96,7 +96,9 @@ def parse_object(payload: bytes | str) -> dict[str, Any]:
 
 
 def _parse(text: str) -> tuple[dict[str, Any], list[str]]:
-    """The object, and names that one of its objects has twice: JSON leaves open which of their values counts."""
+    """Return the object, and names that occur twice in one of its objects: JSON does not say which of the values
+    counts.
+    """
     twice: list[str] = []
 
     def to_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -117,7 +119,7 @@ def _parse(text: str) -> tuple[dict[str, Any], list[str]]:
 
 
 def _check_text(text: str, value: dict[str, Any], twice: list[str]) -> None:
-    """`twice`: names that must not be. Raises: BAD_UTF8, BAD_REQUEST."""
+    """Check a request's text. `twice`: names that occur twice, which is an error. Raises: BAD_UTF8, BAD_REQUEST."""
     if "\\u" in text:
         _check_escapes(value)
     if twice:
@@ -136,7 +138,7 @@ def _finite(digits: str) -> float:
 
 
 def _check_escapes(value: Any) -> None:
-    """Refuse what escapes can smuggle in: NUL and halves of surrogate pairs."""
+    """Refuse characters that only escapes can bring in: NUL and halves of surrogate pairs."""
     stack = [value]
     while stack:
         item = stack.pop()
@@ -153,7 +155,7 @@ def _check_escapes(value: Any) -> None:
 
 
 def decode_id(value: dict[str, Any]) -> WireId:
-    """Read the `id`; None where it is absent. Raises: BAD_REQUEST, BAD_UTF8."""
+    """Return the `id`; None if it is absent. Raises: BAD_REQUEST, BAD_UTF8."""
     wire_id: WireId = check_value(ID_FIELD, value)
     _check_escapes(wire_id)
     return wire_id
@@ -179,7 +181,7 @@ def decode(value: dict[str, Any], wire_id: WireId) -> Message:
 
 
 def request_of(op: str, id: str, args: dict[str, Any]) -> Request | None:
-    """What is to be computed; None: the operation computes nothing. Raises: BAD_REQUEST."""
+    """Return the request to compute; None: the operation computes nothing. Raises: BAD_REQUEST."""
     if op in ("embed", "rerank"):
         return to_embed_request(op, id, args)
     return to_request(id, args) if op == "generate" else None
@@ -198,7 +200,7 @@ INPUTS = ("prompt", "tokens", "messages", "infill")
 
 
 def check_input(args: dict[str, Any]) -> None:
-    """Raises: BAD_REQUEST unless exactly one input is there."""
+    """Check that there is exactly one input. Raises: BAD_REQUEST."""
     inputs = [name for name in INPUTS if args[name] is not None]
     if len(inputs) != 1:
         names = ", ".join(f"`{name}`" for name in INPUTS)
@@ -208,7 +210,7 @@ def check_input(args: dict[str, Any]) -> None:
 
 
 def to_input(args: dict[str, Any]) -> dict[str, Any]:
-    """The fields of Request that say what is continued."""
+    """Return the fields of Request that hold the input."""
     infill = args["infill"]
     if infill is not None:
         files = tuple((file["filename"], file["text"]) for file in infill["extra"])
@@ -233,7 +235,7 @@ def _check_answers(args: dict[str, Any]) -> None:
 
 
 def to_request(id: str, args: dict[str, Any]) -> Request:
-    """Build the Request of checked generate fields. Raises: BAD_REQUEST where they contradict each other."""
+    """Build the Request from checked generate fields. Raises: BAD_REQUEST if they contradict each other."""
     _check_answers(args)
     slo = args["slo"] or {}
     return Request(
@@ -284,5 +286,5 @@ def _to_reasoning(args: dict[str, Any]) -> Reasoning | None:
 
 
 def _to_ns(ms: float | None) -> int:
-    """Only 0 gives 0, which means none."""
+    """Convert to ns. Only 0, which means no limit, gives 0."""
     return math.ceil((ms or 0) * NS_PER_MS)

@@ -11,9 +11,8 @@ from uma_core.protocol.sampling import SAMPLING_FIELDS
 from uma_core.types import Request
 
 PROTOCOL_VERSION = 1
-N_PREDICTION_MOST = 1 << 18  # characters: more than an answer has; 150 bytes of memory for each token of them
-# characters of a text that ends an answer, or that it must not have: what may still become one is held back from the
-# reader
+N_PREDICTION_MOST = 1 << 18  # characters: more than an answer has; each token of it takes 150 bytes of memory
+# most characters of a stop text or a banned string: text that may still become one is held back from the reader
 N_STOP_MOST = 1_024
 DEFAULT_OP = "generate"  # of a request without `type`
 
@@ -24,7 +23,7 @@ class Op(NamedTuple):
     name: str  # the `type` of its requests
     help: str
     fields: tuple[Field, ...]  # besides `id` and `type`
-    reply: tuple[Field, ...]  # besides `id`, `event` and `type`; others may be there too
+    reply: tuple[Field, ...]  # besides `id`, `event` and `type`; there may be others
     is_admin: bool = False  # only for the daemon's owner, root and administrators
 
 

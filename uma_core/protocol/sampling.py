@@ -1,4 +1,4 @@
-"""How a generate request says what is drawn: its fields, and what they give together."""
+"""The sampling fields of a generate request, and the parameters that they make."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from uma_core.protocol.fields import Field, Kind, bad_field
 from uma_core.types import USUAL_ORDER, SamplingParams
 
 SAMPLERS = (*USUAL_ORDER, "infill", "adaptive_p")
-INFILL_TOP_K = 100  # candidates that `infill` may compare with each other: it asks for the texts of all pairs
-BIAS = 1_000_000  # beyond it nothing is left of a logit's own digits
+INFILL_TOP_K = 100  # candidates that `infill` may compare: it needs the texts of all pairs
+BIAS = 1_000_000  # with a larger bias, nothing would be left of a logit's own digits
 _OFF = SamplingParams()
 
 
@@ -60,7 +60,7 @@ SAMPLING_FIELDS = (
 
 
 def to_params(args: dict[str, Any]) -> SamplingParams:
-    """Of checked fields. Raises: BAD_REQUEST where they contradict each other."""
+    """Build the parameters from checked fields. Raises: BAD_REQUEST if they contradict each other."""
     values = {field.name: args[field.name] for field in SAMPLING_FIELDS}
     order = tuple(values.pop("samplers"))
     if args["adaptive_target"] >= 0.0 and order == USUAL_ORDER:
