@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from perf.simulated import Point, survey
 from uma_core import policy
 
-MOVED = 0.03  # a figure's mean over all cases; less is the noise of four seeds
+MOVED = 0.03  # mean change of a figure over all cases; less is the noise of four seeds
 _P = "uma_core.policy."
 
 
@@ -30,8 +30,8 @@ _P = "uma_core.policy."
 class Mechanism:
     name: str
     what: str
-    patches: tuple[tuple[str, str, Any], ...]  # module, attribute (dotted inside a class), what it becomes
-    is_simulated: bool = True  # False: only a real machine can tell
+    patches: tuple[tuple[str, str, Any], ...]  # module, attribute (dotted inside a class), its replacement
+    is_simulated: bool = True  # False: only a real machine shows its effect
 
 
 def _none(*_: Any) -> None:
@@ -121,13 +121,13 @@ MECHANISMS: dict[str, Mechanism] = {
 
 
 def switch_off(name: str) -> None:
-    """In this process, for good."""
+    """Switch off a mechanism in this process, for good."""
     for module, path, value in MECHANISMS[name].patches:
         owner: Any = importlib.import_module(module)
         *classes, attribute = path.split(".")
         for each in classes:
             owner = getattr(owner, each)
-        getattr(owner, attribute)  # a mechanism that is gone must not seem to move nothing
+        getattr(owner, attribute)  # fails for a mechanism that no longer exists
         setattr(owner, attribute, value(getattr(owner, attribute)) if value is _without_slots else value)
     pipeline = importlib.import_module(_P + "pipeline")
     if name == "bmt":
@@ -135,7 +135,7 @@ def switch_off(name: str) -> None:
 
 
 class Constant(NamedTuple):
-    """A number of the policy that was tuned."""
+    """A tuned number of the policy."""
 
     module: str
     name: str
@@ -143,18 +143,20 @@ class Constant(NamedTuple):
 
     @property
     def others(self) -> tuple[float, float]:
-        """Half of it and twice as much; of a factor between 1 and 2, of what it exceeds 1 by."""
+        """Return half of the value and twice as much; for a factor between 1 and 2, half and twice its excess
+        over 1.
+        """
         if 1.0 < self.value < 2.0:
             return 1.0 + (self.value - 1.0) / 2, 1.0 + (self.value - 1.0) * 2
         return (self.value // 2 if isinstance(self.value, int) else self.value / 2), self.value * 2
 
 
-# Given by the engine, by what calibration times, or by what they count.
+# Not tuned: given by the engine, timed by calibration, or counts of such values.
 FACTS = frozenset({"LONG", "LONG_GAP", "MAX_ROWS", "N_STEPS", "PAGE", "TILE_ROWS", "UNLIMITED_NS"})
 
 
 def constants() -> list[Constant]:
-    """All tuned numbers of the policy, as its modules declare them."""
+    """Return all tuned numbers of the policy, as its modules declare them."""
     folder = Path(policy.__path__[0])
     found = []
     for path in sorted(folder.rglob("*.py")):
@@ -169,7 +171,7 @@ def constants() -> list[Constant]:
 
 
 def change(constant: Constant, value: float) -> None:
-    """In this process, for good, wherever the policy has imported it."""
+    """Change a constant in this process, for good, wherever the policy has imported it."""
     importlib.import_module(_P + "pipeline")
     importlib.import_module(constant.module)
     for name, module in list(sys.modules.items()):
@@ -189,7 +191,8 @@ def _one(job: tuple[str | tuple[Constant, float], int, tuple[str, ...]]) -> dict
 def simulate(
     changes: Iterable[str | tuple[Constant, float]], n_seeds: int, n_processes: int = 2, cases: tuple[str, ...] = ()
 ) -> Iterator[dict[Point, float]]:
-    """Figures of the whole policy, then with each change: without the mechanism of that name, or with another value.
+    """Yield the figures of the whole policy, then with each change: without the mechanism of that name, or with another
+    value of the constant.
 
     Blocks for about a minute each.
     """
@@ -198,7 +201,9 @@ def simulate(
 
 
 def moved(whole: dict[Point, float], without: dict[Point, float]) -> dict[str, tuple[float, float, Point]]:
-    """By figure: its mean change over all points, and the largest change with its point. Positive: worse without."""
+    """Return, by figure, its mean change over all points, and the largest change with its point. Positive: worse
+    without.
+    """
     changes: dict[str, list[tuple[float, Point]]] = {}
     for point, value in whole.items():
         if point in without:
@@ -211,7 +216,7 @@ def moved(whole: dict[Point, float], without: dict[Point, float]) -> dict[str, t
 
 
 def row(name: str, what: str, changes: dict[str, tuple[float, float, Point]]) -> str:
-    """A line of the table: the figures that moved, or the largest change that did not."""
+    """Return a line of the table: the figures that moved, or the largest change that was too small."""
     told = [f"{figure} {mean:+.0%}" for figure, (mean, _, _) in changes.items() if abs(mean) >= MOVED]
     if not told:
         figure, (_, most, where) = max(changes.items(), key=lambda item: abs(item[1][1]))

@@ -1,7 +1,7 @@
-"""What speculation wins where a trained model answers real tasks: our daemon's modes beside llama-server's.
+"""How much speculation gains when a trained model answers real tasks: our daemon's modes beside llama-server's.
 
-Every server is a process of its own and is asked each task once, in turn with the others: nobody drafts from an answer
-that it gave before. All get the same tokens, and answer greedily to the model's own end.
+Every server is a process of its own and gets each task once, in turn with the others, so that none drafts from an
+answer that it gave before. All get the same tokens, and answer greedily until the model ends.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ TIMEOUT_S = 120.0
 @dataclass(frozen=True, slots=True)
 class Task:
     kind: str
-    tokens: tuple[int, ...]  # of the prompt, its template and special tokens included
+    tokens: tuple[int, ...]  # of the prompt, including its template and special tokens
     schema: dict[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one server and one set of tasks."""
+    """Figures of one server and one set of tasks."""
 
     tok_s: float  # of all streams, from their first tokens to their last
     n_tokens: int
 
 
 def labels(draft: Path | None) -> dict[str, str]:
-    """Server labels by what they are called in tables."""
+    """Return the servers' labels by their names in tables."""
     found = {
         "off": OURS,
         "auto": f"{OURS}:speculate=auto",
@@ -64,8 +64,8 @@ def measure(
     repeats: int,
     folder: Path,
 ) -> Iterator[tuple[str, int, str, Figures]]:
-    """Yield (kind of task, streams, name of the server, figures) of each repeat. Tasks are shared out among repeats and
-    counts of streams, so that no server meets one twice.
+    """Yield (kind of task, streams, name of the server, figures) of each repeat. Each repeat and count of streams has
+    its own tasks, so that no server meets a task twice.
 
     Raises: ServerError, OSError.
     """
@@ -86,7 +86,7 @@ def measure(
 
 
 def _task(port: int, row: dict[str, Any]) -> Task:
-    """Render and tokenize as llama-server does."""
+    """Render and tokenize a task as llama-server does."""
     asked: dict[str, Any] = {name: row[name] for name in ("messages", "tools") if name in row}
     prompt = _post(port, "/apply-template", asked)["prompt"]
     tokens = _post(port, "/tokenize", {"content": prompt, "add_special": True, "parse_special": True})["tokens"]
@@ -103,7 +103,7 @@ def _post(port: int, path: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _schema(value: Any) -> dict[str, Any]:
-    """A JSON Schema of values like this one, as a program that wants its fields would send."""
+    """Return a JSON Schema for values like this one, as a program that needs its fields would send it."""
     if isinstance(value, dict):
         fields = {name: _schema(inner) for name, inner in value.items()}
         return {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
@@ -114,7 +114,7 @@ def _schema(value: Any) -> dict[str, Any]:
 
 
 def _answered(server: Server, tasks: Sequence[Task], n_streams: int, name: str) -> Figures:
-    """Have the tasks answered, `n_streams` at a time."""
+    """Let the server answer the tasks, `n_streams` at a time."""
     by_name = {f"t{i}": task for i, task in enumerate(tasks)}
     names = list(by_name)
     asks = tuple(
@@ -144,7 +144,9 @@ def _completion(task: Task) -> bytes:
 
 
 def _figures(server: Server, logs: Sequence[StreamLog], n_streams: int) -> Figures:
-    """What half a character is withheld as, a server counts but does not send: its own count is taken."""
+    """Compute the figures. Tokens are taken from the server's own count: a token that ends in half a character is
+    counted but not sent.
+    """
     for log in logs:
         if log.n_reported < 1 or not log.t_tokens:
             raise ServerError(f"{server.label}: {log.name}: {log.error or 'no tokens'}")
@@ -154,7 +156,7 @@ def _figures(server: Server, logs: Sequence[StreamLog], n_streams: int) -> Figur
 
 
 def table(found: dict[tuple[str, int, str], list[Figures]], names: list[str]) -> str:
-    """Tokens a second as multiples of ours without speculation in the same repeat: median, from the least to the
+    """Return tokens a second as multiples of ours without speculation in the same repeat: median, least and
     greatest.
     """
     rows = []

@@ -1,8 +1,8 @@
-"""How much of the memory's speed a decode step reaches: bytes of the weights over its time, beside a plain read of the
-same memory.
+"""What share of the memory's speed a decode step reaches: bytes of the weights over the step's time, beside a plain
+read of the same memory.
 
-The read is of the very pages that the products read, by as many threads, in the same minute; steps and reads take
-turns.
+The plain read covers the same pages that the matrix products read, with as many threads, in the same minute; steps and
+reads take turns.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from uma_core.config.options import EngineOptions
 from uma_core.engine.api import Batch
 from uma_core.engine.graph.engine import GraphEngine
 
-PIECE_BYTES = 16 << 20  # of a thread's turn in the plain read: none waits long for the last one
+PIECE_BYTES = 16 << 20  # a thread's turn in the plain read; small, so that none waits long for the last one
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """In GB/s."""
+    """Speeds in GB/s."""
 
     step: Spread
     read: Spread
-    share: Spread  # of each step in the read beside it
+    share: Spread  # speed of each step, divided by that of the read beside it
     n_bytes: int
     isa: str
 
 
 def measure(model: str, threads: int, rounds: int, isa: str = "auto") -> Reached:
-    """Of one stream at the begin of its context.
+    """Measure one stream at the beginning of its context.
 
-    Blocks: a load, then some hundreds of ms a round. Raises: ValueError where nothing is repacked.
+    Blocks: a load, then some hundreds of ms a round. Raises: ValueError if nothing is repacked.
     """
     path = Path(model) if model.endswith(".gguf") else ensure(model)
     options = EngineOptions(engine="graph", threads=threads, n_seq=1, n_ctx=512, prefill_lanes=0, isa=isa)
@@ -60,7 +60,7 @@ def measure(model: str, threads: int, rounds: int, isa: str = "auto") -> Reached
 def _turns(
     engine: GraphEngine, batch: Batch, memory: memoryview, pool: ThreadPoolExecutor, rounds: int
 ) -> Iterator[tuple[int, int]]:
-    """(ns of a step, ns of a read); the first of each, which warms up, is left out.
+    """Yield (ns of a step, ns of a read), without the first of each, which warms up.
 
     Of three calls in a row the median counts.
     """

@@ -1,4 +1,4 @@
-"""llama-batched-bench: what bare decode calls of the same library reach, without any server."""
+"""llama-batched-bench: the rates of bare decode calls of the same library, without any server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ N_GENERATE = 128
 
 
 def bare_rates(settings: Settings, counts: tuple[int, ...] = (1, 4)) -> dict[int, float]:
-    """Tokens/s of decode calls by number of sequences. Blocks. Raises: ServerError, BuildError."""
+    """Return the tokens/s of decode calls by number of sequences. Blocks. Raises: ServerError, BuildError."""
     layers = 999 if settings.n_gpu_layers < 0 else settings.n_gpu_layers
     n_ctx = max(counts) * (N_PROMPT + N_GENERATE + 64)
     command = [str(peer_dir() / "bin" / BENCH), "-m", str(settings.model), "-c", str(n_ctx), "-ngl", str(layers)]
@@ -28,7 +28,7 @@ def bare_rates(settings: Settings, counts: tuple[int, ...] = (1, 4)) -> dict[int
 
 
 def parse(output: str) -> dict[int, float]:
-    """The lines of JSON among whatever else it prints: parallel sequences -> generated tokens/s."""
+    """Read the lines of JSON among its other output: parallel sequences -> generated tokens/s."""
     rates = {}
     for line in output.splitlines():
         if line.startswith("{"):

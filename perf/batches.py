@@ -1,5 +1,5 @@
-"""What batches cost a model on this machine: decode steps of more and more rows, and prompt chunks of more and more
-tokens, in turn.
+"""The cost of batches for a model on this machine: decode steps of more and more rows, and prompt chunks of more and
+more tokens.
 
 One engine in one process. Calls of all sizes take turns, and the fastest of each counts: other work makes a call
 slower, never faster. Only ratios are printed.
@@ -19,8 +19,8 @@ from uma_core.engine.select.open import estimate_engine, open_engine
 ROWS = (1, 2, 4, 8, 16)
 CHUNKS = (16, 32, 64, 128, 256, 512, 1024)
 N_WARM = 2
-NEAR = 0.95  # of the best reading speed: a larger chunk is not worth its memory
-# a step of n rows that takes no more than this times a single row's is one in which streams hardly feel each other
+NEAR = 0.95  # of the best reading speed; a larger chunk is then not worth its memory
+# in a step of n rows that takes at most this many times a single row's step, streams hardly slow each other down
 CHEAP = 1.5
 
 
@@ -29,8 +29,8 @@ class Size:
     """Calls of one size."""
 
     n: int  # rows, or tokens
-    ms: float  # the fastest
-    speed: float  # tokens/s, times the smallest size's
+    ms: float  # of the fastest call
+    speed: float  # tokens/s, as a multiple of the smallest size's
     compute_mib: float = 0.0  # of the engine's buffers, with chunks of this size
 
 
@@ -46,14 +46,14 @@ class Found:
 
     @property
     def n_ubatch(self) -> int:
-        """The smallest chunk that reads nearly as fast as any."""
+        """The smallest chunk that reads nearly as fast as the fastest."""
         best = max(size.speed for size in self.chunks)
         return min(size.n for size in self.chunks if size.speed >= NEAR * best)
 
 
 def measure(model: str, options: EngineOptions, depth: int, rounds: int) -> Found:
-    """Blocks. `depth`: positions that every stream holds, and that lie before the longest chunk; shorter ones begin as
-    much later as makes their mean depth the same.
+    """Measure all sizes. Blocks. `depth`: positions that every stream holds, and that precede the longest chunk;
+    shorter chunks begin later, so that their mean depth is the same.
     """
     path = str(model if model.endswith(".gguf") else ensure(model))
     n_most = max(CHUNKS)
@@ -111,7 +111,7 @@ def _sizes(
 
 
 def table(found: Found) -> str:
-    """As Markdown, ratios only."""
+    """Return the result as Markdown, with ratios only."""
     one = found.rows[0].ms
     lines = ["| streams in a step | the step takes, x one stream's | tokens/s, x one stream's |", "| --- | --- | --- |"]
     lines += [f"| {size.n} | {size.ms / one:.2f} | {size.speed:.2f} |" for size in found.rows]

@@ -14,7 +14,7 @@ from perf.shapes import TensorSpec
 _N_QUANTS = 1_000_003  # prime: blocks in the pool
 _N_SCALES = 65_537  # prime
 _N_QUANTISED = 65_521  # prime: blocks of a pool that llama.cpp's quantiser makes, about a second each
-# by type: weights in a block, its bytes, and where its f16 scales are (MXFP4 has an exponent instead)
+# by type: weights in a block, its bytes, and the places of its f16 scales (MXFP4 has an exponent instead)
 BLOCKS: dict[str, tuple[int, int, tuple[int, ...]]] = {
     "q8_0": (32, 34, (0,)),
     "q4_0": (32, 18, (0,)),
@@ -24,7 +24,7 @@ BLOCKS: dict[str, tuple[int, int, tuple[int, ...]]] = {
     "iq4_xs": (256, 136, (0,)),
     "mxfp4": (32, 17, ()),
 }
-# std of a block's integers: uniform over -127..127, and over -8..7
+# standard deviation of a block's integers: uniform over -127..127, and over -8..7
 _INT_STD = {"q8_0": 73.6, "q4_0": 4.61}
 
 
@@ -41,7 +41,7 @@ class BlockPool:
         self._at = 0
 
     def make(self, spec: TensorSpec, dead_rows: np.ndarray) -> np.ndarray:
-        """The tensor's data: uint8 rows of blocks, or float32. `dead_rows` are zeroed where rows are tokens."""
+        """Return the tensor's data: uint8 rows of blocks, or float32. `dead_rows` are zeroed if rows are tokens."""
         if spec.kind == "f32":
             filled = np.full(spec.dims, spec.fill, np.float32)
             return filled if spec.std == 0.0 else self._rng.normal(0.0, spec.std, spec.dims).astype(np.float32)
@@ -82,7 +82,7 @@ class BlockPool:
         self._at += len(blocks)
 
     def _pool_of(self, kind: str) -> np.ndarray:
-        """(blocks, bytes) uint8: normal weights, as llama.cpp's quantiser writes them (ggml_quantize_chunk)."""
+        """Return (blocks, bytes) uint8: normal weights, as llama.cpp's quantiser writes them (ggml_quantize_chunk)."""
         if kind not in self._quantised:
             import gguf
 
@@ -103,7 +103,7 @@ class BlockPool:
 
 
 def _segments(n: int, start: int, period: int) -> Iterator[tuple[slice, slice]]:
-    """Pairs of slices that copy n items out of a cyclic pool, beginning at `start`."""
+    """Yield pairs of slices that copy n items out of a cyclic pool, beginning at `start`."""
     done, at = 0, start % period
     while done < n:
         size = min(n - done, period - at)
@@ -112,7 +112,7 @@ def _segments(n: int, start: int, period: int) -> Iterator[tuple[slice, slice]]:
 
 
 def byte_dims(spec: TensorSpec) -> tuple[int, ...]:
-    """Dims of the tensor as stored, in bytes along the last axis (float32: in items)."""
+    """Return the dimensions of the tensor as stored, in bytes along the last axis (float32: in items)."""
     if spec.kind == "f32":
         return spec.dims
     n_weights, n_bytes, _ = BLOCKS[spec.kind]

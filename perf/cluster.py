@@ -1,8 +1,8 @@
-"""Throughput of one daemon and of two behind the cluster's router, on the simulated engine: what the router costs and
-what it gains.
+"""Throughput of one daemon and of two behind the cluster's router, on the simulated engine: the cost of the router, and
+its gain.
 
-Without Ray: a transport of this machine's sockets. The daemons sleep while they "compute", so two of them fit on two
-cores.
+Without Ray: the transport uses sockets of this machine. The daemons sleep while they "compute", so two of them fit on
+two cores.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Sockets:
         return await self._daemons[unit.name].call(operation, timeout_s, fields)
 
     async def load(self, model: str) -> None:
-        """They are there."""
+        """Do nothing: the daemons are there."""
 
     async def close(self) -> None:
         for daemon in self._daemons.values():
@@ -84,5 +84,5 @@ async def _rate(n_daemons: int, n_requests: int, n_tokens: int) -> float:
 
 
 def rate(n_daemons: int, n_requests: int = 96, n_tokens: int = 50) -> float:
-    """Tokens a second of this many daemons, all requests at once."""
+    """Return the tokens a second of this many daemons, with all requests sent at once."""
     return asyncio.run(_rate(n_daemons, n_requests, n_tokens))

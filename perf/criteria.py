@@ -1,4 +1,4 @@
-"""The acceptance table, one row per promise, and how a run is judged by it. Pure."""
+"""The acceptance table, one row per promise, and the rules by which it judges a run. Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from perf.results import Cell, Results
 from perf.stats import spread
 
 BETTER = 0.99
-ENOUGH = 0.8  # of a row's repeats have to be within its bound besides the median: 4 of 5
+ENOUGH = 0.8  # share of a row's repeats that must be within its bound, in addition to the median: 4 of 5
 GUARD_OFF = f"{OURS}:guard-off"
 LLAMA_ENGINE = f"{OURS}:engine=llama"
 
 
 class Against(Enum):
-    """What a figure is held against."""
+    """The value that a figure is compared with."""
 
     LIMIT = "limit"  # the figure itself
     PEER = "peer"  # its ratio to llama-server's default configuration
@@ -48,19 +48,19 @@ class Criterion:
         return f"{'≥' if self.is_floor else '≤'} {self.limit:g}{unit}"
 
     def is_within(self, value: float) -> bool:
-        """False for NaN."""
+        """Whether a value is within the bound. False for NaN."""
         return value >= self.limit if self.is_floor else value <= self.limit
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     criterion: Criterion
-    value: float  # median over repeats; NaN where it was not measured
+    value: float  # median over repeats; NaN if it was not measured
     low: float
     high: float
     n: int  # repeats
-    n_within: int  # of these, within the bound; one that gave no value, or lost a stream, is not
-    runs: tuple[float, ...]  # median of each run, where it was measured in several
+    n_within: int  # of these, within the bound; a repeat without a value, or with a lost stream, is not
+    runs: tuple[float, ...]  # median of each run, if there were several
     is_met: bool | None  # None: not measured
 
     @property
@@ -138,7 +138,7 @@ ON_GPU: tuple[Criterion, ...] = (
 # microseconds between a decode call's return and the next call: a fixed part, and one per sequence
 TICK_TARGETS = {"greedy": (60.0, 15.0), "sampled": (100.0, 90.0)}
 TICK_COUNTS = (1, 4, 16)
-ON_HTTP: tuple[Criterion, ...] = (  # through the gateway: the rows of the socket, and what it may cost
+ON_HTTP: tuple[Criterion, ...] = (  # through the gateway: the socket's rows, and the gateway's own cost
     *(
         replace(c, what=f"{c.what}, through HTTP", ours=HTTP)
         for c in ON_CPU
@@ -150,7 +150,9 @@ ON_HTTP: tuple[Criterion, ...] = (  # through the gateway: the rows of the socke
 
 
 def of_weights(shape: str) -> tuple[Criterion, ...]:
-    """What the `rates` scenario has to reach with a shape's type of weights: one stream, four and eight, prompts."""
+    """Return the rows that the `rates` scenario must reach with a shape's type of weights: one stream, four and eight,
+    prompts.
+    """
     limits = RATES.get(shape)
     if limits is None:
         return ()
@@ -164,7 +166,9 @@ def of_weights(shape: str) -> tuple[Criterion, ...]:
 
 
 def of_many_streams(on_gpu: bool) -> tuple[Criterion, ...]:
-    """What the `rates-16` scenario has to reach with any shape, on many cores or on a GPU; there `rates` too."""
+    """Return the rows that the `rates-16` scenario must reach with any shape, on many cores or a GPU; on a GPU `rates`
+    too.
+    """
     least = 1.3 if on_gpu else 2.0
     rows = [("rates", "eight")] if on_gpu else []
     rows += [("rates-16", "four"), ("rates-16", "sixteen")]
@@ -174,8 +178,8 @@ def of_many_streams(on_gpu: bool) -> tuple[Criterion, ...]:
     )
 
 
-# shape -> most of llama-server's time between tokens, least of its rates with 4 and 8 streams, least of its prompt
-# speed
+# shape -> upper bound of the time between tokens, lower bounds of the rates with 4 and 8 streams and of the prompt
+# speed, each relative to llama-server's
 RATES: dict[str, tuple[float, float, float]] = {
     "1b-q4_k_m": (0.70, 3.0, 2.0),
     **dict.fromkeys(("1b-q6_k", "1b-q5_k_m", "1b-iq4_xs", "1b-q4_0"), (0.75, 2.5, 1.7)),
@@ -184,7 +188,7 @@ RATES: dict[str, tuple[float, float, float]] = {
     "1b-q8_0": (0.85, 3.0, 1.0),
 }
 
-GATEWAY_CRITERIA: tuple[Criterion, ...] = (  # its own cost, on an engine that costs nothing
+GATEWAY_CRITERIA: tuple[Criterion, ...] = (  # the gateway's own cost, on an engine that costs nothing
     *(
         Criterion("gateway", f"its CPU time for a token, {n} at once, µs", f"x{n}_token_us", 60.0, ours=HTTP)
         for n in (1, 4, 16)
@@ -200,13 +204,13 @@ TICK_CRITERIA: tuple[Criterion, ...] = tuple(
 
 
 def for_engine(engine: str, criteria: Sequence[Criterion] = ON_CPU) -> tuple[Criterion, ...]:
-    """The same promises, of our daemon with `--engine ENGINE`; any other than llama's has to be faster than that
-    besides.
+    """Return the same promises for our daemon with `--engine ENGINE`; any engine other than llama's must also be faster
+    than that one.
     """
     if engine == "auto":
         return tuple(criteria)
     held = _held(f"engine={engine}", criteria)
-    if engine == "llama":  # beside itself it would be neither faster nor slower
+    if engine == "llama":  # compared with itself it would be neither faster nor slower
         return tuple(held)
     faster = [
         replace(c, what=f"{c.what}, beside --engine llama", against=Against.LLAMA_ENGINE, limit=1.0)
@@ -217,7 +221,7 @@ def for_engine(engine: str, criteria: Sequence[Criterion] = ON_CPU) -> tuple[Cri
 
 
 def with_isa(isa: str, criteria: Sequence[Criterion]) -> tuple[Criterion, ...]:
-    """The same promises, of our daemon with the kernels of an instruction set."""
+    """Return the same promises for our daemon with the kernels of an instruction set."""
     return tuple(replace(c, what=f"{c.what}, --isa {isa}") for c in _held(f"isa={isa}", criteria))
 
 
@@ -226,13 +230,13 @@ def _held(option: str, criteria: Sequence[Criterion]) -> list[Criterion]:
 
 
 def on_gpu(engine: str) -> tuple[Criterion, ...]:
-    """The rows of a GPU; with an engine by name, those of our daemon with it too."""
+    """Return the rows of a GPU; if an engine is named, also those of our daemon with it."""
     named = [] if engine == "auto" else _held(f"engine={engine}", ON_GPU)
     return (*ON_GPU, *[replace(c, what=f"{c.what}, --engine {engine}") for c in named])
 
 
 def labels_for(scenario: str, criteria: Sequence[Criterion] = ON_CPU) -> tuple[str, ...]:
-    """The servers that a scenario must meet so that each of its rows can be judged."""
+    """Return the servers that a scenario must run on, so that each of its rows can be judged."""
     rows = [c for c in criteria if c.scenario == scenario]
     labels = dict.fromkeys((*sorted({c.ours for c in rows}, key=len), PEER))
     if any(c.against is Against.SOCKET for c in rows):
@@ -245,8 +249,9 @@ def labels_for(scenario: str, criteria: Sequence[Criterion] = ON_CPU) -> tuple[s
 
 
 def judge(results: Results, criterion: Criterion) -> Verdict:
-    """Hold the median over the repeats of all runs against the limit, and the repeats themselves; ratios are taken
-    repeat by repeat first. A figure that all of our repeats lost is missed; one that no repeat had was not measured.
+    """Compare the median over the repeats of all runs, and the repeats themselves, with the limit; ratios are first
+    taken repeat by repeat. A figure that all of our repeats lost is missed; a figure that no repeat was to have was not
+    measured.
     """
     c = criterion
     cell = results.cells.get(c.scenario, {}).get(c.ours, Cell())
@@ -259,7 +264,7 @@ def judge(results: Results, criterion: Criterion) -> Verdict:
     values = [value for run in runs for value in run]
     s = spread(values)
     n_within = sum(
-        c.is_within(value) and not n_failed > 0  # NaN: what has no streams
+        c.is_within(value) and not n_failed > 0  # NaN: a scenario without streams
         for run, lost in zip(runs, cell.runs("failed_n"), strict=False)
         for value, n_failed in zip(run, lost, strict=False)
     )
@@ -271,7 +276,7 @@ def judge(results: Results, criterion: Criterion) -> Verdict:
 
 
 def best_peer(results: Results, scenario: str, figure: str) -> str:
-    """The configuration of llama-server with the lowest median."""
+    """Return the configuration of llama-server with the lowest median."""
     row = results.cells.get(scenario, {})
     present = [label for label in PEER_VARIANTS if label in row]
     medians = {label: row[label].spread(figure).median for label in present}
@@ -283,7 +288,7 @@ def judge_all(results: Results, criteria: Sequence[Criterion] = ON_CPU) -> list[
 
 
 def clean_rows(results: Results) -> list[tuple[str, bool]]:
-    """What must hold in every scenario: no errors, no allocator warnings, on our side."""
+    """Return the conditions that must hold in every scenario: no errors and no allocator warnings on our side."""
     cells = [cell for row in results.cells.values() for label, cell in row.items() if is_ours(label)]
     warnings = sum(n for label, n in results.allocator_warnings.items() if is_ours(label))
     n_errors = sum(len(cell.errors) for cell in cells)

@@ -24,7 +24,7 @@ Row = Sequence[object]
 
 
 def write(results: Results, folder: Path) -> list[Path]:
-    """Write the files that these results have figures for; returns their paths."""
+    """Write the files for which these results have figures; returns their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [_write(folder / "figures.csv", ("scenario", "server", "repeat", "figure", "value"), _figures(results))]
     contexts = [name for name in results.cells if isinstance(SCENARIOS.get(name), LongContext)]
@@ -71,7 +71,7 @@ def _ipc(results: Results) -> Iterator[Row]:
 
 
 def _path_of(label: str) -> str:
-    """What a request goes through: a Unix socket with frames, or HTTP with server-sent events."""
+    """Return the path that a request takes: a Unix socket with frames, or HTTP with server-sent events."""
     name, _, variant = label.partition(":")
     path = {OURS: "uds", HTTP: "uma http", PEER: "http"}.get(name, f"http {name}")
     return f"{path} {variant}" if variant else path

@@ -1,6 +1,7 @@
-"""What lookups would have drafted of recorded texts: how much of it holds, and which constants that chooses.
+"""Replays recorded texts through the lookups: what they would have drafted, how much of it holds, and which constants
+follow.
 
-No engine and no clock: the policy gives drafts their rows, and a call takes what `PRICES` says, in steps of one row.
+No engine and no clock: the policy gives rows to drafts, and a call takes the time in `PRICES`, in steps of one row.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Text(NamedTuple):
 
 
 class Constant(NamedTuple):
-    """One that this study chooses, by how fast this many streams are answered."""
+    """A constant that this study chooses, by how fast this many streams are answered."""
 
     module: ModuleType
     name: str
@@ -70,7 +71,7 @@ DEVICE = states.DEVICE._replace(is_unified=True, can_mix_rows=True, n_verify_row
 
 
 def cost_of(prices: Mapping[int, float]) -> CostModel:
-    """`prices`: what calls of this many rows take, in steps of one row."""
+    """Make a cost model. `prices`: times of calls of this many rows, in steps of one row."""
     rows = {1: 1.0, **prices}
     decode = Curve(tuple(rows), tuple(STEP_NS * price for price in rows.values()), (CELL_NS,) * len(rows))
     prefill = Curve((1, 512), (STEP_NS, 25 * STEP_NS), (CELL_NS, CELL_NS))
@@ -78,11 +79,11 @@ def cost_of(prices: Mapping[int, float]) -> CostModel:
 
 
 class Tally:
-    """What replaying made of a workload."""
+    """Results of replaying a workload."""
 
     def __init__(self) -> None:
         self.n_tokens = self.n_drafted = self.n_held = 0
-        self.ns = self.plain_ns = 0  # that streams took, and would have taken without drafts
+        self.ns = self.plain_ns = 0  # time that the streams took, and would have taken without drafts
         self.steps_ns: list[float] = []
         self.log_loss, self.n_judged = 0.0, 0
         # [seen, held] of the first draft token
@@ -98,7 +99,7 @@ class Tally:
         return percentile(self.steps_ns, 95) / STEP_NS
 
     def judge(self, draft: Draft, token: TokenId) -> None:
-        """Compare what was proposed with what came."""
+        """Compare a proposed draft with the tokens that came."""
         if not draft.tokens:
             return
         is_right = draft.tokens[0] == token
@@ -110,7 +111,7 @@ class Tally:
 
 
 class Stream:
-    """One text that is answered."""
+    """One text that is being answered."""
 
     def __init__(self, sid: int, text: Text, rates: Acceptance, n_most: int) -> None:
         self._sid = sid
@@ -132,7 +133,7 @@ class Stream:
         return len(self._text.prompt) + self.n_done
 
     def view(self, now_ns: int) -> SessionView:
-        """With what it would draft now."""
+        """Return the session's view, with its present draft."""
         answer, n = self._text.answer, self.n_done
         self._draft = self._source.propose(answer[:n], min(self._n_most, len(answer) - n - 1))
         return states.WAITING._replace(
@@ -153,7 +154,7 @@ class Stream:
         )
 
     def go_on(self, n_drafted: int, stretch: float, tally: Tally) -> None:
-        """A step gave rows to this many of its draft tokens."""
+        """Continue after a step that gave rows to this many draft tokens."""
         answer, draft = self._text.answer, self._draft
         tally.judge(draft, answer[self.n_done])
         n_held = 0
@@ -188,7 +189,7 @@ def play(texts: Sequence[Text], rates: Acceptance, cost: CostModel, tally: Tally
 
 
 def _plain_ns(texts: Sequence[Text], cost: CostModel) -> int:
-    """What all streams take without drafts."""
+    """Return the time that all streams take without drafts."""
     ns = 0
     for i in range(max(len(text.answer) for text in texts)):
         cells = [len(text.prompt) + i for text in texts if i < len(text.answer)]
@@ -197,7 +198,9 @@ def _plain_ns(texts: Sequence[Text], cost: CostModel) -> int:
 
 
 def replay(texts: Sequence[Text], cost: CostModel, n_streams: int) -> dict[str, Tally]:
-    """By workload. One daemon's life: what its sessions learn goes on to the next ones."""
+    """Replay all workloads; returns tallies by workload. As in one daemon's life, later sessions use what earlier ones
+    learnt.
+    """
     rates = Acceptance()
     out: dict[str, Tally] = {}
     for workload in WORKLOADS:
@@ -218,7 +221,7 @@ def _with(constant: Constant, value: float, texts: Sequence[Text], cost: CostMod
 
 
 def study(prices: Mapping[int, float]) -> Iterator[str]:
-    """Lines of the tables."""
+    """Yield the lines of the tables."""
     vocab, cost = vocabulary(), cost_of(prices)
     texts = [
         Text(

@@ -1,7 +1,7 @@
-"""One process, one selector: sends a phase's asks when they are due, and stamps every token as it arrives.
+"""One process, one selector: sends a phase's asks when they are due, and records the time of every token on arrival.
 
-Rules: monotonic time at receipt, before any parsing; nothing is printed, written or allocated per token beyond its
-stamp.
+Rules: monotonic time at receipt, before any parsing; per token nothing is printed, written or allocated except its
+time.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _SEND_BUFFER = 1 << 20  # a prompt of 128k tokens leaves in one call
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a server listens and what it speaks."""
+    """A server's address, and its protocol."""
 
     address: str | tuple[str, int]  # path of a Unix socket, or host and port
     encode: Callable[[Ask, str], bytes]
     parser: Callable[[], Parser]
-    is_multiplexed: bool  # several requests on one connection, told apart by id
+    is_multiplexed: bool  # one connection carries several requests, told apart by id
 
 
 def frames_endpoint(path: str) -> Endpoint:
@@ -78,10 +78,10 @@ class Driver:
     def __init__(self, endpoint: Endpoint, phase: Phase, seed: str) -> None:
         self._endpoint = endpoint
         self._phase = phase
-        # texts first: making them is not the server's time
+        # make the texts first: the time for that is not the server's
         self._payloads = {a.name: endpoint.encode(a, text_of(seed, a, phase.name)) for a in phase.asks}
         self._selector = selectors.DefaultSelector()
-        self._links: dict[str, _Link] = {}  # of apps
+        self._links: dict[str, _Link] = {}  # connections of apps
         self._open: list[_Link] = []
         self._streams: dict[str, _Stream] = {}
         self._due: list[tuple[int, int, Ask]] = []
@@ -89,7 +89,9 @@ class Driver:
         self.t_start = self.t_end = 0
 
     def run(self) -> list[StreamLog]:
-        """Blocks until every request has ended, or the phase's time is up (the rest then carries an error)."""
+        """Run the phase. Blocks until every request has ended, or the phase's time is up (the rest then carries an
+        error).
+        """
         self.t_start = time.monotonic_ns()
         deadline = self.t_start + int(self._phase.timeout_s * 1e9)
         t_least = self.t_start + int(self._phase.lasts_s * 1e9)
@@ -171,7 +173,7 @@ class Driver:
     def _on_tick(self, link: _Link, tick: Tick, now: int) -> None:
         stream = link.live.get(tick.name)
         if stream is None:
-            if tick.kind == "error" and not tick.name:  # of the connection, not of one request
+            if tick.kind == "error" and not tick.name:  # of the connection, not of a single request
                 for each in list(link.live.values()):
                     self._end(each, tick.detail)
             return
@@ -189,7 +191,7 @@ class Driver:
             return
         stream.t_done = time.monotonic_ns()
         stream.error = "" if stream.ask.burden else error
-        for gate in ("first", "done"):  # a failed request must not leave others waiting for ever
+        for gate in ("first", "done"):  # a failed request must not let others wait for ever
             self._pass_gate(stream.ask.name, gate, stream.t_done)
 
     def _pass_gate(self, name: str, gate: str, now: int) -> None:
@@ -210,7 +212,7 @@ class Driver:
         return stream.log()
 
     def _drop(self, link: _Link) -> None:
-        """An HTTP server keeps a thread for every idle connection: leave none behind."""
+        """Close an idle connection, because an HTTP server keeps a thread for each one."""
         self._selector.unregister(link.sock)
         link.sock.close()
         self._open.remove(link)

@@ -1,8 +1,8 @@
 """Our two engines on one model in one process, call by call in turn: llama.cpp's graph with and without our kernels,
 and our own graph.
 
-Every sequence holds the same made-up K and V in each engine, so that reading them costs what it costs; what they say
-does not matter.
+Every sequence holds the same made-up K and V in each engine. Reading them costs the usual time; their values do not
+matter.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ N_WARM = 3  # the first call builds its graph; ggml's CUDA backend records it in
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is timed: a tick of some streams, each at a context; or a chunk of a prompt at a depth."""
+    """What is timed: a decode tick of some streams, each at a context; or a chunk of a prompt at a depth."""
 
     kind: str  # "decode", "shared" (all streams begin with the same prefix), "prefill"
     n: int  # streams, or tokens of the chunk
@@ -95,7 +95,7 @@ class Bench:
         self._n_vocab = self.engines["graph"].info.n_vocab
 
     def measure(self, case: Case, rounds: int) -> Iterator[Timing]:
-        """Blocks; one timing per variant, its calls taken in turn with the others'."""
+        """Time a case. Blocks; one timing per variant, its calls taken in turn with the others'."""
         for engine in self.engines.values():
             self._fill(engine, case)
         times: dict[str, list[float]] = {variant: [] for variant in self._variants}
@@ -124,7 +124,7 @@ class Bench:
                 _finish(engine.import_state(seq_id, blob, case.n_kv))
 
     def _content(self, n_bytes: int) -> memoryview:
-        """So many bytes of K and V as they are: normally distributed f16."""
+        """Return so many bytes of K and V with a usual distribution: normal f16."""
         if self._blob[0] != n_bytes:
             row = np.random.default_rng(1).standard_normal(n_bytes // 2, np.float32).astype(np.float16)
             self._blob = (n_bytes, row.view(np.uint8).data)

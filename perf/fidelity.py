@@ -1,9 +1,9 @@
-"""How exact products with quantised weights are: divergence from an exact computation of the same weights, beside
+"""How exact products with quantised weights are: divergence from an exact computation with the same weights, beside
 ggml's own kernels.
 
-A trained model's weights are quantised to a type, and that type's values are written once more as F32. What llama.cpp
-computes from the F32 weights is exact for our purpose: all that is left between it and a kernel's predictions is how
-the kernel rounds activations and sums.
+A trained model's weights are quantised to a type, and that type's values are also written as F32. What llama.cpp
+computes from the F32 weights is exact for our purpose. The difference between it and a kernel's predictions comes only
+from how the kernel rounds activations and sums.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OURS = EngineOptions(engine="graph", prefill_lanes=0)
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
-    """Of one model, its weights in one type.
+    """Fidelity of one model with weights of one type.
 
     Divergences are mean Kullback-Leibler divergences from the exact predictions, in nats a token.
     """
@@ -51,7 +51,9 @@ class Fidelity:
 
 
 def fidelities(model: str, text: str, kinds: tuple[str, ...], n_tokens: int, threads: int) -> Iterator[Fidelity]:
-    """One for each type that the model's shape allows. Blocks: some seconds each with a model of 30 million weights."""
+    """Yield one result for each type that the model's shape allows. Blocks: some seconds each for a model of 30 million
+    weights.
+    """
     for kind in kinds:
         with tempfile.TemporaryDirectory(prefix="uma-fidelity-") as folder:
             path, exactly = Path(folder) / "model.gguf", Path(folder) / "exact.gguf"
@@ -72,7 +74,7 @@ def fidelities(model: str, text: str, kinds: tuple[str, ...], n_tokens: int, thr
 def rewrite(model: Path, kind: str, path: Path, exactly: Path) -> bool:
     """Write the model with its matrices in a type, and with F32 matrices of that type's values.
 
-    False: their rows do not fit the type's blocks.
+    False: the matrices' rows do not fit the type's blocks.
     """
     reader = gguf.GGUFReader(model)
     number = gguf.GGMLQuantizationType[kind.upper()]
@@ -108,7 +110,7 @@ def _copy_metadata(reader: gguf.GGUFReader, writer: gguf.GGUFWriter) -> None:
 
 
 def quantised(weights: np.ndarray, number: gguf.GGMLQuantizationType) -> np.ndarray:
-    """(..., bytes of a row) uint8, by llama.cpp's own quantiser."""
+    """Return (..., bytes of a row) uint8, made by llama.cpp's own quantiser."""
     n_in = weights.shape[-1]
     block, size = gguf.GGML_QUANT_SIZES[number]
     out = np.zeros((*weights.shape[:-1], n_in // block * size), np.uint8)
@@ -119,7 +121,7 @@ def quantised(weights: np.ndarray, number: gguf.GGMLQuantizationType) -> np.ndar
 
 
 def exact_values(blocks: np.ndarray, number: gguf.GGMLQuantizationType, shape: tuple[int, ...]) -> np.ndarray:
-    """What the blocks stand for, f32, by llama.cpp's own reading."""
+    """Return the values of the blocks, f32, as llama.cpp itself reads them."""
     out = np.zeros(shape, np.float32)
     to_float = lib.ggml_get_type_traits(int(number)).to_float
     to_float(ffi.from_buffer("char[]", blocks), ffi.from_buffer("float[]", out), out.size)
@@ -129,7 +131,7 @@ def exact_values(blocks: np.ndarray, number: gguf.GGMLQuantizationType, shape: t
 def predictions(
     options: EngineOptions, model: Path, text: str, n_tokens: int, threads: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The token after each row, and (rows, n_vocab) f32 log probabilities."""
+    """Return the token after each row, and (rows, n_vocab) f32 log probabilities."""
     sizes = {"n_seq": 1, "n_ctx": WINDOW, "n_batch": N_ROWS, "n_ubatch": N_ROWS}
     engine = open_engine(replace(options, model=str(model), threads=threads, **sizes))  # type: ignore[arg-type]
     try:
@@ -156,7 +158,7 @@ def _window(engine: Engine, tokens: np.ndarray) -> np.ndarray:
 
 
 def divergence(exact: np.ndarray, found: np.ndarray) -> np.ndarray:
-    """(rows,) f64: sum over the vocabulary of p log(p / q)."""
+    """Return (rows,) f64: the sum over the vocabulary of p log(p / q)."""
     return np.array([float(np.exp(p) @ (p - q)) for p, q in zip(_rows(exact), _rows(found), strict=True)])
 
 

@@ -1,4 +1,4 @@
-"""Sentences about a run, computed from its numbers. A sentence whose numbers are missing is not said."""
+"""Sentences about a run, computed from its numbers. A sentence whose numbers are missing is left out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Missing(Exception):
 
 
 def sentences(results: Results) -> list[str]:
-    """All that this run can support, in the order of the scenarios."""
+    """Return all sentences that this run supports, in the order of the scenarios."""
     return list(_said(results))
 
 

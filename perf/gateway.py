@@ -1,10 +1,11 @@
-"""What the HTTP gateway costs: its CPU time for a token, and how much later the first token comes than on the socket.
+"""The cost of the HTTP gateway: its CPU time per token, and how much later the first token comes than on the socket.
 
-A token's time is that of long streams less that of short ones, for a request has its own (`x*_request_us`, and its bar:
-the first token's delay); `x*_token_all_us` is the time of long streams by their tokens, requests included.
+A token's time is that of long streams less that of short ones, because a request has a time of its own
+(`x*_request_us`; its limit is the first token's delay). `x*_token_all_us` is the time of long streams divided by their
+tokens, requests included.
 
-The daemon behind it runs the simulated engine at a model's pace (perf/paced.py). One by one or in turn, never at once:
-the socket and the gateway are asked alternately.
+The daemon behind the gateway runs the simulated engine at a model's pace (perf/paced.py). The socket and the gateway
+are measured alternately, never at once.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from perf.stats import StreamLog, median
 from perf.wire import chat_request
 
 COUNTS = (1, 4, 16)  # streams at once
-N_TOKENS = 390  # of each: as long as an answer is short, each token is an event of its own
-N_SHORT = 4  # tokens of a stream that is little more than its request
+N_TOKENS = 390  # of each: as long as a short answer; each token is an event of its own
+N_SHORT = 4  # tokens of a stream that consists of little more than its request
 N_ROUNDS = 3
 N_FIRST = 40  # short requests, of each kind
 N_CTX_SEQ = 2048
 
 
 class PacedServer(UmaHttpServer):
-    """A daemon on the simulated engine, with the gateway before it."""
+    """A daemon on the simulated engine, with the gateway in front of it."""
 
     def __init__(self, step_ms: float, folder: Path) -> None:
         settings = Settings(Path("none"), threads=1, n_seq=max(COUNTS), n_ctx_seq=N_CTX_SEQ)
@@ -64,7 +65,7 @@ class PacedServer(UmaHttpServer):
         }
 
     def gateway_cpu_ns(self) -> int:
-        """Of all its threads."""
+        """CPU time of all the gateway's threads."""
         if self._gateway is None:
             raise ServerError(f"{self.label} is not running")
         return cpu_ns(self._gateway.pid)
@@ -95,7 +96,7 @@ def measure(repeats: int, step_ms: float, folder: Path) -> Iterator[dict[str, fl
 
 
 def _spent_ns(server: PacedServer, endpoint: Endpoint, n_streams: int, n_tokens: int, seed: str) -> int:
-    """CPU time of the gateway for this many streams."""
+    """Return the CPU time of the gateway for this many streams."""
     before = server.gateway_cpu_ns()
     _ask(endpoint, n_streams, n_tokens, seed)
     return server.gateway_cpu_ns() - before
@@ -106,7 +107,7 @@ def _first_ms(endpoint: Endpoint, seed: str) -> float:
 
 
 def _ask(endpoint: Endpoint, n_streams: int, n_tokens: int, seed: str) -> list[StreamLog]:
-    """Raises: ServerError where a stream is not complete."""
+    """Ask for streams. Raises: ServerError if a stream is not complete."""
     driver = Driver(
         endpoint, Phase("gateway", tuple(Ask(f"s{i}", 40, n_tokens) for i in range(n_streams)), timeout_s=120.0), seed
     )

@@ -28,14 +28,16 @@ _TEMPLATE = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
 
 
 def byte_symbols() -> list[str]:
-    """The printable stand-in that byte-level BPE uses for each byte."""
+    """Return the printable stand-in that byte-level BPE uses for each byte."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     spare = iter(range(0x100, 0x200))
     return [chr(b) if b in plain else chr(next(spare)) for b in range(N_BYTES)]
 
 
 def vocabulary(n_vocab: int) -> tuple[list[str], list[int]]:
-    """Tokens and types: 256 bytes, one end token, then words that no merge can form (text of printable ASCII)."""
+    """Return tokens and types: 256 bytes, one end token, then words that no merge can form (text of printable
+    ASCII).
+    """
     words = [f"_{i:x}" for i in range(n_vocab - N_BYTES - 1)]
     tokens = [*byte_symbols(), "<|end|>", *words]
     types = [int(_NORMAL)] * n_vocab
@@ -44,7 +46,7 @@ def vocabulary(n_vocab: int) -> tuple[list[str], list[int]]:
 
 
 def dead_tokens() -> np.ndarray:
-    """Tokens that random logits must never choose: the end token, and bytes that are not printable ASCII.
+    """Return tokens that random logits must never choose: the end token, and bytes that are not printable ASCII.
 
     Their head rows are zero, so that every generated token is one whole event of text and no stream ends early.
     """
@@ -107,7 +109,7 @@ def _add_metadata(writer: gguf.GGUFWriter, shape: Shape) -> None:
 
 
 def _add_state(writer: gguf.GGUFWriter, shape: Shape) -> None:
-    """Of qwen35's layers, in its own keys; text's rotary positions are one third each."""
+    """Add the keys of qwen35's layers; the rotary positions of text are one third each."""
     n, dim, pairs = shape.n_state_head, shape.n_state_dim, shape.n_rot // 2
     writer.add_key_length(shape.head_dim)
     writer.add_value_length(shape.head_dim)
@@ -120,25 +122,25 @@ def _add_state(writer: gguf.GGUFWriter, shape: Shape) -> None:
 
 
 def add_vocabulary(writer: gguf.GGUFWriter, n_vocab: int) -> None:
-    """A tokenizer of `vocabulary`, for any model that is written."""
+    """Add a tokenizer of `vocabulary`, for any model."""
     tokens, types = vocabulary(n_vocab)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
     writer.add_token_types(types)
-    # llama.cpp demands a merge: this one joins two NUL bytes, which no prompt contains
+    # llama.cpp requires a merge: this one joins two NUL bytes, which no prompt contains
     writer.add_token_merges([f"{tokens[0]} {tokens[0]}"])
     writer.add_bos_token_id(EOS_ID)
     writer.add_eos_token_id(EOS_ID)
 
 
 def cache_dir() -> Path:
-    """Where made models are kept, outside the source tree."""
+    """Return the folder in which made models are kept, outside the source tree."""
     return cache_root() / "perf"
 
 
 def ensure(name: str, folder: Path | None = None) -> Path:
-    """The path of the shape's file, made first where the cache lacks it."""
+    """Return the path of the shape's file; makes the file first if the cache does not have it."""
     shape = find(name)
     path = (folder or cache_dir()) / shape.file_name
     if not path.exists():

@@ -1,7 +1,7 @@
 """The whole measurement on a machine with CUDA and no network. perf/gpu.sh sets the environment and runs this.
 
-One build of llama.cpp serves both sides: our bindings (UMA_LLAMA_DIR) and llama-server (UMA_PEER_DIR).
-Everything that took time is kept in UMA_GPU_DIR, so a command that was cut short goes on where it was.
+One build of llama.cpp serves both sides: our bindings (UMA_LLAMA_DIR) and llama-server (UMA_PEER_DIR). Everything that
+took time is kept in UMA_GPU_DIR, so that a command that was cut short continues where it was.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ _T0 = time.monotonic()
 
 
 def build(model: str) -> None:
-    """Libraries, llama-server, bindings and model; each only where it is missing.
+    """Make libraries, llama-server, bindings and model; each only if it is missing.
 
-    Model and build run beside each other, where the model's blocks do not need the bindings to be made (Q8_0 and Q4_0).
+    Model and build are made at the same time if the model's blocks can be made without the bindings (Q8_0 and Q4_0).
     """
     with ThreadPoolExecutor(1) as beside:
         made = beside.submit(ensure, model) if model.endswith(("q8_0", "q4_0")) else None
@@ -84,7 +84,7 @@ def _build_llama() -> None:
 
 
 def measure(arguments: argparse.Namespace) -> Results:
-    """Scenarios at four times their lengths, then bare decode calls; tables are printed and stored."""
+    """Run the scenarios at four times their lengths, then bare decode calls; tables are printed and stored."""
     out = Path(os.environ.get("UMA_GPU_OUT") or HOME / "out") / "run"
     scale = arguments.scale
     settings = {
@@ -113,8 +113,8 @@ def measure(arguments: argparse.Namespace) -> Results:
 
 
 def graph(arguments: argparse.Namespace) -> int:
-    """The graph engine beside llama_decode, in processes of their own: this one does not load the bindings, which
-    `build` may have made anew.
+    """Compare the graph engine with llama_decode, in processes of their own. This process does not load the bindings,
+    which `build` may just have made.
     """
     command = [
         sys.executable,

@@ -1,7 +1,7 @@
-"""The graph engine beside llama_decode on a GPU: is it right, and how fast. `sh perf/gpu.sh graph` runs every part in a
-process of its own.
+"""The graph engine beside llama_decode on a GPU: whether it is right, and how fast. `sh perf/gpu.sh graph` runs every
+part in a process of its own.
 
-An assertion inside ggml ends a process; the other parts then still report what they found. A part prints, and writes
+An assertion inside ggml ends a process; then the other parts still report their results. A part prints, and writes
 UMA_GPU_OUT/graph-PART.json.
 """
 
@@ -44,7 +44,7 @@ N_TOKENS = 10_000
 N_PROMPTS, N_NEW = 60, 24
 ROUNDS = 11
 N_BUSY, N_ROUNDS, N_STEPS = 6, 50, 20  # processes at once, rounds of each, steps of a round
-PART_S = 150  # a part that takes longer hangs
+PART_S = 150  # a part that takes longer counts as hung
 CASES = (
     *(Case("decode", n, n_kv) for n_kv in (256, 2048) for n in (1, 4, 8)),
     *(Case("prefill", 512, n_kv) for n_kv in (0, 2048)),
@@ -62,7 +62,7 @@ def texts() -> str:
 
 
 def trained() -> Iterator[str]:
-    """The trained models that came along."""
+    """Yield the trained models that were packed."""
     for path in TRAINED:
         if path.exists():
             yield str(path)
@@ -71,7 +71,7 @@ def trained() -> Iterator[str]:
 
 
 def facts(arguments: argparse.Namespace) -> Rows:
-    """What ggml finds, and which of the small random shapes the graph engine serves on it."""
+    """Report what ggml finds, and which of the small random shapes the graph engine serves on it."""
     devices = [lib.ggml_backend_dev_get(i) for i in range(lib.ggml_backend_dev_count())]
     rows: Rows = [
         {"device": text(lib.ggml_backend_dev_name(d)), "description": text(lib.ggml_backend_dev_description(d))}
@@ -109,7 +109,9 @@ def perplexity(arguments: argparse.Namespace) -> Rows:
 
 
 def greedy(arguments: argparse.Namespace) -> Rows:
-    """As `python -m perf greedy`: partings beside how far llama.cpp's own modes move the difference of two logits."""
+    """Do the same as `python -m perf greedy`: partings, beside how far llama.cpp's own modes move the difference of two
+    logits.
+    """
     rows: Rows = []
     for path in trained():
         found = compare(path, texts(), (arguments.prompts, N_NEW), arguments.threads, ON_GRAPH)
@@ -128,11 +130,10 @@ def greedy(arguments: argparse.Namespace) -> Rows:
 
 
 def moves(arguments: argparse.Namespace) -> Rows:
-    """What a prompt's logits are after pauses with other work, after sharing and copying pages, after a way through
-    host bytes.
+    """Compare a prompt's logits with those of reading it at once: after pauses with other work, after sharing and
+    copying pages, after saving to host bytes and back.
 
-    `off` is the largest difference from reading it at once, in standard deviations of the logits: rounding is some per
-    cent.
+    `off` is the largest difference, in standard deviations of the logits: rounding causes some per cent.
     """
     rows: Rows = []
     for model, engine, tokens in _loaded(arguments):
@@ -148,7 +149,7 @@ def moves(arguments: argparse.Namespace) -> Rows:
 
 
 def drafts(arguments: argparse.Namespace) -> Rows:
-    """Right drafts, verified in one call, and a wrong one rolled back: logits beside those of steps of their own.
+    """Verify right drafts in one call, roll back a wrong one, and compare the logits with those of separate steps.
 
     `off` as in `moves`; `same`: rows with the same best token.
     """
@@ -168,8 +169,8 @@ def drafts(arguments: argparse.Namespace) -> Rows:
 
 
 def busy(arguments: argparse.Namespace) -> Rows:
-    """Steps of one row while other processes use the device too, beside those of a process alone: a kernel that reads
-    what the one before it has not written yet is seen only so.
+    """Compare steps of one row while other processes use the device with those of a process alone: only this shows a
+    kernel that reads results that the kernel before it has not written yet.
 
     `off` as in `moves`, of the worst process.
     """
@@ -186,7 +187,7 @@ def busy(arguments: argparse.Namespace) -> Rows:
 
 
 def _alone(name: str, model: str, threads: int) -> np.ndarray:
-    """(steps, n_vocab)"""
+    """Return (steps, n_vocab) logits of a process alone."""
     return next(_rounds(name, model, threads))
 
 
@@ -196,7 +197,9 @@ def _worst(name: str, model: str, threads: int, alone: np.ndarray) -> float:
 
 
 def _rounds(name: str, model: str, threads: int) -> Iterator[np.ndarray]:
-    """(steps, n_vocab) logits after a prompt of made-up tokens, again and again: processes begin at other times."""
+    """Yield (steps, n_vocab) logits after a prompt of made-up tokens, again and again: processes begin at other
+    times.
+    """
     options = replace(BOTH[name], model=model, threads=threads, n_ctx=1024)
     with closing(open_engine(options)) as engine:
         for _ in range(N_ROUNDS):
@@ -206,12 +209,12 @@ def _rounds(name: str, model: str, threads: int) -> Iterator[np.ndarray]:
 
 
 def speed(arguments: argparse.Namespace) -> Rows:
-    """Both engines' calls as they are by default."""
+    """Time both engines' calls with their default settings."""
     return _timed(arguments, EngineOptions(n_ubatch=512))
 
 
 def recorded(arguments: argparse.Namespace) -> Rows:
-    """The same where ggml records CUDA graphs."""
+    """Time the same with ggml recording CUDA graphs."""
     return _timed(arguments, EngineOptions(n_ubatch=512, cuda_graphs=True))
 
 
@@ -243,7 +246,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Rows]] = {
 
 
 def _loaded(arguments: argparse.Namespace) -> Iterator[tuple[str, Engine, np.ndarray]]:
-    """Each trained model's name, its graph engine, open until the next is asked for, and 401 tokens of text."""
+    """Yield each trained model's name, its graph engine, open until the next is requested, and 401 tokens of text."""
     for path in trained():
         options = EngineOptions(engine="graph", model=path, threads=arguments.threads, n_ctx=4 * 1024)
         with closing(open_engine(options)) as engine:
@@ -265,7 +268,7 @@ def _step(engine: Engine, seq_id: int, token: int) -> np.ndarray:
 
 
 def _verify(engine: Engine, tokens: list[int]) -> np.ndarray:
-    """(rows, n_vocab) logits of sequence 0's next token and the drafts after it, in one call."""
+    """Return (rows, n_vocab) logits of sequence 0's next token and the drafts after it, from one call."""
     batch = Batch(len(tokens))
     n = engine.kv_len(0)
     batch.add(tokens[0], n, 0, True)
@@ -281,7 +284,7 @@ def _finish(transfer: Transfer) -> None:
 
 
 def _pieces(engine: Engine, tokens: np.ndarray) -> int:
-    """Read in the smallest pieces, a decode call of another sequence after each. Returns how many."""
+    """Read in the smallest pieces, each followed by a decode call of another sequence. Returns the number of pieces."""
     _read(engine, 2, tokens[:50])
     n_pieces = 0
     assert engine.prefill_open(1, tokens, False)
@@ -297,7 +300,7 @@ def _pieces(engine: Engine, tokens: np.ndarray) -> int:
 
 
 def _shared(engine: Engine, tokens: np.ndarray) -> int:
-    """Share a beginning that ends within a page, let the other sequence write on, then continue."""
+    """Share a beginning that ends within a page, let the other sequence write after it, then continue."""
     _read(engine, 0, tokens[:300])
     _finish(engine.copy_prefix(0, 1, 300))
     _step(engine, 0, 70)
@@ -315,7 +318,7 @@ def _host(engine: Engine, tokens: np.ndarray) -> int:
 
 
 def _off(found: np.ndarray, expected: np.ndarray) -> float:
-    """The largest difference of a logit, in its row's standard deviations; (rows, n_vocab) each."""
+    """Return the largest difference of a logit, in standard deviations of its row; both are (rows, n_vocab)."""
     return float((np.abs(found - expected).max(axis=1) / expected.std(axis=1)).max())
 
 
@@ -326,7 +329,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def run_all(arguments: list[str]) -> int:
-    """Every part in a process of its own. Returns how many failed."""
+    """Run every part in a process of its own. Returns how many failed."""
     failed = []
     for part in PARTS:
         print(f"== {part}", flush=True)

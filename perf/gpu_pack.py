@@ -1,6 +1,6 @@
-"""Packs what a machine without network needs besides this tree: llama.cpp's source and Python wheels.
+"""Packs what a machine without a network needs besides this tree: llama.cpp's source, and Python wheels.
 
-`python -m perf.gpu_pack [FOLDER]` (default perf/out/gpu, which git ignores). perf/gpu.sh uses it there.
+`python -m perf.gpu_pack [FOLDER]` (default perf/out/gpu, which git ignores). perf/gpu.sh uses it on that machine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from perf.peer_build import pack
 from perf.results import commit_id
 
 SOURCE = "llama.cpp.tar.xz"
-# what a machine with a usual scientific Python still lacks
+# packages that a machine with a usual scientific Python does not have
 _PACKAGES = ("gguf", "cffi", "pycparser", "pcpp", "llguidance>=1.9,<1.10")
 PLATFORMS = ("manylinux2014_x86_64", "manylinux_2_31_x86_64")
 

@@ -1,7 +1,7 @@
-"""Greedy continuations of the same prompts: how many are llama.cpp's, and how near the choice was where they part.
+"""Greedy continuations of the same prompts: how many equal llama.cpp's, and how close the choice was where they part.
 
-What moves a greedy choice is the difference of two logits. llama.cpp's own modes move it too (other batch shapes,
-attention that is not fused): the most that they move it is the kernels' noise, and a parting at a smaller difference is
+A greedy choice changes with the difference of two logits. llama.cpp's own modes move it too (other batch shapes,
+attention that is not fused). The most that they move it is the kernels' noise; a parting at a smaller difference is
 rounding, not an error.
 """
 
@@ -28,8 +28,8 @@ FOREVER = 2**62
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """A way to compute the same: `n_streams` sequences hold the same prompt and decode together, the first one's
-    logits count.
+    """One way to compute the continuations: `n_streams` sequences hold the same prompt and decode together; the first
+    one's logits count.
     """
 
     name: str
@@ -56,15 +56,15 @@ OURS = (
 class Choice(NamedTuple):
     """One token, chosen after the same text."""
 
-    # in llama.cpp's logits: its token's above the other's, which is what was chosen instead, or the second best
+    # in llama.cpp's logits: how far its token is above the other one, which this mode chose or which is the second best
     gap: float
-    moved: float  # how far that gap is from the same two logits' gap in this mode
+    moved: float  # difference between that gap and the same two logits' gap in this mode
     is_same: bool
 
 
 @dataclass(slots=True)
 class Tally:
-    """What one mode chose, over all prompts; a continuation counts until it parts."""
+    """The choices of one mode, over all prompts; a continuation counts until it parts."""
 
     n_same: int = 0  # continuations
     choices: list[Choice] = field(default_factory=list)
@@ -99,7 +99,7 @@ class Reader:
         self._batch = Batch(mode.n_batch)
 
     def read(self, prompt: np.ndarray) -> np.ndarray:
-        """The logits after the prompt: (n_vocab,), borrowed until the next call."""
+        """Return the logits after the prompt: (n_vocab,), borrowed until the next call."""
         engine, n_batch = self.engine, self._mode.n_batch
         for seq_id in range(self._mode.n_streams):
             engine.kv_truncate(seq_id, 0)
@@ -113,14 +113,14 @@ class Reader:
         return logits
 
     def step(self, token: TokenId) -> np.ndarray:
-        """The logits after one more token, which every stream gets."""
+        """Return the logits after one more token, which every stream gets."""
         self._batch.clear()
         for seq_id in range(self._mode.n_streams):
             self._batch.add(token, self.engine.kv_len(seq_id), seq_id, True)
         return self._decode()
 
     def _decode(self) -> np.ndarray:
-        # one switch for the process, and other modes' engines beside this one
+        # the process has only one switch, and engines of other modes run beside this one
         use_kernels(self._mode.options.cpu_kernels, self._mode.options.isa)
         batch = self._batch
         assert self.engine.decode(batch, [None] * batch.n_rows).status is DecodeStatus.OK
@@ -131,7 +131,7 @@ class Reader:
 
 
 def prompts_of(tokens: np.ndarray, n: int) -> list[np.ndarray]:
-    """`n` pieces from all over a text, of SHORTEST to LONGEST tokens, short ones as often as long ones."""
+    """Return `n` pieces from all over a text, of SHORTEST to LONGEST tokens, short ones as often as long ones."""
     lengths = np.exp(np.random.default_rng(1).uniform(np.log(SHORTEST), np.log(LONGEST + 1), n)).astype(int)
     starts = np.linspace(0, max(0, len(tokens) - LONGEST), n).astype(int)
     return [tokens[start : start + length] for start, length in zip(starts, lengths, strict=True)]
@@ -140,9 +140,9 @@ def prompts_of(tokens: np.ndarray, n: int) -> list[np.ndarray]:
 def compare(
     model: str, text: str, counts: tuple[int, int], threads: int, ours: tuple[Mode, ...] = OURS
 ) -> dict[str, Tally]:
-    """By mode, llama.cpp's own ones first.
+    """Return tallies by mode, llama.cpp's own modes first.
 
-    `counts`: prompts, and tokens that each is continued by. Blocks: minutes for hundreds.
+    `counts`: prompts, and tokens by which each is continued. Blocks: minutes for hundreds.
     """
     n_prompts, n_new = counts
     with ExitStack() as stack:
@@ -161,7 +161,7 @@ def compare(
 
 
 def _follow(reader: Reader, prompt: np.ndarray, expected: list[np.ndarray]) -> Iterator[Choice]:
-    """The mode's choices, up to the first that is another one than llama.cpp's."""
+    """Yield the mode's choices, up to the first that differs from llama.cpp's."""
     token = -1
     for theirs in expected:
         logits = reader.read(prompt) if token < 0 else reader.step(token)
@@ -174,5 +174,5 @@ def _follow(reader: Reader, prompt: np.ndarray, expected: list[np.ndarray]) -> I
 
 
 def noise(tallies: dict[str, Tally]) -> float:
-    """The most that any of llama.cpp's own modes moved the difference of two logits."""
+    """Return the most that any of llama.cpp's own modes moved the difference of two logits."""
     return max(tallies[mode.name].most_moved for mode in OWN_MODES)

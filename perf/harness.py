@@ -38,17 +38,17 @@ class Job:
     scenario: str
     labels: tuple[str, ...]
     repeats: int
-    peer_repeats: float = math.inf  # servers that are not ours take part in this many only
+    peer_repeats: float = math.inf  # servers that are not ours take part in only this many
 
     def in_turn(self, repeat: int) -> tuple[str, ...]:
-        """The servers of this repeat; every other one in reverse."""
+        """Return the servers in the order of this repeat; every other repeat reverses it."""
         present = tuple(label for label in self.labels if repeat < self.peer_repeats or is_ours(label))
         return present if repeat % 2 == 0 else present[::-1]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A run."""
+    """The plan of a run."""
 
     jobs: tuple[Job, ...]
     model: str  # a shape's name, or the path of a GGUF
@@ -57,9 +57,9 @@ class Plan:
     sizing: Sizing = field(default_factory=Sizing)
     n_gpu_layers: int = 0
     max_minutes: float = math.inf
-    quiet_cores: float = 0.25  # more foreign load than this: measured once more
+    quiet_cores: float = 0.25  # with more foreign load than this, a measurement is repeated once
     n_retries: int = 1
-    lane: tuple[int, int] = (0, 1)  # (i, n): of all repeats the i-th, and every n-th after it
+    lane: tuple[int, int] = (0, 1)  # (i, n): the i-th of all repeats, and every n-th after it
 
 
 class Harness:
@@ -74,7 +74,7 @@ class Harness:
         self._slowest_s: dict[str, float] = {}
 
     def run(self) -> Results:
-        """Blocks until the plan is done or its time is up. Raises: ServerError when a server cannot start."""
+        """Run the plan. Blocks until it is done or its time is up. Raises: ServerError if a server cannot start."""
         for needs, jobs in self._groups():
             servers = self._servers(needs, jobs)
             model, labels = servers[0].settings.model, ", ".join(server.label for server in servers)
@@ -88,12 +88,12 @@ class Harness:
         return self._results
 
     def prepare(self) -> None:
-        """Have models and servers made, and start none. Raises: ServerError, BuildError."""
+        """Make models and servers, without starting any. Raises: ServerError, BuildError."""
         for needs, jobs in self._groups():
             self._servers(needs, jobs)
 
     def _servers(self, needs: Needs, jobs: list[Job]) -> list[Server]:
-        """Not started; one for each label of the jobs."""
+        """Make one server for each label of the jobs; none is started."""
         folder = self._plan.out / "logs" / f"{needs.shape or 'model'}-{needs.n_seq}"
         settings = self._settings(needs)
         return [
@@ -156,7 +156,7 @@ class Harness:
         self._slowest_s[job.scenario] = max(self._slowest_s.get(job.scenario, 0.0), time.monotonic() - begin)
 
     def _measure(self, scenario: Scenario, server: Server, repeat: int) -> dict[str, PhaseLog]:
-        """Run all phases; once more when others were busy on the machine. A server that dies fails the run."""
+        """Run all phases; once more if other programs were busy on the machine. A server that dies fails the run."""
         seed = f"{self._plan.sizing.seed}/{repeat}/{scenario.name}"
         for attempt in range(self._plan.n_retries + 1):
             logs = {}
@@ -175,7 +175,7 @@ class Harness:
 
 
 def run_phase(server: Server, phase: Phase, seed: str) -> PhaseLog:
-    """One phase on one server, with CPU and memory told apart. Raises: ServerError when the server ends."""
+    """Run one phase on one server; CPU and memory are reported separately. Raises: ServerError if the server ends."""
     driver = Driver(server.endpoint(), phase, seed)
     gc.collect()
     gc.disable()

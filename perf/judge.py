@@ -1,7 +1,7 @@
-"""Did these tokens come from that model? Teacher forcing: the model reads a stream's text and rates every token of it.
+"""Whether tokens came from a given model. Teacher forcing: the model reads a stream's text and rates every token of it.
 
-A greedy token has the largest logit. Batches of other shapes round otherwise, so a near tie may fall to the other
-side; a token of another model lies whole standard deviations below the top.
+A greedy token has the largest logit. Batches of other shapes round differently, so a near tie may turn out the other
+way. A token of another model lies whole standard deviations below the top.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Judge:
         self._engine.close()
 
     def n_foreign(self, prompt: str, tokens: Sequence[int]) -> int:
-        """How many of the tokens after the prompt this model would not have chosen.
+        """Return how many of the tokens after the prompt this model would not have chosen.
 
-        Raises: ValueError for too long a text.
+        Raises: ValueError if the text is too long.
         """
         head = self._engine.tokenize(prompt, True, True)
         ids = [*head, *tokens]

@@ -1,7 +1,6 @@
-"""What a quantised KV cache costs in accuracy: `python -m perf.kv_types [MODEL.gguf ...]`.
+"""The loss of accuracy with a quantised KV cache: `python -m perf.kv_types [MODEL.gguf ...]`.
 
-Each model predicts a text token by token, with its KV in every type; the predictions are held against those with f16
-KV.
+Each model predicts a text token by token, with KV of every type; the predictions are compared with those of f16 KV.
 """
 
 from __future__ import annotations
@@ -21,31 +20,31 @@ from uma_core.models import default_model_path
 KV_TYPES = ("f16", "bf16", "q8_0", "q4_0")
 TEXTS = ("docs/SYSTEM_DESIGN.md", "docs/PROTOCOL.md", "README.md")
 HEAD = "| model | KV type | perplexity | change | KL mean | KL p99 | same first choice |\n" + 7 * "| --- " + "|"
-N_READ, N_PREDICTED, N_WINDOWS = 500, 400, 4  # tokens read, tokens predicted after them, and how often
+N_READ, N_PREDICTED, N_WINDOWS = 500, 400, 4  # tokens read, tokens predicted after them, number of windows
 
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """Of one model with one KV type."""
+    """Predictions of one model with one KV type."""
 
     log_p: np.ndarray  # (n, n_vocab) float32
-    truth: np.ndarray  # (n,) the tokens that came
+    truth: np.ndarray  # (n,) the actual tokens
 
     @property
     def perplexity(self) -> float:
         return float(np.exp(-self.log_p[np.arange(len(self.truth)), self.truth].astype(np.float64).mean()))
 
     def divergence(self, other: Predictions) -> np.ndarray:
-        """(n,) Kullback-Leibler divergence of the other predictions from these, in nats."""
+        """Return (n,) Kullback-Leibler divergence of the other predictions from these, in nats."""
         return np.asarray((np.exp(self.log_p) * (self.log_p - other.log_p)).sum(axis=1))
 
     def agreement(self, other: Predictions) -> float:
-        """Share of equal first choices."""
+        """Return the share of equal first choices."""
         return float((self.log_p.argmax(axis=1) == other.log_p.argmax(axis=1)).mean())
 
 
 def predict(path: str, kv_type: str, text: str, engine_name: str = "llama", n_windows: int = N_WINDOWS) -> Predictions:
-    """Blocks: for a minute with a small model."""
+    """Predict the text. Blocks: for a minute with a small model."""
     n_window = N_READ + N_PREDICTED
     options = EngineOptions(n_ctx=n_window, n_seq=1, threads=2, n_batch=512, n_ubatch=512, kv_type=kv_type)
     engine = open_engine(replace(options, engine=engine_name), path)
@@ -59,7 +58,7 @@ def predict(path: str, kv_type: str, text: str, engine_name: str = "llama", n_wi
 
 
 def _follow(engine: Engine, window: np.ndarray) -> Iterator[np.ndarray]:
-    """Log probabilities after each token from N_READ on, but the last."""
+    """Yield log probabilities after each token from N_READ on, except the last."""
     engine.kv_truncate(0, 0)
     batch = Batch(N_READ)
     batch.extend(window[:N_READ], 0, 0, False)
@@ -74,7 +73,7 @@ def _follow(engine: Engine, window: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def compare(path: str, text: str, engine_name: str) -> Iterator[str]:
-    """Table rows: model, KV type, perplexity and its change, divergence, equal first choices."""
+    """Yield table rows: model, KV type, perplexity and its change, divergence, equal first choices."""
     exact = predict(path, KV_TYPES[0], text, engine_name)
     for kv_type in KV_TYPES:
         other = exact if kv_type == KV_TYPES[0] else predict(path, kv_type, text, engine_name)

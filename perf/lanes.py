@@ -1,8 +1,8 @@
-"""Repeats beside each other, for scenarios of many minutes on a machine of many cores.
+"""Runs repeats beside each other, for scenarios of many minutes on a machine with many cores.
 
-A lane is a process of its own on cores of its own; it takes every n-th repeat, and asks its servers in turn as ever.
-Lanes share the memory's bandwidth and the last cache: absolute times do not compare with those of repeats one by one,
-and the two sides of a pair have like neighbours, not the same.
+A lane is a process on cores of its own. It takes every n-th repeat, and measures its servers in turn as usual. Lanes
+share the memory's bandwidth and the last cache, so absolute times are not comparable with those of repeats one by one.
+The two sides of a pair have similar neighbours, not the same ones.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from perf.servers import ServerError, asked_to_end
 
 
 def run_beside(plan: Plan, n_lanes: int, make: MakeServer, results: Results, say: Say) -> Results:
-    """Blocks until all lanes are done; what they measured is joined in the order of repeats. Raises: ServerError."""
+    """Run the lanes. Blocks until all are done; their results are joined in the order of repeats. Raises:
+    ServerError.
+    """
     lanes = lanes_of(plan, n_lanes)
     cores = cores_of_lanes(sorted(os.sched_getaffinity(0)), len(lanes), plan.threads)
     say(f"{len(lanes)} lanes of {len(cores[0])} cores")
-    Harness(plan, make, results, say).prepare()  # or every lane would make the same model and build the same peer
+    Harness(plan, make, results, say).prepare()  # otherwise every lane would make the model and build the peer
     context = multiprocessing.get_context("spawn")
     empty = dataclasses.replace(results, cells={}, titles={}, allocator_warnings={}, notes=[])
     workers: list[BaseProcess] = [
@@ -40,13 +42,17 @@ def run_beside(plan: Plan, n_lanes: int, make: MakeServer, results: Results, say
 
 
 def lanes_of(plan: Plan, n_lanes: int) -> list[Plan]:
-    """The plan of each lane; no more of them than repeats. What runs beside a lane is no reason to measure again."""
+    """Return the plan of each lane; at most as many lanes as repeats. Load from other lanes is no reason to measure
+    again.
+    """
     n = min(n_lanes, max(job.repeats for job in plan.jobs))
     return [dataclasses.replace(plan, lane=(i, n), out=plan.out / f"lane-{i}", quiet_cores=math.inf) for i in range(n)]
 
 
 def cores_of_lanes(cores: Sequence[int], n_lanes: int, n_threads: int) -> list[list[int]]:
-    """Neighbouring cores for each lane, equally many. Raises: ServerError when a server's threads would share them."""
+    """Return neighbouring cores for each lane, equally many. Raises: ServerError if a server's threads would share
+    them.
+    """
     n_each = len(cores) // n_lanes
     if n_each < n_threads:
         raise ServerError(
@@ -72,7 +78,7 @@ def join(results: Results, lanes: Sequence[Results]) -> None:
 
 
 def _lane(plan: Plan, cores: Sequence[int], make: MakeServer, results: Results) -> None:
-    os.sched_setaffinity(0, cores)  # what it starts inherits them
+    os.sched_setaffinity(0, cores)  # processes that the lane starts inherit them
     Harness(plan, make, results, _say_in(plan.lane[0])).run()
 
 
@@ -81,7 +87,7 @@ def _say_in(lane: int) -> Say:
 
 
 def _wait(workers: Sequence[BaseProcess]) -> None:
-    """Start them and wait; whatever happens, none is left. Raises: ServerError when one fails."""
+    """Start the workers and wait. Whatever happens, none is left running. Raises: ServerError if one fails."""
     try:
         with asked_to_end():
             for worker in workers:

@@ -1,4 +1,4 @@
-"""What clients ask of a server and when: values, and the text of unique prompts. No clock, no sockets."""
+"""The requests of clients and their times: values, and the text of unique prompts. No clock, no sockets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ALPHABET = string.ascii_letters + string.digits + "     ,."
 
 
 def _burdens() -> dict[str, dict[str, Any]]:
-    """Large requests, by name. What is too long for the context is refused when it has been read."""
+    """Return large requests, by name. A request that is too long for the context is refused after it was read."""
     rng = random.Random(1)
     roles = ("user", "assistant")
     return {
@@ -33,18 +33,18 @@ class Ask:
     """
 
     name: str
-    n_prompt: int  # tokens; the models' tokenizer makes one of each byte
+    n_prompt: int  # tokens; the models' tokenizer makes one token of each byte
     n_tokens: int  # to generate
     at_ms: float = 0.0
     after: tuple[str, ...] = ()
     gate: str = "done"  # "first" (token) or "done"
-    is_interactive: bool = True  # a reader waits for its tokens: the CSV's column, and what is measured
-    priority: str | None = None  # sent with the request; None: the server finds out
-    app: str = ""  # asks of one app share a connection where the protocol can; "": one of its own
-    # (name, tokens): the prompt's texts, equal ones by equal names; servers may use their caches
+    is_interactive: bool = True  # a reader waits for its tokens: a column of the CSV, and the reason to measure it
+    priority: str | None = None  # sent with the request; None: the server infers it
+    app: str = ""  # asks of one app share a connection if the protocol allows it; "": a connection of its own
+    # (name, tokens): texts of the prompt; equal names have equal texts, which servers may find in their caches
     parts: tuple[tuple[str, int], ...] = ()
-    burden: str = ""  # of BURDENS: sent in place of a prompt; it is done when it is answered, be it by a refusal
-    has_schema: bool = False  # held to a JSON Schema that does not let it end before its last token
+    burden: str = ""  # a name of BURDENS, sent instead of a prompt; it is done when it is answered, even by a refusal
+    has_schema: bool = False  # a JSON Schema that does not let the answer end before its last token
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,8 @@ class Phase:
     name: str
     asks: tuple[Ask, ...]
     timeout_s: float = 600.0
-    lasts_s: float = 0.0  # at least this long, whatever is asked
-    is_restarted: bool = False  # the server ends and starts anew before it
+    lasts_s: float = 0.0  # least duration, whatever is asked
+    is_restarted: bool = False  # the server is restarted before the phase
 
     def __post_init__(self) -> None:
         names = [ask.name for ask in self.asks]
@@ -68,12 +68,12 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a scenario needs of a server."""
+    """A scenario's requirements of a server."""
 
     n_seq: int = 4
     n_ctx_seq: int = 4096  # cells of each sequence
     shape: str = ""  # "": the run's model
-    has_disk: bool = False  # a cache directory, where the server can have one
+    has_disk: bool = False  # a cache directory, if the server can have one
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +83,13 @@ class Sizing:
     scale: int = 1
     is_quick: bool = False
     seed: int = 1
-    options: dict[str, str] = field(default_factory=dict)  # of single scenarios, as NAME.OPTION=VALUE
+    options: dict[str, str] = field(default_factory=dict)  # options of single scenarios, as NAME.OPTION=VALUE
 
 
 def scaled(asks: tuple[Ask, ...], scale: int) -> tuple[Ask, ...]:
-    """The same arrivals with all lengths multiplied; one-token answers stay (they only mark the end of a prompt)."""
+    """Return the same arrivals with all lengths multiplied; answers of one token stay (they only mark the end of a
+    prompt).
+    """
     if scale == 1:
         return asks
     return tuple(
@@ -104,19 +106,21 @@ def scaled(asks: tuple[Ask, ...], scale: int) -> tuple[Ask, ...]:
 def composed(
     name: str, parts: tuple[tuple[str, int], ...], n_tokens: int, after: tuple[str, ...] = (), gate: str = "done"
 ) -> Ask:
-    """An ask whose prompt is made of named parts, so that others can begin alike."""
+    """Make an ask whose prompt consists of named parts, so that others can begin with the same text."""
     return Ask(name, sum(n for _, n in parts), n_tokens, after=after, gate=gate, parts=parts)
 
 
 def text_of(seed: str, ask: Ask, phase: str = "") -> str:
-    """The ask's prompt: unique to it in its phase, or made of the parts that it shares with others of the same seed."""
+    """Return the ask's prompt: unique in its phase, or made of the parts that it shares with others of the same
+    seed.
+    """
     if not ask.parts:
         return prompt(f"{seed}/{phase}/{ask.name}", ask.n_prompt)
     return "".join(prompt(f"{seed}/part/{name}", n) for name, n in ask.parts)
 
 
 def prompt(seed: str, n: int) -> str:
-    """n characters of printable ASCII that no other seed shares, from the first ones on."""
+    """Return n characters of printable ASCII that no other seed shares, from the first ones on."""
     rng = random.Random(seed)
     return "".join(rng.choices(_ALPHABET, k=n))
 

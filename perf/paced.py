@@ -1,7 +1,7 @@
-"""`python -m perf.paced daemon --engine fake ...`: our daemon on the simulated engine, with this much time between two
-tokens as UMA_PERF_STEP_MS says.
+"""`python -m perf.paced daemon --engine fake ...`: our daemon on the simulated engine, with UMA_PERF_STEP_MS of time
+between two tokens.
 
-What is measured before such a daemon is everything but a model: its tokens come one by one, as a model's do, and cost
+A measurement with such a daemon covers everything except a model: its tokens come one by one, as a model's do, and cost
 nothing.
 """
 

@@ -20,7 +20,7 @@ from native.toolchain import chosen_backend, cpu_identity, find_toolchain
 
 SERVER, BENCH = "llama-server", "llama-batched-bench"
 TARGETS = ("llama", SERVER, BENCH)
-_TOOL_SOURCES = ("common/", "tools/", "scripts/")  # what the programs need beside the libraries' source
+_TOOL_SOURCES = ("common/", "tools/", "scripts/")  # files that the programs need in addition to the libraries' source
 _EXTRA_FLAGS = {
     "LLAMA_BUILD_COMMON": "ON",
     "LLAMA_BUILD_TOOLS": "ON",
@@ -30,7 +30,7 @@ _EXTRA_FLAGS = {
 
 
 def peer_dir(progress: Progress | None = None) -> Path:
-    """The folder with bin/llama-server. Blocks: minutes when it must be built. Raises: BuildError."""
+    """Return the folder with bin/llama-server. Blocks: minutes if it must be built. Raises: BuildError."""
     given = os.environ.get("UMA_PEER_DIR")
     if given:
         folder = Path(given).expanduser().resolve()
@@ -64,13 +64,13 @@ def peer_dir(progress: Progress | None = None) -> Path:
 
 
 def peer_flags(pin: Pin, backend: str) -> dict[str, str]:
-    """Our own flags, and the programs."""
+    """Return our own flags, and those for the programs."""
     return {**cmake_build.cmake_flags(pin, backend), **_EXTRA_FLAGS}
 
 
 def pack(sdist: Path, pin: Pin, target: Path) -> None:
-    """Write the part of a source archive that libraries and programs are built from: a tenth of it, for a machine
-    without network.
+    """Write the part of a source archive from which libraries and programs are built: a tenth of it, for a machine
+    without a network.
     """
     with tempfile.TemporaryDirectory() as scratch:
         unpack(sdist, pin, Path(scratch))
@@ -95,7 +95,9 @@ def unpack(sdist: Path, pin: Pin, folder: Path) -> None:
 
 
 def collect(source: Path, build: Path, entry: Path) -> None:
-    """bin/ holds the programs and the libraries that they find beside them; include/ the public headers."""
+    """Fill bin/ with the programs and the libraries that they find beside them, and include/ with the public
+    headers.
+    """
     (entry / "bin").mkdir(parents=True)
     for path in sorted((build / "bin").iterdir()):
         if path.is_file() and (path.name in (SERVER, BENCH) or ".so" in path.name or ".dylib" in path.name):
@@ -105,7 +107,7 @@ def collect(source: Path, build: Path, entry: Path) -> None:
 
 
 def example_server(progress: Progress | None = None) -> Path:
-    """The script of llama-cpp-python's example server, out of the same source distribution."""
+    """Return the script of llama-cpp-python's example server, from the same source distribution."""
     given = os.environ.get("UMA_PERF_EXAMPLE_SERVER")
     if given:
         return Path(given)

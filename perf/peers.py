@@ -21,14 +21,14 @@ def is_ours(label: str) -> bool:
 
 
 def through_http(label: str) -> str:
-    """The same server of ours, asked through its gateway."""
+    """Return the label of the same server of ours behind its gateway."""
     return label.replace(OURS, HTTP, 1)
 
 
 def make_server(label: str, settings: Settings, folder: Path) -> Server:
-    """A server that is not started yet.
+    """Make a server; it is not started yet.
 
-    Blocks: minutes where the peer must be built first. Raises: ServerError, BuildError.
+    Blocks: minutes if the peer must be built first. Raises: ServerError, BuildError.
     """
     name = label.partition(":")[0]
     folder.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,7 @@ ENGINES = {
 def perplexities(
     model: str, text: str, n_tokens: int, threads: int, engines: dict[str, EngineOptions] = ENGINES
 ) -> dict[str, tuple[float, int]]:
-    """(perplexity, tokens predicted) by engine. Blocks: on a CPU minutes for tens of thousands of tokens."""
+    """Return (perplexity, tokens predicted) by engine. Blocks: on a CPU minutes for tens of thousands of tokens."""
     out = {}
     for name, options in engines.items():
         engine = open_engine(
@@ -41,7 +41,7 @@ def perplexities(
 
 
 def _window(engine: Engine, tokens: np.ndarray) -> list[float]:
-    """-log p of each token but the first, given those before it."""
+    """Return -log p of each token except the first, given the tokens before it."""
     engine.kv_truncate(0, 0)
     batch = Batch(N_ROWS)
     losses: list[float] = []

@@ -1,6 +1,6 @@
-"""Two pictures per scenario out of its CSV files: when each stream's tokens came, and how long the gaps were.
+"""Draws two pictures per scenario from its CSV files: when each stream's tokens came, and how long the gaps were.
 
-matplotlib is an extra; without it there are no pictures and nothing else changes.
+matplotlib is an extra; without it there are no pictures, and nothing else changes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from perf.results import TOKENS, Results, csv_name, read_tokens
 
-_COLOURS = ("#1f77b4", "#999999")  # a reader waits; nobody does
+_COLOURS = ("#1f77b4", "#999999")  # for streams with a reader that waits, and without
 
 
 def can_plot() -> bool:
@@ -37,7 +37,7 @@ def draw(results: Results, folder: Path) -> list[Path]:
 
 
 def _last_phase(streams: dict[str, Any]) -> str:
-    """Scenarios end with their loaded phase."""
+    """Return the last phase: scenarios end with their loaded phase."""
     return str(list(streams)[-1]).partition("/")[0]
 
 

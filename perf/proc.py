@@ -16,7 +16,7 @@ class Usage(NamedTuple):
 
 
 def usage(pid: int) -> Usage:
-    """CPU seconds of all its threads so far, and resident memory. Raises ProcessLookupError when it is gone."""
+    """Return CPU seconds of all its threads so far, and resident memory. Raises: ProcessLookupError if it is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
@@ -26,7 +26,9 @@ def usage(pid: int) -> Usage:
 
 
 def cpu_ns(pid: int) -> int:
-    """CPU time of all its threads so far, exact where the scheduler has it (Linux), else in the ticks of `usage`."""
+    """Return CPU time of all its threads so far: exact if the scheduler has it (Linux), else in the ticks of
+    `usage`.
+    """
     try:
         return sum(int((task / "schedstat").read_text().split()[0]) for task in Path(f"/proc/{pid}/task").iterdir())
     except FileNotFoundError:
@@ -34,16 +36,16 @@ def cpu_ns(pid: int) -> int:
 
 
 class Resident(NamedTuple):
-    """RSS in MiB, by what it is."""
+    """RSS in MiB, by kind."""
 
     own_mb: float  # heaps, stacks, buffers: only this can leak
-    file_mb: float  # pages of mapped files, such as weights: the system takes them back when it wants
+    file_mb: float  # pages of mapped files, such as weights: the system takes them back when it needs memory
 
 
 def resident(pid: int) -> Resident:
-    """What a process's RSS consists of.
+    """Return the parts of a process's RSS.
 
-    Raises FileNotFoundError when it is gone, and where there is no /proc (Linux only).
+    Raises: FileNotFoundError if the process is gone, or there is no /proc (Linux only).
     """
     lines = (line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("Rss"))
     mb = {words[0].rstrip(":"): int(words[1]) / 1024 for words in lines}
@@ -51,7 +53,7 @@ def resident(pid: int) -> Resident:
 
 
 def _from_ps(pid: int) -> Usage:
-    """Where there is no /proc."""
+    """Ask ps, for systems without /proc."""
     done = subprocess.run(["ps", "-o", "time=,rss=", "-p", str(pid)], capture_output=True, text=True)
     words = done.stdout.split()
     if len(words) < 2:
@@ -63,7 +65,7 @@ def _from_ps(pid: int) -> Usage:
 
 
 def machine_cpu_s() -> float:
-    """CPU seconds that the whole machine has been busy; NaN where it does not say."""
+    """Return the CPU seconds that the whole machine has been busy; NaN if it does not say."""
     try:
         words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
     except FileNotFoundError:

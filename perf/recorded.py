@@ -1,8 +1,8 @@
-"""Recorded texts: prompts and the answers that were given to them, for measuring speculation.
+"""Recorded texts: prompts and their answers, for measuring speculation.
 
-`python -m perf.recorded` makes `recorded.json` anew from a checkout with its history. Edits are before and after of
-commits; agents, extractions and summaries are put together from the repository's own files in the form that assistants
-write; prose is its pages.
+`python -m perf.recorded` makes `recorded.json` again from a checkout with its history. Edits show lines before and
+after commits. Agents, extractions and summaries are composed from the repository's own files in the form in which
+assistants write; prose is the repository's pages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FILE = Path(__file__).with_name("recorded.json")
 WORKLOADS = ("edit", "agent", "json", "summary", "prose")
 N_EACH = 16
 N_TURNS = 20  # of the agent
-# what extractions are asked to be: a JSON Schema, as programs send one with such a prompt
+# the form that extractions must have: a JSON Schema, as programs send it with such a prompt
 SCHEMA = {
     "type": "array",
     "items": {
@@ -79,7 +79,7 @@ def _edits() -> list[Recorded]:
 
 
 def _agent() -> list[Recorded]:
-    """One conversation; each turn's prompt is the end of all before."""
+    """Make one conversation; each turn's prompt is the end of everything before it."""
     out, said = [], "You have the tools read_file, search and replace. Task: give every constant its unit.\n"
     files = sorted(ROOT.glob("uma_core/policy/**/*.py"))
     for turn in range(N_TURNS):

@@ -1,5 +1,5 @@
-"""What speculation wins on recorded texts: the same daemon with it and without, in turn, alone and beside a prefill
-storm.
+"""How much speculation gains on recorded texts: the same daemon with and without it, in turn, alone and beside a
+prefill storm.
 """
 
 from __future__ import annotations
@@ -22,19 +22,21 @@ from perf.wire import frame
 
 OFF = "off"
 N_TOKENS = 256  # of an answer: its first 96 repeat too little (JSON was 1.38x as fast with drafts, with 256 1.74x)
-N_TURNS_EACH = 4  # of the agent's, by each stream
+N_TURNS_EACH = 4  # of the agent's turns, for each stream
 N_STORM, N_STORM_PROMPT, STORM_EVERY_S = 6, 1200, 0.4
 SAME_STEP_NS = 200_000  # tokens of one step arrive together: within this much of each other
 TIMEOUT_S = 180.0
 
 
 class ReplayServer(UmaServer):
-    """Recorded answers; what was answered before is not drafted from, for each text is answered again and again."""
+    """Serves recorded answers. It drafts nothing from earlier answers, because each text is answered again and
+    again.
+    """
 
     def command(self) -> list[str]:
         command = super().command()
         command[command.index("uma_core")] = "perf.replayed"
-        # what is drawn is replaced after it was drawn: a step that was begun with it would be computed in vain
+        # drawn tokens are replaced after drawing: a step that was begun with one would be computed in vain
         return [*command, "--history-tokens", "0", "--engine", "graph", "--decode-ahead", "off"]
 
 
@@ -69,7 +71,7 @@ class Replayer:
         return [i for i, (text, _, _) in enumerate(self._texts) if text.workload == workload]
 
     def warm(self, case: Case, repeat: int) -> None:
-        """Have the case's prompts read, so that both modes find them in the cache. Raises: OSError."""
+        """Let the daemon read the case's prompts, so that both modes find them in the cache. Raises: OSError."""
         for i in range(case.n_streams):
             for which in self._turns(case, i, repeat):
                 with self._send(id="w", tokens=self._texts[which][1], max_tokens=1, speculate=OFF) as sock:
@@ -81,13 +83,14 @@ class Replayer:
                         buffer += data
 
     def measure(self, case: Case, mode: str, repeat: int) -> dict[str, float]:
-        """Tokens a second of all streams, and the gaps between their steps and tokens. Each repeat has other texts.
+        """Return tokens a second of all streams, and the gaps between their steps and tokens. Each repeat has other
+        texts.
 
-        Raises: OSError where the daemon fails.
+        Raises: OSError if the daemon fails.
         """
         streams = [list(self._turns(case, i, repeat)) for i in range(case.n_streams)]
         sockets: dict[socket.socket, tuple[int, bytearray]] = {}
-        asked: list[int] = [turns[0] for turns in streams]  # which text each stream is answered with
+        asked: list[int] = [turns[0] for turns in streams]  # the text that each stream is answered with
         tokens: list[list[int]] = [[] for _ in streams]
         times: list[list[int]] = [[] for _ in streams]
         gaps: list[float] = []
@@ -126,7 +129,7 @@ class Replayer:
                             asked[i] = streams[i].pop(0)
                             sockets[self._ask(asked[i], mode)] = i, bytearray()
         for sock in storms:
-            sock.close()  # which cancels what is left of it
+            sock.close()  # this cancels the rest of the request
         steps = [gap for gap in gaps if gap * 1e6 > SAME_STEP_NS]
         drafted = sum(usage.values())
         return {
@@ -149,7 +152,7 @@ class Replayer:
 
     def _ask(self, which: int, mode: str) -> socket.socket:
         text, prompt, answer = self._texts[which]
-        n = min(len(answer) - 1, N_TOKENS)  # the last one would end an answer that a grammar holds
+        n = min(len(answer) - 1, N_TOKENS)  # the last token would end an answer that follows a grammar
         constraint = constraint_of(text)
         held = {} if constraint is None else {"constraint": {constraint.kind: constraint.value}}
         seed = seed_of(which)
@@ -165,14 +168,14 @@ class Replayer:
     def _send(self, **message: Any) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX)
         sock.connect(self._path)
-        # a request that draws has a sampler, by which the engine knows whose recorded answer is wanted
+        # a request that draws has a sampler, by which the engine knows which recorded answer to give
         sock.sendall(frame({**message, "temperature": 1, "stream": True}))
         return sock
 
 
 def pace(spans: Sequence[tuple[int, int, int]]) -> float:
-    """Tokens a second of a stream that gave these answers, each by its first token's time, its last one's, and its
-    tokens: all tokens by all time, for a slow answer takes the longer.
+    """Return the tokens a second of a stream with these answers, each given by the times of its first and last token
+    and its number of tokens: all tokens by all time, so that a slow answer counts by its longer time.
     """
     return 1e9 * sum(n - 1 for _, _, n in spans) / max(1, sum(last - first for first, last, _ in spans))
 
@@ -189,8 +192,8 @@ def _events(buffer: bytearray) -> Iterator[dict[str, Any]]:
 def compare(
     server: ReplayServer, cases: Sequence[Case], mode: str, repeats: int
 ) -> Iterator[tuple[Case, str, dict[str, float]]]:
-    """Figures of every case with a mode of speculation and without, in turn, repeat by repeat; every other one in
-    reverse.
+    """Yield the figures of every case with a mode of speculation and without, in turn, repeat by repeat; every other
+    repeat reverses the order.
     """
     replayer = Replayer(str(server.socket_path))
     for repeat in range(repeats):
@@ -205,7 +208,7 @@ def settings(model: Path, threads: int, n_gpu_layers: int = 0) -> Settings:
 
 
 def words(case: Case, on: list[dict[str, float]], off: list[dict[str, float]], alone_step_ms: float) -> str:
-    """One line: ratios with their spread. Times between tokens are in steps of one stream without drafts."""
+    """Return one line: ratios with their spread. Times between tokens are in steps of one stream without drafts."""
     ratios = sorted(a["tok_s"] / b["tok_s"] for a, b in zip(on, off, strict=False))
     figures = {
         name: (

@@ -1,11 +1,11 @@
-"""Our daemon with an engine that "chooses" recorded tokens: every step computes all that it would, and what is drawn is
-replaced.
+"""Our daemon with an engine that "chooses" recorded tokens: every step computes everything as usual, and the drawn
+token is replaced.
 
     python -m perf.replayed daemon --model ...
 
-A request whose `seed` is that of a recorded answer (`seed_of`) is given its tokens, whatever the model's logits are. So
-acceptance is that of real text and cost that of a real model, where only random weights are at hand. All rows of drafts
-are sampled, held or not: the cost is not flattered.
+A request whose `seed` is that of a recorded answer (`seed_of`) gets its tokens, whatever the model's logits are. So
+acceptance is that of real text and cost that of a real model, even though only random weights are available. All rows
+of drafts are sampled, accepted or not, so that the cost is not understated.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ FIRST_SEED = 0x5EED0000
 
 
 def seed_of(which: int) -> int:
-    """The seed that asks for the recorded text of this number."""
+    """Return the seed that asks for the recorded text of this number."""
     return FIRST_SEED + which
 
 
 def vocabulary() -> Any:
-    """The embedded model's, in which the recorded texts are read: 8,192 tokens, which every larger vocabulary has
-    numbers for.
+    """Return the embedded model's vocabulary, in which the recorded texts are read: 8,192 tokens, ids that every larger
+    vocabulary has.
     """
     from uma_core.engine.llama.model import LlamaModel, Parts
 
@@ -44,7 +44,7 @@ def vocabulary() -> Any:
 
 
 class Spelling:
-    """constraint.vocabulary.Text of a model of which only the recorded texts' tokens are text."""
+    """constraint.vocabulary.Text of a model in which only the recorded texts' tokens are text."""
 
     def __init__(self, vocab: Any, n_vocab: int) -> None:
         self._vocab, self.n_vocab = vocab, n_vocab
@@ -61,19 +61,19 @@ class Spelling:
 
 
 def constraint_of(text: Recorded) -> Constraint | None:
-    """What its request asks for. What that forces is what was recorded (tests/perf/test_replay.py)."""
+    """Return the constraint of a text's request. It forces exactly the recorded tokens (tests/perf/test_replay.py)."""
     return Constraint("json_schema", SCHEMA) if text.workload == "json" else None
 
 
 class Replay:
-    """Takes the place of an engine's methods. Of a sampler it knows which token is next."""
+    """Replaces an engine's methods. It knows the next token of each sampler."""
 
     def __init__(self, engine: Engine, answers: dict[int, list[TokenId]]) -> None:
         """`answers`: by seed. Changes `engine`."""
         self._answers = answers
         self._next: dict[
             int, tuple[Any, list[TokenId], list[int]]
-        ] = {}  # by identity of a sampler, which is kept with it
+        ] = {}  # by identity of a sampler, which is kept here too
         self._sampler, self._decode, self._draw = engine.sampler, engine.decode, engine.draw
         self._prefill_sample = engine.prefill_sample
         changed: Any = engine
@@ -90,7 +90,7 @@ class Replay:
         return made
 
     def _chosen(self, sampler: Any, drawn: TokenId) -> TokenId:
-        """The recorded token, where there is one left."""
+        """Return the recorded token, if there is one left."""
         known = self._next.get(id(sampler))
         if known is None or drawn < 0:
             return drawn

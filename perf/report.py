@@ -77,7 +77,7 @@ NAMES: dict[str, str] = {
 
 
 def number(value: float) -> str:
-    """Three significant digits, no exponent; a dash for nothing."""
+    """Write a number with three significant digits and no exponent; a dash for a missing one."""
     if math.isnan(value):
         return "–"
     if value == 0:
@@ -110,7 +110,7 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def with_spread(s: Spread, runs: Sequence[Sequence[float]] = ()) -> str:
-    """Median, and least to greatest where there were repeats; the median of each run where there were several."""
+    """Write the median, and least to greatest if there were repeats; the median of each run if there were several."""
     if s.n < 2:
         return number(s.median)
     medians = [number(spread(run).median) for run in runs if run]
@@ -119,7 +119,9 @@ def with_spread(s: Spread, runs: Sequence[Sequence[float]] = ()) -> str:
 
 
 def scenario_table(results: Results, scenario: str, criteria: Sequence[Criterion] = ON_CPU) -> str:
-    """Rows are figures; columns the servers, ours over the peer, and the verdict where there is a target."""
+    """Return a table: rows are figures; columns are the servers, ours over the peer, and the verdict if there is a
+    target.
+    """
     row = results.cells[scenario]
     labels = list(row)
     figures = sorted({f for cell in row.values() for each in cell.figures for f in each}, key=_order)
@@ -128,7 +130,7 @@ def scenario_table(results: Results, scenario: str, criteria: Sequence[Criterion
     lines = []
     for figure in figures:
         if figure_name(figure) == figure:
-            continue  # kept in the JSON, too detailed for the table
+            continue  # kept in the JSON; too detailed for the table
         cells = [with_spread(row[label].spread(figure), row[label].runs(figure)) for label in labels]
         ratio = [number(spread(results.ratios(scenario, figure, a, b)).median) for a, b in pairs]
         verdicts = [judge(results, c) for c in criteria if c.scenario == scenario and c.figure == figure]
@@ -157,7 +159,7 @@ OWN_FIGURES = ("device_idle_share", "copy_free_ratio", "memory_gb_s")
 
 
 def own_lines(results: Results) -> list[str]:
-    """What our daemon measured of itself, scenario by scenario: reported, not judged."""
+    """Return our daemon's figures about itself, scenario by scenario: reported, not judged."""
     lines = []
     for figure in OWN_FIGURES:
         cells = {scenario: row[OURS].spread(figure) for scenario, row in results.cells.items() if OURS in row}
@@ -167,7 +169,7 @@ def own_lines(results: Results) -> list[str]:
 
 
 def machine_lines(results: Results) -> str:
-    """Where and how: one bullet per fact."""
+    """Return the conditions of the run: one bullet per fact."""
     facts = {**results.machine, **results.settings, "commit": results.commit or "unknown", "date": results.date}
     return "".join(
         f"- {key.replace('_', ' ')}: {_fact(value)}\n" for key, value in facts.items() if value not in (None, "", [])
@@ -179,7 +181,7 @@ def _fact(value: object) -> str:
 
 
 def summary(results: Results, criteria: Sequence[Criterion] = ON_CPU) -> str:
-    """The whole run as one Markdown page."""
+    """Return the whole run as one Markdown page."""
     measured = [v for v in judge_all(results, criteria) if v.is_met is not None]
     parts = ["# Measured side by side\n", machine_lines(results)]
     if measured:

@@ -28,11 +28,11 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(slots=True)
 class Cell:
-    """One scenario on one server: figures of each repeat, and what went wrong."""
+    """One scenario on one server: figures of each repeat, and errors."""
 
     figures: list[dict[str, float]] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
-    # repeats by run, where runs were joined; 0: that run did not have this server
+    # repeats by run, if runs were joined; 0: that run did not have this server
     sizes: list[int] = field(default_factory=list)
 
     def runs(self, figure: str) -> list[list[float]]:
@@ -42,11 +42,11 @@ class Cell:
         return [values[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
     def values(self, figure: str) -> list[float]:
-        """One per repeat; NaN where it is missing."""
+        """Return one value per repeat; NaN if it is missing."""
         return [row.get(figure, math.nan) for row in self.figures]
 
     def has_lost(self, figure: str) -> bool:
-        """Its repeats were to have the figure, and none has a value."""
+        """Whether its repeats should have had the figure, but none has a value."""
         return any(figure in row for row in self.figures) and all(map(math.isnan, self.values(figure)))
 
     def spread(self, figure: str) -> Spread:
@@ -70,11 +70,11 @@ class Results:
         return self.cells.setdefault(scenario, {}).setdefault(label, Cell())
 
     def ratios(self, scenario: str, figure: str, ours: str, theirs: str) -> list[float]:
-        """ours / theirs, repeat by repeat: what ran close in time is compared."""
+        """Return ours / theirs, repeat by repeat, so that measurements close in time are compared."""
         return [value for run in self.ratio_runs(scenario, figure, ours, theirs) for value in run]
 
     def ratio_runs(self, scenario: str, figure: str, ours: str, theirs: str) -> list[list[float]]:
-        """The same, run by run."""
+        """Return the same, run by run."""
         row = self.cells.get(scenario, {})
         if ours not in row or theirs not in row:
             return []
@@ -107,7 +107,7 @@ class MixedCommits(ValueError):
 
 
 def merge(runs: Sequence[Results]) -> list[Results]:
-    """Join runs of one machine and setting into one; a scenario that several runs have keeps the repeats of all of
+    """Join runs of one machine and setting into one. A scenario that several runs have keeps the repeats of all of
     them.
 
     Raises: MixedCommits.
@@ -138,7 +138,7 @@ def merge(runs: Sequence[Results]) -> list[Results]:
 
 
 def _joined(before: dict[str, Cell] | None, row: dict[str, Cell]) -> dict[str, Cell]:
-    """A scenario's cells with those of one more run."""
+    """Join a scenario's cells with those of one more run."""
     if before is None:
         return row
     n_runs = max(len(cell.sizes) or 1 for cell in before.values())
@@ -152,7 +152,7 @@ def _joined(before: dict[str, Cell] | None, row: dict[str, Cell]) -> dict[str, C
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no NaN: null."""
+    """Replace NaN, which JSON does not have, by null."""
     if isinstance(value, dict):
         return {k: _plain(v) for k, v in value.items()}
     if isinstance(value, list):
@@ -167,7 +167,7 @@ def csv_name(scenario: str, label: str, repeat: int) -> str:
 
 
 def write_tokens(path: Path, logs: dict[str, PhaseLog]) -> None:
-    """Every token of every stream; `session_id` is phase/stream, times count from the phase's start."""
+    """Write every token of every stream; `session_id` is phase/stream, times count from the phase's start."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as sink:
         writer = csv.writer(sink)
@@ -181,7 +181,7 @@ def write_tokens(path: Path, logs: dict[str, PhaseLog]) -> None:
 
 
 def read_tokens(path: Path) -> dict[str, tuple[bool, list[float]]]:
-    """session_id -> (is_interactive, times in ms)."""
+    """Read session_id -> (is_interactive, times in ms)."""
     out: dict[str, tuple[bool, list[float]]] = {}
     with path.open(newline="") as source:
         for row in csv.DictReader(source):
@@ -191,12 +191,12 @@ def read_tokens(path: Path) -> dict[str, tuple[bool, list[float]]]:
 
 
 def machine_facts() -> dict[str, Any]:
-    """What a reader needs to compare: processor, cores, memory, system, accelerator."""
+    """Return what a reader needs for comparison: processor, cores, memory, system, accelerator."""
     facts: dict[str, Any] = {"system": f"{platform.system()} {platform.machine()}", "python": platform.python_version()}
     cpuinfo = _read("/proc/cpuinfo")
     models = [line.partition(":")[2].strip() for line in cpuinfo.splitlines() if line.startswith("model name")]
     facts["cpu"] = (models[0] if models else platform.processor() or "unknown") + vector_unit(cpuinfo)
-    isa = os.environ.get("UMA_ISA", "auto")  # a machine of another class, as far as our kernels go
+    isa = os.environ.get("UMA_ISA", "auto")  # like a machine of another class, as far as our kernels are concerned
     facts["cpu"] += kernels_of(isa) if isa != "auto" else ""
     facts["cores"] = len(models) or None
     memory = [line.split()[1] for line in _read("/proc/meminfo").splitlines() if line.startswith("MemTotal")]
@@ -208,12 +208,14 @@ def machine_facts() -> dict[str, Any]:
 
 
 def kernels_of(isa: str) -> str:
-    """What a processor's name has after it where our kernels are those of a smaller one."""
+    """Return the addition to a processor's name if our kernels are those of a smaller one."""
     return f", our kernels as with {isa}"
 
 
 def vector_unit(cpuinfo: str) -> str:
-    """What a processor's name may hide (", AVX-512"), from Linux's list of its features; "" where none is known."""
+    """Return the addition for a vector unit that a processor's name does not show (", AVX-512"), from Linux's list of
+    its features; "" if none is known.
+    """
     features = set(re.findall(r"[a-z0-9_]+", cpuinfo))
     known = (
         ("avx512f", "AVX-512"),
@@ -226,7 +228,7 @@ def vector_unit(cpuinfo: str) -> str:
 
 
 def commit_id() -> str:
-    """The tree's commit, marked where files differ from it; outside a repository what UMA_PERF_COMMIT says."""
+    """Return the tree's commit, marked if files differ from it; outside a repository, UMA_PERF_COMMIT."""
     commit = _output(["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"])
     if not commit:
         return os.environ.get("UMA_PERF_COMMIT", "")

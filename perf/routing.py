@@ -1,7 +1,8 @@
-"""The router of a cluster, simulated: hundreds of daemons, a million requests, no daemon and no network.
+"""Simulates a cluster's router: hundreds of daemons, a million requests, no daemon and no network.
 
-A simulated daemon has sequences, reads one prompt at a time, keeps the pages of what it read (least recently used ones
-go), and reports its digest every so often, as a real one does. Policies see the same figures at the same times.
+A simulated daemon has sequences, reads one prompt at a time, keeps the pages of the prompts that it read (the least
+recently used are dropped), and reports its digest at intervals, as a real one does. All policies see the same figures
+at the same times.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ POLICIES = ("prefix-aware", "round-robin", "least-loaded")
 
 @dataclass(frozen=True)
 class Setup:
-    """Of every simulated daemon.
+    """Parameters of every simulated daemon.
 
     The figures are those of a 0.5B model on two cores: 1 ms a prompt token, 20 ms a token of an answer.
     """
@@ -33,7 +34,7 @@ class Setup:
     n_seq: int = 4
     token_ms: float = 1.0
     step_ms: float = 20.0
-    n_pages: int = 1024  # that a daemon keeps: 64k tokens
+    n_pages: int = 1024  # pages that a daemon keeps: 64k tokens
     digest_ms: float = 250.0
     digest_pages: int = 4096
 
@@ -45,7 +46,7 @@ class Arrival(NamedTuple):
     n_tokens: int
     n_answer: int
     priority: int = 0
-    session: int = -1  # the next turn of a session comes when this one is answered
+    session: int = -1  # the next turn of a session comes when this one has been answered
 
 
 @dataclass
@@ -87,7 +88,7 @@ class _SimNode:
         self.waiting: tuple[deque[_SimRequest], deque[_SimRequest]] = (deque(), deque())
         self.n_active = 0
         self.reads_until_ns = 0  # the prompts that have a sequence are read one after the other
-        self.ends: list[int] = []  # when the running ones end
+        self.ends: list[int] = []  # when the running requests end
         self.n_served = 0
         self.generation = 0
 
@@ -121,7 +122,7 @@ class _SimNode:
         }
 
     def read(self, pages: tuple[int, ...]) -> int:
-        """How many pages of a prompt are there; from now on all are."""
+        """Return how many pages of a prompt are there; from now on all are."""
         n_cached = next((i for i, page in enumerate(pages) if page not in self.pages), len(pages))
         for page in pages:
             self.pages[page] = None
@@ -151,7 +152,7 @@ class Simulation:
     def __init__(
         self, setup: Setup, policy: str, arrivals: Iterator[Arrival], follow: Callable[[Arrival, int], Arrival | None]
     ) -> None:
-        """`follow` gives what comes after an answered request of a session, at that time or later."""
+        """`follow` returns the request that comes after an answered request of a session, at that time or later."""
         self.setup, self.policy, self.follow = setup, policy, follow
         self.router = Router(Knobs(max_queued=1 << 30))
         self.nodes = [_SimNode(f"n{i}", setup) for i in range(setup.n_nodes)]
@@ -200,7 +201,7 @@ class Simulation:
         if self.policy == "round-robin":
             self._start(now, request, next(self._turn))
             return
-        if self.policy == "least-loaded":  # as nginx's least_conn: whoever has the fewest requests now
+        if self.policy == "least-loaded":  # like nginx's least_conn: the daemon with the fewest requests at present
             self._start(now, request, min(self.nodes, key=lambda node: node.n_requests))
             return
         ask = Ask(request.id, arrival.account, arrival.priority, GROUP, arrival.pages, arrival.n_tokens)
@@ -264,7 +265,7 @@ class Simulation:
 
 
 class AgentTrace:
-    """Agents that work through tasks: each has the system prompt and tools of its kind, and every turn adds to its
+    """Agents that work through tasks. Each has the system prompt and tools of its kind, and every turn adds to its
     conversation.
     """
 
@@ -297,7 +298,7 @@ class AgentTrace:
         return Arrival(at_ns, f"a{session % 20}", pages, len(pages) * PAGE + draw.randint(1, 63), n_answer, 0, session)
 
     def follow(self, arrival: Arrival, now_ns: int) -> Arrival | None:
-        """A tool ran for some seconds, and its output goes back."""
+        """Return the next turn: a tool ran for some seconds, and its output is sent back."""
         if self._turns[arrival.session] >= self._n_turns:
             return None
         return self._turn(
@@ -306,7 +307,7 @@ class AgentTrace:
 
 
 class UniformTrace:
-    """Requests that have nothing in common, at a share of what the daemons can do."""
+    """Requests that have nothing in common, at a share of the daemons' capacity."""
 
     def __init__(self, setup: Setup, n_requests: int, load: float = 0.7, seed: int = 1) -> None:
         self._random = random.Random(seed)
@@ -333,7 +334,7 @@ class UniformTrace:
 
 
 def agent(policy: str, setup: Setup | None = None, n_sessions: int = 200, n_kinds: int = 5, seed: int = 1) -> Outcome:
-    """200 sessions of agents on 8 daemons, unless told otherwise."""
+    """Simulate 200 sessions of agents on 8 daemons, unless told otherwise."""
     trace = AgentTrace(n_sessions, seed=seed, n_kinds=n_kinds)
     return Simulation(setup or Setup(), policy, trace.arrivals(), trace.follow).run()
 
@@ -347,7 +348,7 @@ def uniform(
 
 
 def big(n_nodes: int, n_requests: int, seed: int = 1) -> Outcome:
-    """Many daemons, agents and everybody else at once: what a choice costs."""
+    """Simulate many daemons, with agents and other requests at once: the cost of a choice."""
     setup = Setup(n_nodes=n_nodes, digest_ms=1000.0)
     n_sessions = n_requests // 24
     agents = AgentTrace(n_sessions, seed=seed, n_kinds=20)

@@ -50,21 +50,21 @@ def write(runs: Sequence[Results], docs: Path) -> list[Path]:
 
 
 def by_kernels(run: Results) -> list[Results]:
-    """A run's machine, and one more for each instruction set that our daemon was told to take its kernels of beside
-    its own choice. The peers, which were measured once for all, stand in each.
+    """Split a run by kernels: its machine with our daemon's own choice, and once more for each other instruction set
+    that the daemon was told to use. The peers, which were measured only once, appear in each.
     """
     isas = dict.fromkeys(isa for label in (*run.labels(), *run.allocator_warnings) if (isa := _isa_of(label)))
     return [_with_kernels(run, isa) for isa in ("", *isas)] if isas else [run]
 
 
 def _isa_of(label: str) -> str:
-    """The instruction set that a server's label names; "": none."""
+    """Return the instruction set that a server's label names; "": none."""
     found = _ISA.search(label)
     return found[1] if found else ""
 
 
 def _with_kernels(run: Results, isa: str) -> Results:
-    """What a run has of our daemon with one instruction set's kernels ("": its own choice), and of the peers."""
+    """Return a run's cells of our daemon with one instruction set's kernels ("": its own choice), and of the peers."""
 
     def names(labels: Iterable[str]) -> dict[str, str]:
         return {label: _ISA.sub("", label) for label in labels if not is_ours(label) or _isa_of(label) == isa}
@@ -78,7 +78,7 @@ def _with_kernels(run: Results, isa: str) -> Results:
 
 
 def measured() -> list[Path]:
-    """The folders whose results the committed pages show, in the pages' order."""
+    """Return the folders whose results the committed pages show, in the pages' order."""
     return sorted(path.parent for path in MEASURED.glob(f"*/{RESULTS}"))
 
 
@@ -97,7 +97,7 @@ def criteria_of(results: Results) -> tuple[Criterion, ...]:
 
 
 def run_name(results: Results) -> str:
-    """How the pages call a run: model (or what was measured without one), and what computed."""
+    """Return the pages' name for a run: the model (or what was measured without one), and the processor or device."""
     gpus = results.machine.get("gpu") if results.settings.get("gpu_layers") else None
     where = gpus[0] if gpus else results.machine.get("cpu", "unknown")
     what = results.settings.get("model") or ", ".join(results.cells)
@@ -154,7 +154,7 @@ def findings_page(runs: Sequence[Results]) -> str:
 
 
 def scenario_definitions() -> str:
-    """One row per scenario, out of its dataclass: what it is and its sizes."""
+    """Return one row per scenario, from its dataclass: what it is, and its sizes."""
     rows = []
     for name, scenario in SCENARIOS.items():
         sizes = []

@@ -1,6 +1,6 @@
-"""The servers that are compared: how each is started, known to be ready, watched and stopped.
+"""The servers that are compared: how each is started, recognised as ready, watched and stopped.
 
-Rules: a server is ended by the id of the process that we started, and it is waited for; its log is kept beside the
+Rules: a server is ended by the id of the process that we started, and then waited for; its log is kept beside the
 results.
 """
 
@@ -38,14 +38,14 @@ class ServerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What every server of a run is started with alike."""
+    """The options with which every server of a run is started."""
 
     model: Path
     threads: int
     n_seq: int
     n_ctx_seq: int
     n_gpu_layers: int = 0
-    has_disk: bool = False  # a cache directory of its own, where it can have one
+    has_disk: bool = False  # a cache directory of its own, if it can have one
     start_timeout_s: float = 180.0
 
     @property
@@ -54,7 +54,7 @@ class Settings:
 
 
 def _file_name(label: str) -> str:
-    """A label may hold paths."""
+    """Return a file name for a label, which may contain paths."""
     return label.replace(":", "-").replace("/", "-")
 
 
@@ -80,11 +80,11 @@ class Server(ABC):
     def is_ready(self) -> bool: ...
 
     def environ(self) -> dict[str, str]:
-        """Ours, without what is meant for this harness and the build."""
+        """Return our environment, without the variables for this harness and the build."""
         return {name: value for name, value in os.environ.items() if name not in _HARNESS_VARIABLES}
 
     def counters(self) -> dict[str, float]:
-        """Figures that the server keeps of itself; empty where it keeps none."""
+        """Return figures that the server keeps about itself; empty if it keeps none."""
         return {}
 
     @property
@@ -94,7 +94,7 @@ class Server(ABC):
         return self._process.pid
 
     def start(self) -> None:
-        """Blocks until the server answers. Raises: ServerError."""
+        """Start the server. Blocks until it answers. Raises: ServerError."""
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         self._log = self.log_path.open("ab" if self._is_known else "wb")  # a restart goes on with its log
         self._is_known = True
@@ -134,7 +134,7 @@ class Server(ABC):
             self._log = None
 
     def restart(self) -> None:
-        """End it and start it anew, with what it keeps on disk. Raises: ServerError."""
+        """End the server and start it again, with the data that it keeps on disk. Raises: ServerError."""
         self.stop()
         self.start()
 
@@ -148,13 +148,13 @@ class Server(ABC):
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-n_lines:])
 
     def n_allocator_warnings(self) -> int:
-        """How often it found no KV cells for what it computes. llama.cpp's servers say so in their log."""
+        """Return how often it found no KV cells for its work. llama.cpp's servers report that in their log."""
         return self.log_path.read_text(errors="replace").count(ALLOCATOR_WARNING) if self.log_path.exists() else 0
 
 
 @contextlib.contextmanager
 def running(servers: list[Server]) -> Iterator[list[Server]]:
-    """Start all, stop all, whatever happens: a request to end this process ends the servers too."""
+    """Start all servers, and stop all whatever happens: a request to end this process ends the servers too."""
     with asked_to_end():
         try:
             for server in servers:
@@ -167,7 +167,9 @@ def running(servers: list[Server]) -> Iterator[list[Server]]:
 
 @contextlib.contextmanager
 def asked_to_end() -> Iterator[None]:
-    """A request to end this process is an exception inside, so that what it started can be ended first."""
+    """Turn a request to end this process into an exception inside, so that the processes that it started can be ended
+    first.
+    """
     previous = signal.signal(signal.SIGTERM, _leave)
     try:
         yield
@@ -215,7 +217,7 @@ class UmaServer(Server):
         return command + self._variant_flags()
 
     def start(self) -> None:
-        if not self._is_known:  # what an earlier run left is not this run's doing
+        if not self._is_known:  # files of an earlier run must not count for this one
             shutil.rmtree(self._cache_dir, ignore_errors=True)
         super().start()
 
@@ -224,7 +226,7 @@ class UmaServer(Server):
         super().stop()
 
     def n_allocator_warnings(self) -> int:
-        """By the daemon's own count, which both engines feed; its log has llama.cpp's words only."""
+        """Return the daemon's own count, which both engines feed; its log has only llama.cpp's messages."""
         return self._n_refused + self._n_refused_now()
 
     def _n_refused_now(self) -> int:
@@ -239,7 +241,7 @@ class UmaServer(Server):
         return frames_endpoint(str(self.socket_path))
 
     def is_ready(self) -> bool:
-        """The daemon answers while its model still loads."""
+        """Whether the model is loaded: the daemon answers even while it loads."""
         try:
             return self._line("/status").get("state") == "ready"
         except (OSError, ValueError):
@@ -252,7 +254,7 @@ class UmaServer(Server):
             return {}
 
     def _line(self, verb: str) -> dict[str, object]:
-        """One line of JSON for one line of text, as the daemon's text mode gives it."""
+        """Send one line of text, and return one line of JSON, as in the daemon's text mode."""
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(5.0)
             sock.connect(str(self.socket_path))

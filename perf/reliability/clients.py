@@ -1,6 +1,6 @@
-"""Clients of a soak: well-behaved, slow, rude, garbage and vanishing ones. Each knows what it must be answered.
+"""Clients of a soak: well-behaved, slow, rude, garbage and vanishing ones. Each knows the right answer to what it does.
 
-Rules: every function is one visit: connect, do something, leave. What an honest visit is answered is checked.
+Rules: every function is one visit: connect, do something, leave. The answers to an honest visit are checked.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Visit = Callable[[str, random.Random, Tally], None]
 
 
 def request(rng: random.Random, id: Any) -> dict[str, Any]:
-    """Something that a client may ask."""
+    """Return a request that a client may send."""
     prompt = prompt_of(rng, rng.choice((0, 0, 10, 200, 900)))
     fields: dict[str, Any] = {"id": id, "prompt": prompt, "max_tokens": rng.choice((1, 8, 40, 200))}
     options: tuple[tuple[str, Any], ...] = (
@@ -43,7 +43,7 @@ def request(rng: random.Random, id: Any) -> dict[str, Any]:
 
 
 def honest(path: str, rng: random.Random, tally: Tally) -> None:
-    """Several requests at once, some cancelled; each ends once, and nothing comes after."""
+    """Send several requests at once, and cancel some; each must end once, with nothing after its end."""
     n = rng.randrange(1, 4)
     with Client(path, TIMEOUT_S) as client:
         wanted = {f"q{i}": rng.random() > 0.15 for i in range(n)}
@@ -79,7 +79,7 @@ def _check(event: dict[str, Any], wanted: dict[str, bool], n_tokens: dict[str, i
 
 
 def line(path: str, rng: random.Random, tally: Tally) -> None:
-    """A prompt line, as netcat would send it."""
+    """Send a prompt line, as netcat would."""
     with _connected(path) as sock:
         sock.sendall(prompt_of(rng).encode() + b"\n")
         sock.shutdown(socket.SHUT_WR)
@@ -89,8 +89,8 @@ def line(path: str, rng: random.Random, tally: Tally) -> None:
 
 
 def slow(path: str, rng: random.Random, tally: Tally) -> None:
-    """Reads in small bites with pauses; the end comes all the same, or the daemon's patience ends (4 KiB of ours are
-    unread).
+    """Read in small bites with pauses. The end must come all the same, unless the daemon's patience ends (4 KiB of ours
+    are unread).
     """
     with _connected(path) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -110,7 +110,7 @@ def slow(path: str, rng: random.Random, tally: Tally) -> None:
 
 
 def rude(path: str, rng: random.Random, tally: Tally) -> None:
-    """Breaks the rules of the protocol in ways that must be answered with a code."""
+    """Break the rules of the protocol in ways that must be answered with a code."""
     with Client(path, TIMEOUT_S) as client:
         client.send(rng.choice(_RUDE)(rng))
         with contextlib.suppress(BrokenProtocol):  # some of it ends the connection
@@ -140,7 +140,7 @@ _RUDE: tuple[Callable[[random.Random], dict[str, Any]], ...] = (
 
 
 def garbage(path: str, rng: random.Random, tally: Tally) -> None:
-    """Bytes without sense, or frames that end halfway."""
+    """Send bytes without sense, or frames that end halfway."""
     data = rng.randbytes(rng.randrange(1, 2000))
     if rng.random() < 0.5:
         data = struct.pack("<I", rng.choice((5, 5000, 1 << 19, (1 << 31) - 1))) + data
@@ -154,7 +154,7 @@ def garbage(path: str, rng: random.Random, tally: Tally) -> None:
 
 
 def vanishing(path: str, rng: random.Random, tally: Tally) -> None:
-    """Leaves without a word: before, while and after its prompt is read."""
+    """Leave without a word: before, while and after the prompt is read."""
     with _connected(path) as sock:
         for i in range(rng.randrange(1, 4)):
             payload = json.dumps({**request(rng, i), "max_tokens": 1000, "ignore_eos": True}).encode()
@@ -166,7 +166,7 @@ def vanishing(path: str, rng: random.Random, tally: Tally) -> None:
 
 
 def curious(path: str, rng: random.Random, tally: Tally) -> None:
-    """Asks for everything that can be asked."""
+    """Ask for everything that can be asked."""
     with Client(path, TIMEOUT_S) as client:
         for operation in ("status", "metrics", "sessions", "health", "help"):
             client.call(operation)
@@ -185,7 +185,9 @@ KINDS: tuple[tuple[Visit, int], ...] = (
 
 
 def visit(path: str, rng: random.Random, tally: Tally) -> None:
-    """One visit of a random kind. A connection that ends without an answer is a violation for those who behaved."""
+    """Make one visit of a random kind. For an honest client, a connection that ends without an answer is a
+    violation.
+    """
     kind: Visit = rng.choices([kind for kind, _ in KINDS], [weight for _, weight in KINDS])[0]
     tally.add(f"kind/{kind.__name__}")
     try:
@@ -196,7 +198,7 @@ def visit(path: str, rng: random.Random, tally: Tally) -> None:
 
 
 def _circumstances(path: str) -> str:
-    """What the daemon says about itself when it broke a promise."""
+    """Return what the daemon reports about itself after it broke a promise."""
     try:
         with Client(path, 10) as client:
             return f"; {client.call('status')}; {client.call('sessions')['sessions']}"

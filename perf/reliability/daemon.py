@@ -1,4 +1,4 @@
-"""The daemon under test: a process of its own on the small models, and what the system says about it."""
+"""The daemon under test: a process of its own on the small models, and the system's figures about it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BASE: dict[str, dict[str, Any]] = {
 
 
 class Failed(Exception):
-    """The daemon did not do what everything else builds upon."""
+    """The daemon did not do something that all trials need."""
 
 
 class Daemon:
@@ -62,7 +62,7 @@ class Daemon:
         self.config.write_text("".join(lines))
 
     def start(self, *flags: str) -> float:
-        """Start it and wait until it is ready; gives the milliseconds that it says this took."""
+        """Start the daemon and wait until it is ready; returns the milliseconds that it reports for its start."""
         command = [sys.executable, "-m", "uma_core", "daemon", "--socket", self.path, "--config", str(self.config)]
         command += ["--model", str(TINY), "--parallel", str(self._n_seq), *flags]
         environ = {**os.environ, "UMA_BUILD_CACHE": str(self.folder / "cache")}
@@ -75,7 +75,7 @@ class Daemon:
         return float(self.status()["start_ms"])
 
     def _is_ready(self) -> bool:
-        """It is this process that answers."""
+        """Whether this process answers."""
         status = self.status()
         return bool(status["state"] == "ready" and status["pid"] == self.pid)
 
@@ -84,7 +84,7 @@ class Daemon:
         return self.folder / "log"
 
     def wait_until(self, condition: Callable[[], bool], timeout_s: float = START_S) -> None:
-        """Raises: Failed."""
+        """Wait for a condition. Raises: Failed."""
         deadline = time.monotonic() + timeout_s
         while not self._holds(condition):
             if self.process is None or self.process.poll() is not None or time.monotonic() > deadline:
@@ -137,7 +137,7 @@ class Daemon:
         self.process.send_signal(number)
 
     def stop(self) -> int:
-        """End it and give its exit status. Idempotent."""
+        """End the daemon and return its exit status. Idempotent."""
         if self.process is None:
             return 0
         for number in (signal.SIGTERM, signal.SIGINT):  # no drain: two of one kind could arrive as one
@@ -149,7 +149,7 @@ class Daemon:
             return self.process.wait()
 
     def log_errors(self) -> list[str]:
-        """Lines of the log that only a bug writes: our own tracebacks, violations, and failed callbacks."""
+        """Return lines of the log that only a bug writes: our own tracebacks, violations, and failed callbacks."""
         marks = (
             "Traceback",
             "callback failed",

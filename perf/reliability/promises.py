@@ -1,4 +1,4 @@
-"""Promises that need levers inside the process: the tests of tests/daemon that keep them, run and counted."""
+"""Promises that need control inside the process: runs and counts the tests of tests/daemon that check them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Say = Callable[[str], None]
 
 
 def run(files: Sequence[str], say: Say) -> dict[str, Any]:
-    """Run these files of tests/daemon. A test that is skipped has proven nothing, and is told apart."""
+    """Run these files of tests/daemon. A skipped test has proven nothing, so it is counted separately."""
     say(f"tests: {', '.join(files)}")
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"

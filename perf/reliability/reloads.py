@@ -23,7 +23,7 @@ Say = Callable[[str], None]
 
 
 def run(n_reloads: int, say: Say) -> dict[str, Any]:
-    """Half of the reloads change live settings, half the model."""
+    """Run the trial. Half of the reloads change live settings, half the model."""
     tally = Tally()
     with running(N_STREAMS) as daemon:
         young = _size_after_load(daemon, tally)
@@ -48,9 +48,9 @@ def run(n_reloads: int, say: Say) -> dict[str, Any]:
 
 
 def _reloads_under_load(daemon: Daemon, n_reloads: int, tally: Tally, say: Say) -> tuple[list[Taken], list[float]]:
-    """The streams that were taken meanwhile, and how long each reload took, ms.
+    """Return the streams that were taken meanwhile, and the ms that each reload took.
 
-    Ends on the model that it began with.
+    Ends with the model that it began with.
     """
     load = Load(daemon.path, N_STREAMS, N_TOKENS, tally)
     load.start()
@@ -77,8 +77,8 @@ def _reload(daemon: Daemon, load: Load, n: int, say: Say) -> float:
 
 
 def _size_after_load(daemon: Daemon, tally: Tally) -> tuple[float, int]:
-    """Memory and descriptors at rest, after the same work on the same model: an engine that has not computed yet is
-    smaller.
+    """Return memory and descriptors at rest, after the same work on the same model: an engine that has not computed yet
+    is smaller.
     """
     load = Load(daemon.path, N_STREAMS, N_TOKENS, tally)
     load.start()
@@ -91,7 +91,7 @@ def _size_after_load(daemon: Daemon, tally: Tally) -> tuple[float, int]:
 
 
 def _judge(taken: list[Taken], tally: Tally, say: Say) -> dict[str, int]:
-    """Every stream must be whole, and wholly of one of the two models."""
+    """Check that every stream is whole, and entirely from one of the two models."""
     say(f"judging {len(taken)} streams")
     n_wrong = n_unjudged = 0
     with Judge(TINY) as tiny, Judge(MOE) as moe:
@@ -99,7 +99,7 @@ def _judge(taken: list[Taken], tally: Tally, say: Say) -> dict[str, int]:
             if each.reason != "length" or each.n_counted != each.n_wanted:
                 tally.violate(f"a stream was cut: {each.reason} after {each.n_counted} of {each.n_wanted} tokens")
             elif len(each.tokens) != each.n_wanted:
-                n_unjudged += 1  # a character of several tokens: not all ids are known
+                n_unjudged += 1  # a character of several tokens, of which not all ids are known
             elif tiny.n_foreign(each.prompt, each.tokens) and moe.n_foreign(each.prompt, each.tokens):
                 n_wrong += 1
     return {

@@ -31,7 +31,7 @@ Say = Callable[[str], None]
 
 
 def drains(n_drains: int, say: Say) -> dict[str, Any]:
-    """Drain while clients keep coming; everything that was accepted must end, in time."""
+    """Drain while clients keep coming; all accepted requests must end in time."""
     tally, over_ms, idle_ms = Tally(), [], []
     with running() as daemon:
         stop = threading.Event()
@@ -97,7 +97,9 @@ def _storm(daemon: Daemon, seed: int, stop: threading.Event, tally: Tally) -> No
 
 
 def restarts(say: Say) -> dict[str, Any]:
-    """kill -9, again and again: clients see the end, the stale socket is replaced, the next daemon is ready soon."""
+    """Kill the daemon with -9 again and again: clients see the end, the stale socket is replaced, the next daemon is
+    ready soon.
+    """
     tally, start_ms = Tally(), []
     with running() as daemon:
         for n in range(N_KILLS):
@@ -199,8 +201,8 @@ def thousands(say: Say) -> dict[str, Any]:
             with socket.socket(socket.AF_UNIX) as sock:
                 sock.connect(daemon.path)
         daemon.ask("cache", action="clear")
-        daemon.wait_until(lambda: daemon.status()["sessions"]["connections"] == 1)  # the one that asks
-        with contextlib.suppress(Failed):  # a connection is closed a moment after its client is
+        daemon.wait_until(lambda: daemon.status()["sessions"]["connections"] == 1)  # the connection that asks
+        with contextlib.suppress(Failed):  # a connection is closed a moment after its client
             daemon.wait_until(lambda: daemon.n_descriptors() <= before[1])
         after = daemon.rss_mb(), daemon.n_descriptors()
         reserved = daemon.status()["kv"]["reserved"]

@@ -19,7 +19,7 @@ from perf.stats import median
 from uma_ctl.errors import CtlError
 
 N_CLIENTS = 8
-PAUSE_S = 0.25  # between two visits of a client, at most: the soak is to be light on the machine
+PAUSE_S = 0.25  # most time between two visits of a client: the soak should load the machine only lightly
 QUIET_EVERY_S = 60.0
 SETTLE_S = 5.0  # an idle daemon gives memory back after some seconds
 
@@ -44,7 +44,7 @@ class Soak:
         self._threads.append(threading.Thread(target=self._operator, args=(seed,), daemon=True))
 
     def run(self, minutes: float, turns: Turns) -> None:
-        """Be active for this long: in segments, each of which ends with everybody at rest and everything checked."""
+        """Run for this long, in segments; at the end of each, clients and operator rest and everything is checked."""
         total_s = minutes * 60
         between_s = min(QUIET_EVERY_S, max(1.0, total_s / 8))
         for thread in self._threads:
@@ -112,7 +112,7 @@ class Soak:
                 self.tally.violate("a client of the soak does not come to rest")
 
     def _quiet_point(self, minutes: float) -> None:
-        """Everybody rests; what remains then has leaked."""
+        """Check the daemon while clients and operator rest: anything that is still in use has leaked."""
         daemon = self.daemon
         daemon.wait_until(lambda: not daemon.status()["reload"]["is_under_way"])
         daemon.wait_until(lambda: daemon.is_idle() and daemon.status()["sessions"]["connections"] == 1)
@@ -125,7 +125,7 @@ class Soak:
         n_accepted, n_ended = sum(metrics["requests_accepted_total"].values()), sum(metrics["requests_total"].values())
         if n_accepted != n_ended:
             self.tally.violate(f"{n_accepted} requests were accepted, {n_ended} ended")
-        daemon.ask("reload", model=str(TINY))  # always the same model, so that sizes compare
+        daemon.ask("reload", model=str(TINY))  # always the same model, so that sizes are comparable
         daemon.ask("cache", action="clear")
         time.sleep(SETTLE_S)
         own_mb, file_mb = (round(mb, 1) for mb in daemon.resident())
@@ -152,7 +152,7 @@ class Soak:
                 raise
 
     def _reload_bad(self, rng: random.Random) -> None:
-        """It must fail, and nothing may change."""
+        """Reload a file that is no model: it must fail, and nothing may change."""
         generation = self.daemon.status()["generation"]
         try:
             self.daemon.ask("reload", model=str(self.daemon.config))
@@ -177,8 +177,8 @@ class Soak:
 
 
 def halves(points: Sequence[Mapping[str, float]], name: str) -> list[float]:
-    """Medians of a figure over the first half of the points, without the first one (caches are still empty there),
-    and the second.
+    """Return the medians of a figure over the first half of the points, without the first one (caches are still empty
+    there), and over the second half.
     """
     half = len(points) // 2
     return [median([p[name] for p in points[1:half]]), median([p[name] for p in points[half:]])]

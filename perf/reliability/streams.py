@@ -1,4 +1,4 @@
-"""Streams that never stop asking: each request must come back whole."""
+"""Streams that ask again and again: each request must be answered completely."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ SUBJECTS = ("shell", "kernel", "file", "network", "package", "library", "process
 
 
 def prompt_of(rng: random.Random, n_words: int = 0) -> str:
-    """Text that the small models have something to say to."""
+    """Return a prompt that the small models can continue."""
     words = " ".join(rng.choice(SUBJECTS) for _ in range(n_words))
     return f"{words} The {rng.choice(SUBJECTS)} is".strip()
 
 
 @dataclass
 class Taken:
-    """One stream that came to its end."""
+    """One stream that has ended."""
 
     prompt: str
     tokens: list[int]
     reason: str
     n_wanted: int
-    n_counted: int  # as the daemon counts
+    n_counted: int  # by the daemon's count
     has_reloaded: bool  # a reload began or ended during it
 
 
@@ -41,7 +41,7 @@ class Load:
     n_tokens: int
     tally: Tally
     taken: list[Taken] = field(default_factory=list)
-    epoch: int = 0  # raised by whoever reloads
+    epoch: int = 0  # raised by the trial at each reload
     _stop: threading.Event = field(default_factory=threading.Event)
     _threads: list[threading.Thread] = field(default_factory=list)
 

@@ -1,4 +1,4 @@
-"""What was seen, counted from many threads; and the broken promises, word for word."""
+"""Counts events from many threads, and keeps the broken promises word for word."""
 
 from __future__ import annotations
 

@@ -13,11 +13,11 @@ import click
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """How to share the machine."""
+    """How to share the machine with others."""
 
     # a command that runs the command after it when its turn has come, such as `flock FILE`; empty: at once
     gate: str = ""
-    segment_s: float = 0.0  # longest turn of work that can be cut; 0: all in one
+    segment_s: float = 0.0  # longest turn of work that can be cut; 0: no cuts
     pause_s: float = 0.0  # between two segments
 
     @contextlib.contextmanager
@@ -30,7 +30,7 @@ class Turns:
             [*shlex.split(self.gate), "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
         ) as holder:
             assert holder.stdin is not None and holder.stdout is not None
-            with contextlib.suppress(BrokenPipeError):  # it has ended already: the next line shows how
+            with contextlib.suppress(BrokenPipeError):  # the command has ended already: the next line shows how
                 holder.stdin.write(b"\n")
             if holder.stdout.readline() != b"\n":
                 raise click.ClickException(f"--gate {self.gate}: it did not run the command after it")

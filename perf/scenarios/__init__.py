@@ -1,4 +1,4 @@
-"""The scenarios, by name. docs/BENCHMARKS.md says what each one is, from these definitions."""
+"""The scenarios, by name. docs/BENCHMARKS.md describes each one from these definitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a scenario is: phases of asks, and the figures that they give. Values and arithmetic only."""
+"""A scenario: phases of asks, and the figures computed from them. Values and arithmetic only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Figures = dict[str, float]
 
 
 class Scenario(Protocol):
-    """One file each under perf/scenarios; the dataclass' fields are the sizes that documents state."""
+    """One file for each, under perf/scenarios; the dataclass' fields are the sizes that documents state."""
 
     name: ClassVar[str]
     title: ClassVar[str]  # one line for the tables
@@ -27,7 +27,7 @@ class Scenario(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A stream that somebody reads."""
+    """A stream with a reader."""
 
     n_prompt: int
     n_tokens: int
@@ -37,22 +37,22 @@ class Chat:
 
 
 def between_solos(solo: tuple[Ask, ...], *phases: Phase) -> list[Phase]:
-    """The phases, with a stream alone before the first and after the last of them: the memory of a shared machine may
-    become 1.3 times as fast, or as slow, within seconds.
+    """Return the phases, with a stream alone before the first and after the last of them: the memory of a shared
+    machine may become 1.3 times as fast, or as slow, within seconds.
     """
     return [Phase("solo", solo), *phases, Phase("solo-again", solo)]
 
 
 def solos(logs: Logs, name: str) -> tuple[StreamLog, StreamLog]:
-    """That stream alone, before and after."""
+    """Return that stream alone, before and after."""
     return logs["solo"][name], logs["solo-again"][name]
 
 
 def solo_figures(logs: Logs, name: str, prefix: str = "") -> Figures:
-    """The figures of that stream alone: the mean of both runs."""
+    """Return the figures of that stream alone: the mean of both runs."""
     return mean_of([stream_figures(run, prefix) for run in solos(logs, name)])
 
 
 def storm(n: int, n_prompt: int, first_ms: float, every_ms: float) -> tuple[Ask, ...]:
-    """Unique prompts with one output token each, arriving at a fixed pace."""
+    """Return unique prompts with one output token each, arriving at a fixed pace."""
     return tuple(Ask(f"storm{i}", n_prompt, 1, first_ms + i * every_ms, is_interactive=False) for i in range(n))
