@@ -279,7 +279,7 @@ class UmaHttpServer(UmaServer):
         self._gateway_log: IO[bytes] | None = None
 
     def start(self) -> None:
-        super().start()  # which ends what it started where the gateway does not answer
+        super().start()  # if the gateway does not answer, it stops all that it started
         deadline = time.monotonic() + self.settings.start_timeout_s
         while not is_answered(f"http://127.0.0.1:{self.port}/health"):
             if self._gateway is None or self._gateway.poll() is not None or time.monotonic() > deadline:
@@ -315,7 +315,7 @@ class UmaHttpServer(UmaServer):
     def stop(self) -> None:
         gateway, self._gateway = self._gateway, None
         if gateway is not None:
-            gateway.kill()  # nobody waits for what it answers
+            gateway.kill()  # its answers are not needed any more
             gateway.wait()
         if self._gateway_log is not None:
             self._gateway_log.close()
@@ -327,7 +327,7 @@ class UmaHttpServer(UmaServer):
         return Usage(daemon.cpu_s + gateway.cpu_s, daemon.rss_mb + gateway.rss_mb)
 
     def gateway_usage(self) -> Usage:
-        """Of the gateway alone. Raises: ServerError when it has ended."""
+        """Return the usage of the gateway alone. Raises: ServerError if it has ended."""
         if self._gateway is None or self._gateway.poll() is not None:
             raise ServerError(f"{self.label}: the gateway ended by itself; {self.log_path}.gateway says why")
         return usage(self._gateway.pid)
@@ -337,7 +337,7 @@ class UmaHttpServer(UmaServer):
 
 
 def flatten(document: dict[str, object], prefix: str = "") -> dict[str, float]:
-    """Numbers of nested objects under dotted names; a distribution's `sum` is its count times its mean."""
+    """Return the numbers of nested objects under dotted names; a distribution's `sum` is its count times its mean."""
     out: dict[str, float] = {}
     for name, value in document.items():
         if isinstance(value, dict):
@@ -369,7 +369,7 @@ def _flag(part: str) -> list[str]:
 
 
 def is_answered(url: str) -> bool:
-    """With 200."""
+    """Whether the URL is answered with 200."""
     try:
         with urllib.request.urlopen(url, timeout=2.0) as reply:
             return bool(reply.status == 200)

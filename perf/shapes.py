@@ -1,18 +1,18 @@
-"""The shapes of real models that random weights are made in. Values only.
+"""Shapes of real models, which are filled with random weights. Values only.
 
-Step times depend on a model's shape and its quantisation, not on what its weights say.
+Step times depend on a model's shape and its quantisation, not on the values of its weights.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-FORMAT_VERSION = 1  # part of the cache key: raise it when the same shape gives other bytes
+FORMAT_VERSION = 1  # part of the cache key: raise it when the same shape results in other bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One model. All counts as its GGUF metadata states them."""
+    """One model. All counts are as in its GGUF metadata."""
 
     name: str
     arch: str  # "qwen2", "llama" or "qwen35"
@@ -28,10 +28,10 @@ class Shape:
     n_expert: int = 0
     n_expert_used: int = 0
     quant: str = "q8_0"  # of the file: a type, or one of MIXES
-    n_head_dim: int = 0  # of attention, where that is not n_embd / n_head
-    n_rot: int = 0  # of those that are rotated, where not all are
-    n_state_head: int = 0  # of the delta nets that qwen35 has in place of attention in three layers of four
-    n_state_dim: int = 0  # of their keys and values
+    n_head_dim: int = 0  # size of an attention head, if that is not n_embd / n_head
+    n_rot: int = 0  # rotated dimensions of a head, if not all are
+    n_state_head: int = 0  # heads of the delta nets that qwen35 has instead of attention in three of four layers
+    n_state_dim: int = 0  # size of their keys and values
 
     @property
     def head_dim(self) -> int:
@@ -47,7 +47,7 @@ class Shape:
 
 
 # Quantisations that give some tensors another type, as llama.cpp's quantiser does (llama_tensor_get_type): the type of
-# most, of the output head or a tied embedding, and of attn_v and ffn_down in the layers that get more bits.
+# most tensors, of the output head or a tied embedding, and of attn_v and ffn_down in the layers that get more bits.
 MIXES = {
     "q8_0": ("q8_0", "q8_0", "q8_0"),
     "q4_0": ("q4_0", "q8_0", "q4_0"),
@@ -101,7 +101,7 @@ SHAPES: dict[str, Shape] = {
 
 
 def find(name: str) -> Shape:
-    """The shape of that name. Raises KeyError that lists the names there are."""
+    """Return the shape of that name. Raises: KeyError that lists the known names."""
     if name not in SHAPES:
         raise KeyError(f"no shape {name!r}; there are: {', '.join(SHAPES)}")
     return SHAPES[name]
@@ -109,20 +109,20 @@ def find(name: str) -> Shape:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One tensor of the file. `dims` are rows-first (numpy order); `std` is that of its weights, 0 where all are
-    `fill`.
+    """One tensor of the file. `dims` are rows-first (numpy order). `std` is the standard deviation of its weights; 0 if
+    all are `fill`.
     """
 
     name: str
     dims: tuple[int, ...]
     kind: str  # a type of blocks.BLOCKS, or "f32"
     std: float
-    is_vocab: bool = False  # rows are tokens: those of unreachable tokens are zero
+    is_vocab: bool = False  # rows are tokens; those of unreachable tokens are zero
     fill: float = 1.0
 
 
 def tensors(shape: Shape) -> list[TensorSpec]:
-    """Every tensor, in file order.
+    """Return every tensor, in file order.
 
     Standard deviations keep activations near 1 after each norm: 1/sqrt(inputs); the head gives logits of std 1.5.
     """
@@ -146,9 +146,9 @@ def tensors(shape: Shape) -> list[TensorSpec]:
 
 
 def kinds(shape: Shape, layer: int) -> tuple[str, str]:
-    """The type of a layer's matrices, and that of attn_v and ffn_down.
+    """Return the type of a layer's matrices, and that of attn_v and ffn_down.
 
-    About half of the layers give these more bits.
+    In about half of the layers these two get more bits.
     """
     most, _, more = MIXES[shape.quant]
     eighth = shape.n_layer // 8
@@ -159,7 +159,7 @@ def kinds(shape: Shape, layer: int) -> tuple[str, str]:
 def _attention(p: str, shape: Shape, kv: int, layer: int) -> list[TensorSpec]:
     embd, std = shape.n_embd, shape.n_embd**-0.5
     most, more = kinds(shape, layer)
-    width, is_gated = shape.n_head * shape.head_dim, shape.arch == "qwen35"  # whose Q has a gate beside each head
+    width, is_gated = shape.n_head * shape.head_dim, shape.arch == "qwen35"  # qwen35's Q has a gate beside each head
     sizes = {"q": (2 * width if is_gated else width, most), "k": (kv, most), "v": (kv, more)}
     out = [TensorSpec(f"{p}attn_{x}.weight", (n, embd), kind, std) for x, (n, kind) in sizes.items()]
     if shape.arch == "qwen2":
@@ -170,7 +170,9 @@ def _attention(p: str, shape: Shape, kv: int, layer: int) -> list[TensorSpec]:
 
 
 def _delta_net(p: str, shape: Shape, layer: int) -> list[TensorSpec]:
-    """As many heads of keys as of values; a state halves with each token, about."""
+    """Return the tensors of a delta net with as many heads of keys as of values; a state halves with about each
+    token.
+    """
     n, dim, embd = shape.n_state_head, shape.n_state_dim, shape.n_embd
     most, _ = kinds(shape, layer)
     sizes = {"attn_qkv": 3 * n * dim, "attn_gate": n * dim, "ssm_beta": n, "ssm_alpha": n}

@@ -1,7 +1,7 @@
-"""What people do with a shared model, in the simulator: cases, device profiles, and the figures that users feel.
+"""Uses of a shared model, in the simulator: cases, device profiles, and the figures that users feel.
 
-Every figure is better when it is smaller. Times between tokens (TBT) are given in steps of the same chat alone on the
-same machine.
+Every figure is better if it is smaller. Times between tokens (TBT) are in steps of the same chat alone on the same
+machine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from uma_core.types import Priority
 
 BACK = Priority.BACKGROUND
 MIX_ROWS = (2, 4, 8, 16)
-EARLY_NS = 3 * S  # the worst pause is promised for a stream's first seconds
+EARLY_NS = 3 * S  # the promise about the worst pause covers a stream's first seconds
 
 
 class Profile(NamedTuple):
@@ -55,8 +55,8 @@ MACHINES: dict[str, Machine] = {
 class Run(NamedTuple):
     """One simulation that has ended."""
 
-    chats: list[Job]  # whose time between tokens counts
-    urgent: list[Job]  # whose time to the first token counts
+    chats: list[Job]  # the jobs whose time between tokens counts
+    urgent: list[Job]  # the jobs whose time to the first token counts
     n_background: float  # prompt tokens read and tokens made for the background while the chats were there
     makespan_ns: int
 
@@ -64,7 +64,7 @@ class Run(NamedTuple):
 Figures = dict[str, float]
 Case = Callable[
     [Sim, Profile], tuple[list[Job], list[Job]]
-]  # submits jobs; returns those whose TBT, and whose TTFT, counts
+]  # submits jobs; returns the jobs whose TBT counts, and those whose TTFT counts
 
 
 def _at(profile: Profile, ms: float) -> int:
@@ -138,7 +138,7 @@ def _background_only(sim: Sim, p: Profile) -> tuple[list[Job], list[Job]]:
 
 
 def _deep(sim: Sim, p: Profile) -> tuple[list[Job], list[Job]]:
-    """A long document in the background, and a chat that has a long history too."""
+    """Submit a long document in the background, and a chat that also has a long history."""
     sim.submit(Job(3600, 24, BACK, 2))
     chat = sim.submit(Job(2400, 80 * p.scale, client=1, at_ns=_at(p, 200)))
     return [chat], [chat]
@@ -160,7 +160,7 @@ CASES: dict[str, Case] = {
 
 
 def run(case: str, profile: Profile, machine: Machine, seed: int = 1) -> Run:
-    """One simulation to its end."""
+    """Run one simulation to its end."""
     sim = Sim(profile.cost, profile.model, machine=machine, seed=seed)
     chats, urgent = CASES[case](sim, profile)
     jobs = list(sim.future)
@@ -179,12 +179,14 @@ def _step(sim: Sim) -> None:
 
 
 def _work(job: Job) -> float:
-    """Tokens of this job that were computed so far, in prompt tokens; one that is generated counts as sixteen."""
+    """Return the tokens of this job that were computed so far, in prompt tokens; a generated token counts as
+    sixteen.
+    """
     return min(job.n_prompt, job.n_past) + job.pending_prompt + job.chunk * job.fraction + 16 * len(job.times)
 
 
 def solo(profile: Profile, machine: Machine, seed: int, n_prompt: int) -> Job:
-    """A chat alone, long enough for a p95."""
+    """Run a chat alone, long enough for a p95."""
     sim = Sim(profile.cost, profile.model, machine=machine, seed=seed + 100)
     job = sim.submit(Job(n_prompt, 400))
     sim.run()
@@ -192,7 +194,7 @@ def solo(profile: Profile, machine: Machine, seed: int, n_prompt: int) -> Job:
 
 
 def figures(case: str, profile: Profile, machine: Machine, seed: int = 1) -> Figures:
-    """What users felt in one simulation.
+    """Return what users felt in one simulation.
 
     `background`: seconds of the device for a thousand tokens' worth of background work.
     """
@@ -237,7 +239,7 @@ class Point(NamedTuple):
 def survey(
     cases: tuple[str, ...] = (), profiles: tuple[str, ...] = (), machines: tuple[str, ...] = (), n_seeds: int = 3
 ) -> dict[Point, float]:
-    """All figures, each the mean over seeds."""
+    """Return all figures, each the mean over seeds."""
     out: dict[Point, float] = {}
     for case, profile, machine in _grid(cases, profiles, machines):
         seeds = range(1, 2 if MACHINES[machine] == EXACT else n_seeds + 1)

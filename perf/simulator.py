@@ -1,7 +1,7 @@
 """A discrete-event simulation: the real policy over the FakeEngine on a virtual clock.
 
-The executor in here is minimal and checks every plan; times are virtual, so results are exact and repeatable.
-`Machine` says how a real machine differs from that.
+The executor here is minimal and checks every plan. Times are virtual, so results are exact and repeatable. `Machine`
+describes how a real machine differs.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ REGIME_NS = 2 * S  # how long a shared machine keeps one speed, on average
 
 
 class Machine(NamedTuple):
-    """How a machine differs from an exact one. All parts are relative to the predicted time."""
+    """How a machine differs from an exact one. All shares are relative to the predicted time."""
 
     sigma: float = 0.0  # every call and every piece takes longer by |normal(0, sigma)|
-    drift: float = 0.0  # others take up to this part of the machine, in regimes of some seconds
-    stall: float = 0.0  # chance, per decode step's time, of a stall of 0.2 to 1 decode steps
-    misjudged: float = 1.0  # a piece takes this many times what calibration saw
+    drift: float = 0.0  # other programs take up to this share of the machine, in periods of some seconds
+    stall: float = 0.0  # chance, in the time of a decode step, of a stall of 0.2 to 1 decode steps
+    misjudged: float = 1.0  # a piece takes this many times as long as calibration measured
     is_guessed: bool = False  # nothing was calibrated
 
 
@@ -62,7 +62,7 @@ NOISY = Machine(sigma=0.06, drift=0.25, stall=0.01)
 
 @dataclass
 class Job:
-    """One request; what it asked for, and what happened to it."""
+    """One request: its fields, and what happened to it."""
 
     n_prompt: int
     n_max: int
@@ -84,11 +84,11 @@ class Job:
     t_queued: int = 0
     t_progress: int = 0
     times: list[int] = field(default_factory=list)
-    pieces: list[int] = field(default_factory=list)  # when prompt work was done for it
+    pieces: list[int] = field(default_factory=list)  # times at which its prompt was worked on
     last_token: int = 0
     blob: bytearray | None = None
     pending_prompt: int = 0  # tokens of a chunk on its way to the decode memory
-    first_token: int | None = None  # goes out when the second one is about to be computed
+    first_token: int | None = None  # sent when the second one is about to be computed
 
     @property
     def gaps(self) -> list[int]:
@@ -100,10 +100,10 @@ class Job:
 
 
 class SimEngine(FakeEngine):
-    """Rings itself when a request arrives while time passes.
+    """Interrupts itself when a request arrives while time passes.
 
-    `overrated`: a real engine estimates how long a chunk takes from the one before it. It thinks that a chunk takes so
-    many times what it does, reports that much less progress with each run, and jumps to the end with the last one.
+    `overrated`: a real engine estimates the time of a chunk from the chunk before. This one expects so many times the
+    real time, reports so much less progress with each run, and jumps to the end with the last one.
     """
 
     next_arrival: Callable[[], int] = staticmethod(lambda: 1 << 62)
@@ -153,7 +153,7 @@ def device_of(engine: FakeEngine, free: tuple[int, ...], n_cells_free: int) -> D
 
 
 def calibrate(cost: FakeCost, device: DeviceView) -> CostModel:
-    """What calibration would measure on this device."""
+    """Return the model that calibration would measure on this device."""
     samples = []
     for kind, n, kv in calibration_shapes(device):
         ns = {
@@ -278,7 +278,7 @@ class Sim:
         return plan
 
     def present(self) -> list[tuple[int, Phase, bool, bool]]:
-        """What ends the repeats of a plan when it changes."""
+        """Return the facts whose change ends the repeats of a plan."""
         return [(j.sid, j.phase, j.is_moving, j.is_held) for j in self.jobs]
 
     def _observe(self) -> None:
@@ -420,7 +420,7 @@ class Sim:
 
     # the loop
     def run(self, max_ticks: int = 200_000) -> Sim:
-        """Until everything is done. Fails where nothing moves although something could."""
+        """Run until everything is done. Fails if nothing moves although something could."""
         n_idle = 0
         while (self.jobs or self.future) and self.tick_no < max_ticks:
             before = self.clock.now_ns()

@@ -1,4 +1,5 @@
-"""A device and a session with a default for everything, for studies and tests of the policy that name what matters.
+"""A device and a session with a default for every field: studies and tests of the policy name only the fields that
+matter.
 
 Pure.
 """

@@ -1,4 +1,4 @@
-"""Pure arithmetic on token times: percentiles, gaps, and what one stream or one phase felt like."""
+"""Pure arithmetic on token times: percentiles, gaps, and figures of one stream or one phase."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _NS_PER_MS = 1e6
 
 
 def percentile(values: Sequence[float], q: float) -> float:
-    """The q-th percentile (0..100) by linear interpolation; NaN of nothing, and where a value is NaN: what was lost
-    has no place in an order.
+    """Return the q-th percentile (0..100) by linear interpolation. NaN without values, or if any value is NaN: a lost
+    value has no place in an order.
     """
     if not values or any(map(math.isnan, values)):
         return math.nan
@@ -40,7 +40,7 @@ class Spread:
 
 
 def spread(values: Iterable[float]) -> Spread:
-    """Summarise repeats; NaN values (a repeat that failed) do not count."""
+    """Summarise repeats; NaN values (repeats that failed) do not count."""
     kept = [v for v in values if not math.isnan(v)]
     if not kept:
         return Spread(0, math.nan, math.nan, math.nan, math.nan)
@@ -48,13 +48,13 @@ def spread(values: Iterable[float]) -> Spread:
 
 
 def ratio(a: float, b: float) -> float:
-    """a / b, NaN where there is no such thing."""
+    """Return a / b, or NaN if that is undefined."""
     return a / b if b and not math.isnan(a) and not math.isnan(b) else math.nan
 
 
 @dataclass(frozen=True, slots=True)
 class StreamLog:
-    """What the client saw of one request. Times are ns of its monotonic clock."""
+    """The client's view of one request. Times are ns of its monotonic clock."""
 
     name: str
     is_interactive: bool
@@ -62,17 +62,17 @@ class StreamLog:
     n_asked: int
     t_sent: int
     t_tokens: tuple[int, ...]
-    t_done: int  # 0: it never ended
+    t_done: int  # 0: it did not end
     error: str = ""
-    n_reported: int = -1  # tokens that the server says it generated; -1: it did not say
+    n_reported: int = -1  # tokens that the server reports as generated; -1: no report
 
     @property
     def is_complete(self) -> bool:
-        """Ended without error, with every token that was asked for."""
+        """Whether it ended without error, with every requested token."""
         return not self.error and self.t_done > 0 and len(self.t_tokens) == self.n_asked
 
     def ms_to(self, index: int) -> float:
-        """From sending to the token of that index (negative: from the end); NaN without it."""
+        """Return ms from sending to the token of that index (negative: from the end); NaN without it."""
         try:
             return (self.t_tokens[index] - self.t_sent) / _NS_PER_MS
         except IndexError:
@@ -84,12 +84,12 @@ class StreamLog:
 
     @property
     def ttf5_ms(self) -> float:
-        """To the fifth token."""
+        """ms from sending to the fifth token."""
         return self.ms_to(4)
 
     @property
     def stream_ms(self) -> float:
-        """To the last token."""
+        """ms from sending to the last token."""
         return self.ms_to(-1)
 
     @property
@@ -98,7 +98,7 @@ class StreamLog:
         return [(b - a) / _NS_PER_MS for a, b in pairwise(t)]
 
     def worst_ms(self, within_ms: float = math.inf) -> float:
-        """The longest gap of those that began within that time of sending; NaN without gaps."""
+        """Return the longest gap among those that began within that time of sending; NaN without gaps."""
         t, limit = self.t_tokens, within_ms * _NS_PER_MS
         gaps = [b - a for a, b in pairwise(t) if a - self.t_sent <= limit]
         return max(gaps) / _NS_PER_MS if gaps else math.nan
@@ -106,16 +106,16 @@ class StreamLog:
 
 @dataclass(frozen=True, slots=True)
 class PhaseLog:
-    """What one phase of a scenario did on one server."""
+    """One phase of a scenario on one server."""
 
     t_start: int
     streams: tuple[StreamLog, ...]
     server_cpu_s: float = math.nan
     client_cpu_s: float = math.nan
-    foreign_cpu_s: float = math.nan  # of processes that are neither
+    foreign_cpu_s: float = math.nan  # of processes other than server and client
     rss_mb: float = math.nan
     t_end: int = 0
-    counters: dict[str, float] = field(default_factory=dict)  # of the server's own metrics, difference over the phase
+    counters: dict[str, float] = field(default_factory=dict)  # differences of the server's own metrics over the phase
 
     def __getitem__(self, name: str) -> StreamLog:
         for stream in self.streams:
@@ -128,7 +128,7 @@ class PhaseLog:
 
     @property
     def makespan_ms(self) -> float:
-        """From the start to the last event of all; to the phase's end where a stream did not end."""
+        """ms from the start to the last event of all streams; to the phase's end if a stream did not end."""
         ends = [s.t_done or self.t_end or (s.t_tokens[-1] if s.t_tokens else s.t_sent) for s in self.streams]
         return (max(ends, default=self.t_end or self.t_start) - self.t_start) / _NS_PER_MS
 
@@ -138,12 +138,14 @@ class PhaseLog:
 
     @property
     def tokens_per_s(self) -> float:
-        """Generated tokens over the makespan."""
+        """Generated tokens divided by the makespan."""
         return ratio(sum(len(s.t_tokens) for s in self.streams) * 1000.0, self.makespan_ms)
 
     @property
     def steady_tokens_per_s(self) -> float:
-        """Generated tokens while all streams decoded: no prompt is read and none has ended. NaN where one never did."""
+        """Generated tokens a second while all streams decode, so no prompt is being read and none has ended. NaN if a
+        stream never did.
+        """
         if not all(s.t_tokens for s in self.streams):
             return math.nan
         begin = max((s.t_tokens[0] for s in self.streams), default=0)
@@ -153,7 +155,7 @@ class PhaseLog:
 
 
 def stream_figures(stream: StreamLog, prefix: str = "") -> dict[str, float]:
-    """The figures that are reported of every interactive stream, under names that say their unit."""
+    """Return the figures that are reported for every interactive stream, under names that end in their unit."""
     gaps = stream.gaps_ms
     figures = {
         "ttft_ms": stream.ttft_ms,
@@ -169,8 +171,8 @@ def stream_figures(stream: StreamLog, prefix: str = "") -> dict[str, float]:
 
 
 def against_solo(loaded: StreamLog, *solos: StreamLog, prefix: str = "") -> dict[str, float]:
-    """How much worse a stream fared than the same stream alone: than the mean of the runs alone, where there are
-    several. Pauses are given in solo steps (the median gap).
+    """Return how much worse a stream fared than the same stream alone; if there are several runs alone, than their
+    mean. Pauses are in solo steps (the median gap).
     """
     own, solo = stream_figures(loaded), mean_of([stream_figures(run) for run in solos])
     step = solo["itl_p50_ms"]
@@ -185,17 +187,17 @@ def against_solo(loaded: StreamLog, *solos: StreamLog, prefix: str = "") -> dict
 
 
 def mean_of(rows: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The mean of each figure; NaN where any is."""
+    """Return the mean of each figure; NaN if any value is."""
     return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
 
 
 def worst_of(rows: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The greatest of each figure; NaN where any is, so that a lost stream cannot hide."""
+    """Return the greatest of each figure; NaN if any value is, so that a lost stream cannot hide."""
     return {name: max((row[name] for row in rows), key=lambda v: math.inf if math.isnan(v) else v) for name in rows[0]}
 
 
 def phase_figures(phase: PhaseLog) -> dict[str, float]:
-    """The figures that are reported of every loaded phase."""
+    """Return the figures that are reported for every loaded phase."""
     n_tokens = sum(len(s.t_tokens) for s in phase.streams)
     return {
         "makespan_ms": phase.makespan_ms,
@@ -212,8 +214,8 @@ def phase_figures(phase: PhaseLog) -> dict[str, float]:
 
 
 def _own_figures(counters: dict[str, float]) -> dict[str, float]:
-    """What our daemon counts of itself: the time between decode calls, the device's idle time, copies of KV, memory
-    traffic.
+    """Return our daemon's figures about itself: the time between decode calls, the device's idle time, copies of KV,
+    memory traffic.
     """
     overhead, ticks = counters.get("tick_overhead_ms.sum"), counters.get("tick_ms.sum")
     if overhead is None or not ticks:

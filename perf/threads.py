@@ -1,4 +1,4 @@
-"""Decode steps and prompts by the number of threads, ours beside llama.cpp's, call by call in turn."""
+"""Decode steps and prompts by number of threads: ours beside llama.cpp's, call by call in turn."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Row:
 
 
 def measure(model: str, counts: tuple[int, ...], rounds: int) -> Iterator[Row]:
-    """Blocks: both engines are loaded for each count."""
+    """Yield timings. Blocks: both engines are loaded for each count."""
     for threads in counts:
         bench = Bench(model, threads, CASES, VARIANTS)
         try:
@@ -30,7 +30,7 @@ def measure(model: str, counts: tuple[int, ...], rounds: int) -> Iterator[Row]:
 
 
 def table(rows: list[Row]) -> str:
-    """Speed-up over the fewest threads of the same engine, and ours over llama.cpp's at the same count."""
+    """Return the speed-up over the fewest threads of the same engine, and ours over llama.cpp's at the same count."""
     ms = {(row.timing.case, row.timing.variant, row.threads): row.timing for row in rows}
     counts = sorted({row.threads for row in rows})
     lines = [

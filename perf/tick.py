@@ -1,7 +1,7 @@
 """The time between a decode call's return and the next decode call, in the real executor on the real engine.
 
-Sampling, text, events, planning and batch fill all lie in it. Serialising and sending do not: the I/O thread does
-them while the next call runs; what that costs the compute thread shows in `tick_overhead_us` of the scenarios.
+It includes sampling, text, events, planning and batch fill. It does not include serialising and sending: the I/O thread
+does these while the next call runs. Their cost to the compute thread shows in `tick_overhead_us` of the scenarios.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TickCost:
 
 
 class _Tap:
-    """Stands in for a histogram and keeps every value."""
+    """Replaces a histogram and keeps every value."""
 
     def __init__(self) -> None:
         self.values: list[float] = []
@@ -54,7 +54,7 @@ class _Tap:
 
 
 def measure(model: str, threads: int, n_ticks: int = 60) -> Iterator[TickCost]:
-    """Costs for every count of sequences, greedy and sampled. Blocks; loads the model once."""
+    """Yield costs for every count of sequences, greedy and sampled. Blocks; loads the model once."""
     path = Path(model) if model.endswith(".gguf") else ensure(model)
     n_seq = max(TICK_COUNTS)
     engine = open_engine(EngineOptions(model=str(path), threads=threads, n_seq=n_seq, n_ctx=n_seq * 1024))
@@ -88,7 +88,7 @@ def _one(executor: Executor, kind: str, params: SamplingParams, count: int, n_ti
     executor.meters.overhead, executor.meters.decode_call = gaps, calls  # type: ignore[assignment]
     for _ in range(n_ticks):
         executor.tick()
-        executor.events.clear()  # as the I/O thread would
+        executor.events.clear()  # as the I/O thread does
     executor.settle()
     executor.meters.overhead, executor.meters.decode_call = kept
     for session in executor.table:

@@ -1,7 +1,7 @@
 """The two protocols as byte parsers: HTTP with server-sent events, and our frames. No sockets here.
 
-Rules: a parser is fed whatever arrived and answers a list of `Tick`; it is fed once per read, so its work per token
-is one JSON object, the same for both protocols.
+Rules: a parser takes the bytes that have arrived, once per read, and returns a list of `Tick`. Its work per token is
+one JSON object, the same for both protocols.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from perf.load import BURDENS, Ask
 
 
 class Tick(NamedTuple):
-    """One thing that happened to a request."""
+    """One event of a request."""
 
-    name: str  # of the ask; "" where the protocol serves one request per connection
+    name: str  # of the ask; "" if the protocol serves one request per connection
     kind: str  # "token", "done" or "error"
     detail: str = ""
-    n_tokens: int = -1  # with "done": as the server counts
+    n_tokens: int = -1  # with "done": by the server's count
 
 
 class Parser(Protocol):
@@ -184,7 +184,7 @@ class SseParser:
         if "error" in event:
             self._is_over = True
             return [Tick("", "error", str(event["error"]))]
-        if "choices" in event:  # the OpenAI form
+        if "choices" in event:  # OpenAI's form
             choice = event["choices"][0] if event["choices"] else {}
             return [Tick("", "token")] if choice.get("text") or choice.get("delta", {}).get("content") else []
         ticks = [Tick("", "token")] if event.get("content") or event.get("tokens") else []
@@ -195,7 +195,7 @@ class SseParser:
 
 
 def http_request(path: str, message: dict[str, Any], more: str = "") -> bytes:
-    """`more`: further lines of the head."""
+    """Return a POST request. `more`: further lines of the head."""
     body = json.dumps(message, separators=(",", ":")).encode()
     head = (
         f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{more}Content-Type: application/json\r\nContent-Length: "
@@ -205,7 +205,7 @@ def http_request(path: str, message: dict[str, Any], more: str = "") -> bytes:
 
 
 def completion_request(ask: Ask, text: str) -> bytes:
-    """llama-server's own endpoint."""
+    """Return a request to llama-server's own endpoint."""
     return http_request("/completion", _completion(ask, text))
 
 
@@ -224,8 +224,8 @@ _BURDEN_PATHS = {"messages": "/v1/chat/completions", "reload": "/uma/reload"}
 
 
 def gateway_request(ask: Ask, text: str) -> bytes:
-    """The same endpoint of our gateway, with what it knows beyond llama-server's."""
-    if ask.burden:  # the answer, whatever it is, ends with its connection
+    """Return a request to the same endpoint of our gateway, with fields that llama-server does not have."""
+    if ask.burden:  # the connection is closed after the answer, whatever it is
         message = BURDENS[ask.burden]
         if ask.burden in ("status", "metrics"):
             path = {"status": "/uma/status", "metrics": "/metrics"}[ask.burden]
@@ -242,7 +242,7 @@ def gateway_request(ask: Ask, text: str) -> bytes:
 
 
 def chat_request(ask: Ask, text: str) -> bytes:
-    """A streamed chat, as most programs ask for one."""
+    """Return a request for a streamed chat, as most programs send it."""
     message = {
         "model": "any",
         "messages": [{"role": "user", "content": text}],
@@ -254,7 +254,7 @@ def chat_request(ask: Ask, text: str) -> bytes:
 
 
 def openai_request(ask: Ask, text: str) -> bytes:
-    """The endpoint of llama-cpp-python's example server."""
+    """Return a request to the endpoint of llama-cpp-python's example server."""
     return http_request(
         "/v1/completions", {"prompt": text, "max_tokens": ask.n_tokens, "temperature": 0, "stream": True}
     )
