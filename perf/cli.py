@@ -694,7 +694,7 @@ def _plan(jobs: tuple[Job, ...], options: dict[str, Any], quick: bool = False) -
 
 
 def _name_of(model: str) -> str:
-    """Of a shape or of a file: the names of shapes have dots, too."""
+    """Return the name of a shape or of a file; the names of shapes have dots too."""
     return Path(model).name.removesuffix(".gguf")
 
 

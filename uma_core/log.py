@@ -1,7 +1,7 @@
 """Log lines on stderr: concise text or JSON, through stdlib logging.
 
-Rules: whoever logs never waits for stderr (one thread writes; a full queue drops lines and counts them);
-prompts and answers go only into the private fields, which are shown as a length unless the configuration asks.
+Rules: a thread that logs never waits for stderr (one thread writes; a full queue drops lines and counts them). Prompts
+and answers go only into the private fields, which are shown as a length unless the configuration asks for the text.
 Context is passed as fields: `log.info("accepted", extra={"request": rid, "conn": 3, "prompt": text})`.
 """
 

@@ -2,8 +2,8 @@
 
     headers, Host, Origin  ->  route  ->  key, rate  ->  handler  ->  one line in the log
 
-Rules: pure ASGI, since starlette's BaseHTTPMiddleware hides the client's leaving from whoever answers it. Whatever a
-handler raises becomes an error in its family's form; nothing of a request's text is logged.
+Rules: pure ASGI, because starlette's BaseHTTPMiddleware hides from a handler that the client has left. Whatever a
+handler raises becomes an error in its family's form. Nothing of a request's text is logged.
 """
 
 from __future__ import annotations

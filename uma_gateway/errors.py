@@ -177,7 +177,7 @@ def from_daemon(error: Mapping[str, Any]) -> GatewayError:
     if param == PREFIX:
         made.param = "messages"
         made.message = (
-            "`messages`: no answer of the form that is asked for begins like a last message that it continues"
+            "`messages`: the answer is to continue the last message, but none of the requested form begins like it"
         )
     if "queue_position" in detail:
         made.headers.append((b"x-queue-position", str(detail["queue_position"]).encode()))

@@ -13,7 +13,7 @@ class Inbox:
     """Payloads in order, and the failure after which no more come. One reader, in the event loop."""
 
     def __init__(self) -> None:
-        self.payloads: deque[bytes] = deque()  # whoever appends here calls `wake` afterwards
+        self.payloads: deque[bytes] = deque()  # a caller that appends here calls `wake` afterwards
         self.failure: GatewayError | None = None
         self.is_awaited = False  # the reader waits, and nothing is there for it
         self._waiter: asyncio.Future[None] | None = None

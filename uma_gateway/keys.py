@@ -1,4 +1,4 @@
-"""Who asks: API keys, what each may do, and how much.
+"""API keys: whose request it is, and what and how much each key may do.
 
 The file is a list:
 
@@ -94,7 +94,7 @@ class Caller:
                 wait_ms = int((1.0 - self._tokens) * MINUTE_S / key.rate * 1000) + 1
                 raise GatewayError(
                     Kind.RATE_LIMIT,
-                    f"this key may ask {key.rate:g} times a minute",
+                    f"this key may send {key.rate:g} requests a minute",
                     code="rate_limit_exceeded",
                     retry_after_ms=wait_ms,
                 )

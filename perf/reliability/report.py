@@ -242,7 +242,7 @@ def _points(points: Sequence[Mapping[str, float]]) -> str:
 
 
 def _details(name: str, r: Mapping[str, Any]) -> str:
-    """What the table has no room for."""
+    """Return the details for which the table has no room."""
     lines = [f"\n## {_TITLES[name]}\n"]
     if name == "reloads":
         lines.append(_RELOADS.format(**r["reload_ms"]))

@@ -1,4 +1,4 @@
-"""What one large request of somebody else, or a reload, costs a stream: its gaps while that is read and answered."""
+"""The cost of another client's large request, or of a reload, to a stream: its gaps while that is read and answered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the wire costs: a model so small that its tokens cost nothing, so that what is left is the server."""
+"""The cost of the wire: the model is so small that its tokens cost nothing, and only the server's cost remains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server reaches with one type of weights: one stream's pace, the rates of several, the speed of prompts.
+"""A server's rates with one type of weights: one stream's pace, the rates of several, the speed of prompts.
 
 Nothing is mixed.
 """
@@ -58,7 +58,7 @@ class ManyRates:
 
 
 def _streams(counts: dict[str, int], n_prompt: int, n_tokens: int) -> dict[str, tuple[Ask, ...]]:
-    """By phase: this many streams at once, of which a smaller phase has the first ones."""
+    """Return, by phase, this many streams at once; a smaller phase has the first ones of a larger one."""
     asks = tuple(Ask(f"stream{i}", n_prompt, n_tokens) for i in range(max(counts.values())))
     return {name: asks[:n] for name, n in counts.items()}
 

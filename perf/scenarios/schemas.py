@@ -1,4 +1,4 @@
-"""What schemas cost: a chat beside four streams that are held to one, against the same beside four free ones."""
+"""The cost of schemas: a chat beside four streams that must follow one, compared with a chat beside four free ones."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Blob(NamedTuple):
 
     @property
     def n_bytes(self) -> int:
-        """Of the file, nearly."""
+        """Approximate size of the file."""
         return len(self.payload) + head_bytes(len(self.tokens))
 
 

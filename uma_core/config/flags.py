@@ -25,7 +25,7 @@ def _help(opt: Option) -> str:
 
 
 class OptionFlag(click.Option):
-    """A generated flag: takes any text, because config_load checks flags, variables and files alike."""
+    """A generated flag: takes any text, because `merge` checks flags, variables and files alike."""
 
     def __init__(self, opt: Option) -> None:
         self.opt = opt

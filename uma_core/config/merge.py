@@ -70,7 +70,7 @@ class Inputs(NamedTuple):
 
 
 class Sources(NamedTuple):
-    """Where the values of a Config came from."""
+    """The origins of a Config's values."""
 
     inputs: Inputs
     origins: Mapping[str, str]  # option key -> "default", "preset NAME", "file PATH", "variable NAME", "flag --NAME"

@@ -266,7 +266,7 @@ class Cluster:
         if refusal.reason == "overloaded":
             return GatewayError(
                 Kind.RATE_LIMIT,
-                "all daemons are busy, and as many requests wait as may",
+                "all daemons are busy, and the queue of this priority is full",
                 code="overloaded",
                 retry_after_ms=refusal.retry_after_ms,
             )

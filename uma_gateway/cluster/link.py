@@ -331,7 +331,7 @@ class RoutedLink:
                 raise UnitLost("it says nothing any more")
             raise GatewayError(
                 Kind.GENERATION_TIMEOUT,
-                "the time for this request passed, and its daemon does not say so",
+                "the time for this request passed, and its daemon did not report it",
                 code="timeout",
             )
         except UnitLost:

@@ -1,5 +1,5 @@
-"""What a cluster shows beside a single daemon's pages: `/cluster`, the nodes and models live, and what feeds it;
-draining one daemon; one trace of all of them.
+"""The pages that only a cluster has: `/cluster` shows the nodes and models live; others give its data, drain one
+daemon, and record one trace of all daemons.
 """
 
 from __future__ import annotations
