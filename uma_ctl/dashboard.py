@@ -66,6 +66,7 @@ class Dashboard:
     selected: tuple[Any, Any] | None = None  # (conn, request_id): the selection follows its request through the list
     message: str = ""
     is_drain_armed: bool = False  # `d` was pressed once
+    _has_selected: bool = False  # there was a selection
     _n_tokens: float | None = None
     _seen_s: float = 0.0
 
@@ -76,10 +77,10 @@ class Dashboard:
         if is_number(last):
             self.tick_ms.append(last)
         self._count(metrics.get(TOKENS_TOTAL), now_s)
-        if sessions and self.selected not in [_key(s) for s in sessions]:
-            self.selected = _key(sessions[0])
-        elif not sessions:
-            self.selected = None
+        if self.selected not in [_key(s) for s in sessions]:
+            # only the first one is chosen here: a key pressed as a request ends must not meet another one
+            self.selected = _key(sessions[0]) if sessions and not self._has_selected else None
+            self._has_selected |= bool(sessions)
 
     def _count(self, n_tokens: Any, now_s: float) -> None:
         if not is_number(n_tokens):

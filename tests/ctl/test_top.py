@@ -62,11 +62,31 @@ def test_the_selection_follows_its_request():
     board.move(1)
     board.update(STATUS, {}, [session("x"), session("a"), session("b")], 2.0)
     assert board.selected_session()["request_id"] == "b"
-    board.update(STATUS, {}, [session("x"), session("a")], 3.0)
-    assert board.selected_session()["request_id"] == "x"
     board.update(STATUS, {}, [], 4.0)
     assert board.selected_session() is None
     board.move(1)
+
+
+def test_a_selection_that_has_ended_moves_to_no_other_request_by_itself():
+    """A `c` that comes a moment too late cancels nothing."""
+    board = board_of(session("a"), session("b"))
+    board.move(1)
+    board.update(STATUS, {}, [session("x"), session("a")], 2.0)
+    assert board.selected_session() is None and board.position == -1
+    board.update(STATUS, {}, [session("x"), session("a"), session("b")], 3.0)  # another one under the same id
+    assert board.selected_session() is None
+    board.update(STATUS, {}, [], 4.0)
+    board.update(STATUS, {}, [session("y"), session("z")], 5.0)
+    assert board.selected_session() is None
+    board.move(1)
+    assert board.selected_session()["request_id"] == "y"
+
+
+def test_the_first_request_that_is_seen_is_selected():
+    board = board_of()
+    assert board.selected_session() is None
+    board.update(STATUS, {}, [session("a"), session("b")], 2.0)
+    assert board.selected_session()["request_id"] == "a"
 
 
 def test_the_selection_stays_within_the_list():
