@@ -247,6 +247,12 @@ def test_cache_actions(serve, ctl):
     assert server.received[1]["key"] == "k1"
 
 
+def test_a_cache_without_entries_says_so(serve, ctl):
+    serve(answering(cache={"entries": []}))
+    assert ctl("cache", "list").stdout == "no entries\n"
+    assert json.loads(ctl("cache", "list", "--json").stdout) == {"entries": []}
+
+
 def test_trace_lines_go_to_a_file_one_by_one(serve, ctl, tmp_path):
     serve(answering(trace={"lines": [{"new_context": 1}, {"tick": 2}], "n_ticks": 1, "n_left_out": 3}))
     done = ctl("trace", "--seconds", "0.1", "--jsonl", "--out", str(tmp_path / "t.jsonl"))
@@ -255,6 +261,14 @@ def test_trace_lines_go_to_a_file_one_by_one(serve, ctl, tmp_path):
         {"new_context": 1},
         {"tick": 2},
     ]
+
+
+def test_a_trace_without_ticks_has_no_line(serve, ctl, tmp_path):
+    serve(answering(trace={"lines": [], "n_ticks": 0}))
+    done = ctl("trace", "--seconds", "0.1", "--jsonl")
+    assert (done.returncode, done.stdout) == (0, "") and "no tick" in done.stderr
+    done = ctl("trace", "--seconds", "0.1", "--jsonl", "--out", str(tmp_path / "t.jsonl"))
+    assert "0 ticks in" in done.stderr and (tmp_path / "t.jsonl").read_text() == ""
 
 
 def test_trace_goes_to_a_file(serve, ctl, tmp_path):

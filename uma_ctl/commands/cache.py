@@ -21,4 +21,7 @@ def command(target: Target, action: str, key: str | None) -> None:
         raise click.UsageError(f"{action} needs the KEY of an entry, as `uma-ctl cache list` shows it")
     with target.connect() as client:
         fields = fields_of(client.call("cache", action=action, key=key))
-    output.line(render.as_json(fields) if target.as_json else render.tree(fields) or "done")
+    if action == "list" and not target.as_json and not render.list_of(fields, "entries"):
+        output.line("no entries")
+    else:
+        output.line(render.as_json(fields) if target.as_json else render.tree(fields) or "done")

@@ -30,9 +30,12 @@ def command(target: Target, seconds: float, jsonl: bool, out: str | None) -> Non
     """Record ticks, rows and guard decisions as a Chrome trace: open it in Perfetto or chrome://tracing."""
     with target.connect(seconds + DEFAULT_TIMEOUT_S + ENCODING_S) as client:
         fields = fields_of(client.call("trace", seconds=seconds, format="jsonl" if jsonl else None))
-    text = "\n".join(map(render.as_json, render.list_of(fields, "lines"))) if jsonl else render.as_json(fields)
+    lines = render.list_of(fields, "lines") if jsonl else (fields,)
+    text = "".join(f"{render.as_json(line)}\n" for line in lines)
     if out is None:
-        output.line(text)
+        output.emit(text)
+        if not lines:
+            output.note("no tick in this time: nothing was computed")
     else:
         _write(out, text)
         output.note(f"{_count(fields, jsonl)} in {out}")
@@ -42,7 +45,7 @@ def command(target: Target, seconds: float, jsonl: bool, out: str | None) -> Non
 
 def _write(path: str, text: str) -> None:
     try:
-        Path(path).write_text(text + "\n", encoding="utf-8")
+        Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
         raise click.FileError(path, error.strerror) from None
 
