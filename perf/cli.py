@@ -44,6 +44,7 @@ from uma_core.errors import UmaError
 _OUT = Path("perf/out")
 ENGINES = ("auto", "llama", "graph")
 _FOLDER = click.Path(file_okay=False, path_type=Path)
+_COUNT = click.IntRange(min=1)
 _ISA = click.option(
     "--isa", envvar="UMA_ISA", default="auto", show_default=True, help="Our kernels of another instruction set."
 )
@@ -96,19 +97,32 @@ def _shared(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--model", default="0.5b-q8_0", show_default=True, metavar="SHAPE|PATH", help="A shape, or a GGUF file."
         ),
-        click.option("--threads", default=2, show_default=True, help="Compute threads of every server."),
-        click.option("--repeats", default=5, show_default=True, help="How often everything is measured."),
+        click.option("--threads", type=_COUNT, default=2, show_default=True, help="Compute threads of every server."),
+        click.option("--repeats", type=_COUNT, default=5, show_default=True, help="How often everything is measured."),
         click.option(
             "--peer-repeats",
+            type=click.FloatRange(min=0),
             default=float("inf"),
             help="Repeats in which other servers take part; for scenarios that take them minutes.",
         ),
-        click.option("--scale", default=1, show_default=True, help="Multiply all lengths (4 for a large GPU)."),
+        click.option(
+            "--scale", type=_COUNT, default=1, show_default=True, help="Multiply all lengths (4 for a large GPU)."
+        ),
         click.option("--seed", default=1, show_default=True, help="Seed of prompts and arrivals."),
-        click.option("--gpu-layers", default=0, show_default=True, help="Layers on the GPU; -1: all."),
+        click.option(
+            "--gpu-layers",
+            type=click.IntRange(min=-1),
+            default=0,
+            show_default=True,
+            help="Layers on the GPU; -1: all.",
+        ),
         click.option("--max-minutes", default=float("inf"), help="Start no repeat that would end later."),
         click.option(
-            "--beside", default=1, show_default=True, help="Repeats at a time, each on cores of its own (Linux)."
+            "--beside",
+            type=_COUNT,
+            default=1,
+            show_default=True,
+            help="Repeats at a time, each on cores of its own (Linux).",
         ),
         click.option("--out", type=_FOLDER, default=_OUT, show_default=True, help="Folder for results."),
     ):
@@ -152,7 +166,11 @@ def run(
 @main.command()
 @click.option("--quick", is_flag=True, help="One repeat, without the 16k and 32k contexts: a look, not evidence.")
 @click.option(
-    "--long-repeats", default=2, show_default=True, help="Repeats of the 16k and 32k contexts, which take minutes each."
+    "--long-repeats",
+    type=_COUNT,
+    default=2,
+    show_default=True,
+    help="Repeats of the 16k and 32k contexts, which take minutes each.",
 )
 @click.option("--only", multiple=True, help="Judge only these scenarios. Repeatable.")
 @click.option(
@@ -225,8 +243,14 @@ def stages(stages: tuple[str, ...], names: tuple[str, ...], **options: Any) -> N
     help="On the real daemon, interleaved with the whole one; else in the simulator.",
 )
 @click.option("--constants", "are_constants", is_flag=True, help="Halve and double the policy's tuned numbers instead.")
-@click.option("--seeds", default=4, show_default=True, help="Simulations of each case on a machine that is not exact.")
-@click.option("--processes", default=2, show_default=True, help="Simulations at a time.")
+@click.option(
+    "--seeds",
+    type=_COUNT,
+    default=4,
+    show_default=True,
+    help="Simulations of each case on a machine that is not exact.",
+)
+@click.option("--processes", type=_COUNT, default=2, show_default=True, help="Simulations at a time.")
 @click.option(
     "--scenario",
     "names",
@@ -279,8 +303,8 @@ def ablate(
 
 @main.command()
 @click.option("--model", default="0.5b-q8_0", show_default=True, metavar="SHAPE|PATH", help="A shape, or a GGUF file.")
-@click.option("--threads", default=2, show_default=True, help="Compute threads.")
-@click.option("--repeats", default=3, show_default=True, help="How often everything is measured.")
+@click.option("--threads", type=_COUNT, default=2, show_default=True, help="Compute threads.")
+@click.option("--repeats", type=_COUNT, default=3, show_default=True, help="How often everything is measured.")
 @click.option("--out", type=_FOLDER, default=_OUT / "tick", show_default=True, help="Folder for results.")
 def tick(model: str, threads: int, repeats: int, out: Path) -> None:
     """Measure the time between decode calls for 1, 4 and 16 sequences, inside our executor."""
@@ -303,7 +327,7 @@ def tick(model: str, threads: int, repeats: int, out: Path) -> None:
 
 
 @main.command()
-@click.option("--repeats", default=5, show_default=True, help="How often everything is measured.")
+@click.option("--repeats", type=_COUNT, default=5, show_default=True, help="How often everything is measured.")
 @click.option(
     "--step-ms", default=5.0, show_default=True, help="Between two tokens of a stream: as a model would take."
 )
@@ -326,8 +350,10 @@ def gateway(repeats: int, step_ms: float, out: Path) -> None:
 
 @main.command()
 @click.option("--model", default="0.5b-q8_0", show_default=True, metavar="SHAPE|PATH", help="A shape, or a GGUF file.")
-@click.option("--threads", default=2, show_default=True, help="Compute threads.")
-@click.option("--rounds", default=9, show_default=True, help="Calls of each engine per case; the median is shown.")
+@click.option("--threads", type=_COUNT, default=2, show_default=True, help="Compute threads.")
+@click.option(
+    "--rounds", type=_COUNT, default=9, show_default=True, help="Calls of each engine per case; the median is shown."
+)
 @click.option("--only", multiple=True, help="Only cases whose name contains this. Repeatable.")
 @_ISA
 def engines(model: str, threads: int, rounds: int, only: tuple[str, ...], isa: str) -> None:
@@ -346,13 +372,23 @@ def engines(model: str, threads: int, rounds: int, only: tuple[str, ...], isa: s
 
 @main.command()
 @click.option("--model", default="0.5b-q8_0", show_default=True, metavar="SHAPE|PATH", help="A shape, or a GGUF file.")
-@click.option("--threads", default=0, show_default=True, help="Compute threads; 0: chosen for the machine.")
+@click.option(
+    "--threads",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Compute threads; 0: chosen for the machine.",
+)
 @click.option(
     "--engine", default="graph", show_default=True, type=click.Choice(["llama", "graph"]), help="Which engine."
 )
-@click.option("--gpu-layers", default=0, show_default=True, help="Layers on the GPU; -1: all.")
-@click.option("--depth", default=512, show_default=True, help="Positions that each sequence holds.")
-@click.option("--rounds", default=7, show_default=True, help="Calls of each size; the fastest counts.")
+@click.option(
+    "--gpu-layers", type=click.IntRange(min=-1), default=0, show_default=True, help="Layers on the GPU; -1: all."
+)
+@click.option(
+    "--depth", type=click.IntRange(min=0), default=512, show_default=True, help="Positions that each sequence holds."
+)
+@click.option("--rounds", type=_COUNT, default=7, show_default=True, help="Calls of each size; the fastest counts.")
 @_ISA
 def batches(model: str, threads: int, engine: str, gpu_layers: int, depth: int, rounds: int, isa: str) -> None:
     """Tell what batch sizes cost MODEL on this machine, and which options follow (docs/TUNING.md)."""
@@ -367,12 +403,12 @@ def batches(model: str, threads: int, engine: str, gpu_layers: int, depth: int, 
 @main.command()
 @click.argument("workloads", nargs=-1, metavar="[WORKLOAD]...")
 @click.option("--model", default="0.5b-q8_0", show_default=True, metavar="SHAPE|PATH", help="A shape, or a GGUF file.")
-@click.option("--threads", default=2, show_default=True, help="Compute threads.")
+@click.option("--threads", type=_COUNT, default=2, show_default=True, help="Compute threads.")
 @click.option(
     "--streams", metavar="N,...", callback=_counts, default="1,2,4,8", show_default=True, help="How many at a time."
 )
 @click.option("--storm/--no-storm", "has_storm", default=True, help="Beside a prefill storm, too.")
-@click.option("--repeats", default=5, show_default=True, help="How often everything is measured.")
+@click.option("--repeats", type=_COUNT, default=5, show_default=True, help="How often everything is measured.")
 @click.option(
     "--mode",
     type=click.Choice(("auto", "lookup", "draft")),
@@ -380,7 +416,9 @@ def batches(model: str, threads: int, engine: str, gpu_layers: int, depth: int, 
     show_default=True,
     help="Of speculation; where rows are not exact, as on a GPU, auto drafts nothing.",
 )
-@click.option("--gpu-layers", default=0, show_default=True, help="Layers on the GPU; -1: all.")
+@click.option(
+    "--gpu-layers", type=click.IntRange(min=-1), default=0, show_default=True, help="Layers on the GPU; -1: all."
+)
 @click.option("--out", type=_FOLDER, default=_OUT / "replay", show_default=True, help="Folder for results.")
 def replay(
     workloads: tuple[str, ...],
@@ -437,7 +475,7 @@ def replay(
 @click.option(
     "--streams", metavar="N,...", callback=_counts, default="1,4", show_default=True, help="How many at a time."
 )
-@click.option("--repeats", default=5, show_default=True, help="Each has tasks of its own.")
+@click.option("--repeats", type=_COUNT, default=5, show_default=True, help="Each has tasks of its own.")
 @click.option("--out", type=_FOLDER, default=_OUT / "answers", show_default=True, help="Folder for logs.")
 def answers(
     model: Path, tasks: tuple[Path, ...], draft: Path | None, kinds: str, streams: list[int], repeats: int, out: Path
@@ -481,7 +519,9 @@ def drafts(prices: str) -> None:
 
 
 @main.command()
-@click.option("--repeats", default=5, show_default=True, help="Measurements of one and of two daemons, in turn.")
+@click.option(
+    "--repeats", type=_COUNT, default=5, show_default=True, help="Measurements of one and of two daemons, in turn."
+)
 def cluster(repeats: int) -> None:
     """Compare the tokens a second of two simulated daemons behind the cluster's router with those of one. 20 s a
     repeat.
@@ -501,8 +541,8 @@ def cluster(repeats: int) -> None:
 
 @main.command()
 @click.argument("shapes", nargs=-1, metavar="[SHAPE...]")
-@click.option("--threads", default=2, show_default=True, help="Compute threads of every server.")
-@click.option("--repeats", default=5, show_default=True, help="How often everything is measured.")
+@click.option("--threads", type=_COUNT, default=2, show_default=True, help="Compute threads of every server.")
+@click.option("--repeats", type=_COUNT, default=5, show_default=True, help="How often everything is measured.")
 @click.option("--engine", type=click.Choice(ENGINES), default="auto", show_default=True, help="Engine of our daemon.")
 @click.option("--out", type=_FOLDER, default=_OUT / "quants", show_default=True, help="Folder for results, one each.")
 def quants(shapes: tuple[str, ...], threads: int, repeats: int, engine: str, out: Path) -> None:
@@ -523,8 +563,10 @@ def quants(shapes: tuple[str, ...], threads: int, repeats: int, engine: str, out
 
 @main.command()
 @click.argument("models", nargs=-1, metavar="[SHAPE|PATH...]")
-@click.option("--threads", default=2, show_default=True, help="Compute threads, and threads of the plain read.")
-@click.option("--rounds", default=15, show_default=True, help="Steps and reads, in turn.")
+@click.option(
+    "--threads", type=_COUNT, default=2, show_default=True, help="Compute threads, and threads of the plain read."
+)
+@click.option("--rounds", type=_COUNT, default=15, show_default=True, help="Steps and reads, in turn.")
 @_ISA
 def bandwidth(models: tuple[str, ...], threads: int, rounds: int, isa: str) -> None:
     """Tell what share of the memory's speed one stream's steps reach; default: 1B Q8_0 and Q4_K_M."""
@@ -551,7 +593,9 @@ def bandwidth(models: tuple[str, ...], threads: int, rounds: int, isa: str) -> N
     show_default=True,
     help="Numbers of threads; those beyond the processors are left out.",
 )
-@click.option("--rounds", default=9, show_default=True, help="Calls of each engine per case; the median is shown.")
+@click.option(
+    "--rounds", type=_COUNT, default=9, show_default=True, help="Calls of each engine per case; the median is shown."
+)
 def threads_(model: str, counts: list[int], rounds: int) -> None:
     """Tell how decode steps and prompts scale with threads, beside llama.cpp's."""
     from perf.threads import measure, table  # loads the engine
@@ -563,11 +607,15 @@ def threads_(model: str, counts: list[int], rounds: int) -> None:
 
 
 @main.command()
-@click.option("--sessions", default=200, show_default=True, help="Agents of the first trace.")
+@click.option("--sessions", type=_COUNT, default=200, show_default=True, help="Agents of the first trace.")
 @click.option(
-    "--nodes", default=0, show_default=True, help="Then this many daemons at once; 0: none. 1000 take minutes."
+    "--nodes",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Then this many daemons at once; 0: none. 1000 take minutes.",
 )
-@click.option("--requests", default=1_000_000, show_default=True, help="Requests to these daemons.")
+@click.option("--requests", type=_COUNT, default=1_000_000, show_default=True, help="Requests to these daemons.")
 def router(sessions: int, nodes: int, requests: int) -> None:
     """Simulate the cluster's router: cached tokens and times to the first token beside other ways to route, and what
     a choice costs.
@@ -584,8 +632,10 @@ def router(sessions: int, nodes: int, requests: int) -> None:
 @main.command()
 @click.argument("text", type=click.Path(exists=True, dir_okay=False, path_type=Path), nargs=-1, required=True)
 @click.option("--model", required=True, metavar="PATH", help="A trained GGUF.")
-@click.option("--tokens", "n_tokens", default=20_000, show_default=True, help="Most tokens of the text to use.")
-@click.option("--threads", default=2, show_default=True, help="Compute threads.")
+@click.option(
+    "--tokens", "n_tokens", type=_COUNT, default=20_000, show_default=True, help="Most tokens of the text to use."
+)
+@click.option("--threads", type=_COUNT, default=2, show_default=True, help="Compute threads.")
 def perplexity(text: tuple[Path, ...], model: str, n_tokens: int, threads: int) -> None:
     """Compare the engines' perplexities over the TEXT files."""
     from perf.perplexity import perplexities  # loads the engine
@@ -600,8 +650,10 @@ def perplexity(text: tuple[Path, ...], model: str, n_tokens: int, threads: int) 
 @click.argument("text", type=click.Path(exists=True, dir_okay=False, path_type=Path), nargs=-1, required=True)
 @click.option("--model", required=True, metavar="PATH", help="A trained GGUF.")
 @click.option("--type", "kinds", multiple=True, help="Only these types of weights. Repeatable.")
-@click.option("--tokens", "n_tokens", default=3_000, show_default=True, help="Most tokens of the text to use.")
-@click.option("--threads", default=2, show_default=True, help="Compute threads.")
+@click.option(
+    "--tokens", "n_tokens", type=_COUNT, default=3_000, show_default=True, help="Most tokens of the text to use."
+)
+@click.option("--threads", type=_COUNT, default=2, show_default=True, help="Compute threads.")
 def fidelity(text: tuple[Path, ...], model: str, kinds: tuple[str, ...], n_tokens: int, threads: int) -> None:
     """Tell how far predictions with quantised weights are from exact ones of the same weights, beside ggml's
     kernels, over the TEXT files.
@@ -624,9 +676,18 @@ def fidelity(text: tuple[Path, ...], model: str, kinds: tuple[str, ...], n_token
 @main.command()
 @click.argument("text", type=click.Path(exists=True, dir_okay=False, path_type=Path), nargs=-1, required=True)
 @click.option("--model", required=True, metavar="PATH", help="A trained GGUF.")
-@click.option("--prompts", "n_prompts", default=200, show_default=True, help="Pieces of the text, of 5 to 400 tokens.")
-@click.option("--tokens", "n_new", default=32, show_default=True, help="Tokens that each prompt is continued by.")
-@click.option("--threads", default=2, show_default=True, help="Compute threads.")
+@click.option(
+    "--prompts",
+    "n_prompts",
+    type=_COUNT,
+    default=200,
+    show_default=True,
+    help="Pieces of the text, of 5 to 400 tokens.",
+)
+@click.option(
+    "--tokens", "n_new", type=_COUNT, default=32, show_default=True, help="Tokens that each prompt is continued by."
+)
+@click.option("--threads", type=_COUNT, default=2, show_default=True, help="Compute threads.")
 def greedy(text: tuple[Path, ...], model: str, n_prompts: int, n_new: int, threads: int) -> None:
     """Compare greedy continuations of pieces of the TEXT files with llama.cpp's, and partings with its kernels'
     noise.

@@ -106,6 +106,21 @@ def test_what_is_no_list_of_counts_is_refused_before_anything_runs(option: list[
     assert result.exit_code == 2 and "is not a list of whole numbers" in result.output
 
 
+@pytest.mark.parametrize("command", ["run", "accept", "ablate", "tick", "gateway", "cluster", "replay", "batches"])
+@pytest.mark.parametrize("value", ["0", "-1"])
+def test_a_count_of_nothing_is_refused_before_anything_runs(command: str, value: str) -> None:
+    names = {"--repeats", "--scale", "--beside", "--seeds", "--processes", "--rounds", "--threads"}
+    known = {opt for option in cli.main.commands[command].params for opt in option.opts} & names
+    for name in known - ({"--threads"} if command == "batches" and value == "0" else set()):
+        result = CliRunner().invoke(cli.main, [command, *(["solo"] if command == "run" else []), name, value])
+        assert result.exit_code == 2, name
+        assert result.output.splitlines()[
+            -1
+        ] == f"Error: Invalid value for '{name}': {value} is not in the range x>=" + (
+            "0." if name == "--threads" and command == "batches" else "1."
+        )
+
+
 def test_what_the_daemon_measures_of_itself_becomes_figures() -> None:
     counters = {
         "tick_overhead_ms.sum": 1.0, "tick_overhead_ms.count": 10.0, "tick_ms.sum": 100.0, "engine_ms_total": 90.0,
