@@ -105,11 +105,14 @@ def cluster() -> None:
 @click.option("--host", help="Address to listen on; absent: the file's, else 127.0.0.1.")
 @click.option("--port", type=int, help="Port to listen on; absent: the file's, else 8080.")
 @click.option("--detach", is_flag=True, help="Return when it runs; it goes on until `cluster down`.")
-@click.option("--check-config", is_flag=True, help="Check the settings and exit.")
+@click.option("--check-config", is_flag=True, help="Check the settings and the gateway's key file and exit.")
 def up(path: str, detach: bool, check_config: bool, **given: str | int | None) -> int:
     """Start a cluster, or bring a running one to other settings and machines; stop it when told to."""
-    settings = importlib.import_module("uma_gateway.cluster.settings").load(path, **given)
+    module = importlib.import_module("uma_gateway.cluster.settings")
+    settings = module.load(path, **given)
     if check_config:
+        access = module.gateway_config(settings).access
+        importlib.import_module("uma_gateway.keys").Keys(access.api_key_file, access.api_key)
         click.echo("the settings are valid")
         return 0
     return int(_cluster().up(settings, not detach, click.echo))

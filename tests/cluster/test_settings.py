@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from tests.daemon.support import ROOT
 from uma_core.errors import ErrorCode, UmaError
+from uma_gateway.cli import main
 from uma_gateway.cluster.settings import ClusterSettings, ModelSettings, gateway_config, load, parse
+from uma_gateway.keys import entry
 
 DEMO: dict[str, Any] = {"models": [{"name": "demo"}]}
 NAMES = [field.name for kind in (ClusterSettings, ModelSettings) for field in dataclasses.fields(kind)]
@@ -31,6 +33,27 @@ def test_a_name_is_all_that_a_model_needs() -> None:
     assert settings.models == (ModelSettings("demo"),) and len(bytes.fromhex(settings.key)) == 32
     assert dataclasses.replace(settings, key="", models=()) == ClusterSettings()
     assert parse(DEMO).key != settings.key, "each start has a secret of its own"
+
+
+def test_a_key_may_have_capital_letters() -> None:
+    assert parse({**DEMO, "key": "AbCdEf01" * 4}).key == "abcdef01" * 4
+
+
+def test_models_without_a_socket_share_none() -> None:
+    assert len(parse({"models": [{"name": "a"}, {"name": "b"}, {"name": "c", "socket": "/s"}]}).models) == 3
+
+
+def test_a_check_reads_the_key_file_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys, path = tmp_path / "keys.yaml", tmp_path / "cluster.yaml"
+    path.write_text(f"models: [{{name: a}}]\ngateway: {{access: {{api_key_file: {keys}}}}}\n")
+    monkeypatch.setattr("sys.argv", ["uma-gateway", "cluster", "up", "--config", str(path), "--check-config"])
+    assert main() == 1 and str(keys) in capsys.readouterr().err
+    keys.write_text("- name: alice\n  hash: sha256:12\n")
+    assert main() == 1 and "alice: hash must be" in capsys.readouterr().err
+    keys.write_text(entry("alice", "k"))
+    assert main() == 0 and "the settings are valid" in capsys.readouterr().out
 
 
 def test_a_file_is_read_and_the_command_line_goes_before_it(tmp_path: Path) -> None:
@@ -85,6 +108,7 @@ def test_a_file_that_is_no_strict_mapping_is_refused_by_name(tmp_path: Path, tex
         ({"models": [{}]}, "`models[0].name` must be"),
         ({"models": [{"name": "../x"}]}, "`models[0].name` must be"),
         ({"models": [{"name": "a"}, {"name": "a"}]}, "two models have the same name"),
+        ({"models": [{"name": "a", "socket": "/s"}, {"name": "b", "socket": "/s"}]}, "have the same `socket`"),
         ({"models": [{"name": "a", "replicas": 0}]}, "at least one model must have `replicas`"),
         ({"models": [{"name": "a", "replicas": -1}]}, "must not be negative"),
         ({"models": [{"name": "a", "replicas": True}]}, "`models[0].replicas` must be an integer"),

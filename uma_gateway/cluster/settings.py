@@ -66,9 +66,12 @@ def parse(values: dict[str, Any], source: str = "cluster.yaml") -> ClusterSettin
     names = [model.name for model in parsed]
     if len(set(names)) < len(names):
         raise _invalid(source, "two models have the same name")
+    sockets = [model.socket for model in parsed if model.socket]
+    if len(set(sockets)) < len(sockets):
+        raise _invalid(source, "two models have the same `socket`: a daemon has one model")
     if not any(model.replicas for model in parsed):
         raise _invalid(source, "at least one model must have `replicas`: the first one answers requests that name none")
-    key = settings.key or secrets.token_hex(32)
+    key = settings.key.lower() or secrets.token_hex(32)
     if not re.fullmatch(r"([0-9a-f]{2}){16,64}", key):
         raise _invalid(source, "`key` must be 16 to 64 bytes in hexadecimal")
     if min(settings.nodes, settings.port, settings.memory_mb) < 0 or settings.gateways < 1 or settings.port > 65_535:
