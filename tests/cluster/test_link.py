@@ -291,6 +291,43 @@ def test_an_answer_that_lost_nothing_but_its_end_is_whole() -> None:
     assert got.usage == {"prompt_tokens": 10, "cached_tokens": 0, "completion_tokens": N_TOKENS}
 
 
+class Counting(Scripted):
+    """Its daemons count drafts, and thoughts where they are told to; the first one stops after three tokens."""
+
+    async def stream(self, unit: Unit, fields: Mapping[str, Any]) -> AsyncIterator[list[bytes]]:
+        self.seen.append((unit.name, dict(fields)))
+        begun = N_TOKENS - fields["max_tokens"]
+        ids = range(begun, 3) if begun < 3 else range(begun, N_TOKENS)
+        for i in ids:
+            yield [json.dumps({"event": "token", "text": TOKENS[i], "token_id": i}).encode()]
+        usage = {"prompt_tokens": 10 + begun, "cached_tokens": 0, "completion_tokens": len(ids)}
+        usage |= {"accepted_prediction_tokens": 2, "rejected_prediction_tokens": 1}
+        if "reasoning" in fields:
+            end = TOKENS.find(fields["reasoning"]["end"].strip())
+            usage["reasoning_tokens"] = sum(i < end for i in ids)
+        reason = "draining" if begun < 3 else "length"
+        yield [json.dumps({"event": "eos", "reason": reason, "text": "", "usage": usage}).encode()]
+
+
+@pytest.mark.parametrize(("end", "n_thought"), [("2", 2), ("5", 5), (" ", 0)])
+def test_what_several_daemons_counted_is_added_up(end: str, n_thought: int) -> None:
+    got = ask(Counting(2), is_resumable=True, reasoning={"start": "", "end": end})
+    assert (got.text, got.ends) == ("012345", ["length"])
+    assert got.usage == {
+        "prompt_tokens": 10,
+        "cached_tokens": 0,
+        "completion_tokens": N_TOKENS,
+        "accepted_prediction_tokens": 4,
+        "rejected_prediction_tokens": 2,
+        "reasoning_tokens": n_thought,
+    }
+
+
+def test_a_thought_is_counted_where_nothing_but_the_end_was_lost() -> None:
+    got = ask(Scripted(2, N_TOKENS), reasoning={"start": "1", "end": "4"})
+    assert (got.ends, got.usage["reasoning_tokens"]) == (["length"], 2)
+
+
 @pytest.mark.parametrize(
     ("limits", "fields", "left"),
     [

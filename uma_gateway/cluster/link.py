@@ -32,6 +32,7 @@ HASHES_S = 5.0
 FIRST_NEWS_S, NEWS_S = 0.02, 0.5  # until a waiting client is told about the queue, and between two such events
 GRACE_S = 5.0  # time past its deadline in which the daemon may report that the deadline passed
 PROMPT_TAIL = 256  # last characters of a prompt, in which a template may have begun a thought
+DRAFT_COUNTS = "accepted_prediction_tokens", "rejected_prediction_tokens"
 CANCEL_S = 0.05  # until a daemon that does not have the request yet is told again to cancel it
 ELSEWHERE = frozenset(  # refusals that another daemon may not repeat
     {
@@ -118,7 +119,7 @@ class RoutedLink:
 
     async def _put_end(self, reason: str, n_tokens: int) -> None:
         _, n_prompt = await self._hashes(self._fields, self._cluster.of_model(self._model), is_exact=True)
-        usage = {"prompt_tokens": n_prompt, "cached_tokens": 0, "completion_tokens": n_tokens}
+        usage = {**self._usage, "prompt_tokens": n_prompt, "cached_tokens": 0, "completion_tokens": n_tokens}
         end = {"event": "eos", "id": self._id, "reason": reason, "text": "", "usage": usage, "timing": {}}
         self._inbox.put([orjson.dumps(end)])
 
@@ -259,6 +260,12 @@ class RoutedLink:
             else:
                 found = (await call(unit, "tokenize", HASHES_S, {"content": text}))["tokens"]
                 self._tail, self._usage["completion_tokens"] = [text], len(found)
+        self._count_thought()
+
+    def _count_thought(self) -> None:
+        if self._fields.get("reasoning") is not None and can_resume(self._fields):
+            n_tokens = self._usage["completion_tokens"]
+            self._usage["reasoning_tokens"] = n_thought(self._fields, self._sent_text, n_tokens)
 
     async def _hashes(
         self, fields: Mapping[str, Any], units: list[Unit], is_exact: bool = False
@@ -338,6 +345,7 @@ class RoutedLink:
             self._avoid.add(unit.name)
             self._cluster.router.set_open(unit.name, False)  # until a digest shows that it is back
             self._usage["completion_tokens"] = self._usage.get("completion_tokens", 0) + self._n_sent - n_before
+            self._count_thought()
             raise
         finally:
             for task in (lost, reading, *telling):
@@ -439,6 +447,9 @@ class RoutedLink:
         elif kind == "eos":
             code = BY_CODE.get(str((event.get("error") or {}).get("code")))
             if event["reason"] == "draining" or code in (ErrorCode.SHUTTING_DOWN, ErrorCode.ENGINE_HUNG):
+                for name in DRAFT_COUNTS:
+                    if name in event["usage"] and can_resume(self._fields):
+                        self._usage[name] = self._usage.get(name, 0) + event["usage"][name]
                 raise UnitLost("it was stopped")
             self._is_done = True
             return self._whole(event)
@@ -456,6 +467,9 @@ class RoutedLink:
         usage["completion_tokens"] += n_before
         usage["prompt_tokens"] = max(0, usage["prompt_tokens"] - n_before)
         usage["cached_tokens"] = min(usage["cached_tokens"], usage["prompt_tokens"])
+        for name in (*DRAFT_COUNTS, "reasoning_tokens"):
+            if name in self._usage:
+                usage[name] = usage.get(name, 0) + self._usage[name]
         return {**eos, "usage": usage}
 
 
@@ -486,16 +500,31 @@ def resumed(fields: Mapping[str, Any], tail: list[str | int], text: str, n_token
     thought = fields.get("reasoning")
     if thought is not None and thought["end"].strip() in text:
         del more["reasoning"]
-    elif thought is not None:  # a thought that has not begun may still begin: unchanged
-        start = thought.get("start", "").strip()
-        at = text.find(start) + len(start) if start in text else 0 if _begins_thought(parts[-1:], thought) else None
-        if at is not None:
-            more["reasoning"] = {**thought, "start": ""}
-            if thought.get("budget_tokens") is not None:
-                # of the counted tokens, those after the thought's start, as far as their text shows it
-                n_thought = round(n_tokens * len(text[at:]) / max(1, len(text)))
-                more["reasoning"]["budget_tokens"] = max(0, thought["budget_tokens"] - n_thought)
+    # a thought that has not begun may still begin: unchanged
+    elif thought is not None and _start_of_thought(fields, text) is not None:
+        more["reasoning"] = {**thought, "start": ""}
+        if thought.get("budget_tokens") is not None:
+            more["reasoning"]["budget_tokens"] = max(0, thought["budget_tokens"] - n_thought(fields, text, n_tokens))
     return more
+
+
+def n_thought(fields: Mapping[str, Any], text: str, n_tokens: int) -> int:
+    """Of the tokens that were counted, those of the thought, as far as their text shows."""
+    at = _start_of_thought(fields, text)
+    if at is None:
+        return 0
+    end = fields["reasoning"]["end"].strip()
+    inside = text[at:].partition(end)[0] if end else ""  # it ends where it begins, as daemons take it
+    return round(n_tokens * len(inside) / max(1, len(text)))
+
+
+def _start_of_thought(fields: Mapping[str, Any], text: str) -> int | None:
+    """Where in an answer's text its thought starts; None: it has not begun."""
+    prompt, thought = fields["prompt"], fields["reasoning"]
+    start = thought.get("start", "").strip()
+    if start in text:
+        return text.find(start) + len(start)
+    return 0 if _begins_thought([prompt] if isinstance(prompt, str) else prompt[-1:], thought) else None
 
 
 def _begins_thought(parts: list[str | int], thought: Mapping[str, Any]) -> bool:
