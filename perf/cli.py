@@ -75,7 +75,7 @@ def main() -> None:
     """Measure UMA Serve beside its peers: same model, same threads, one run."""
 
 
-@main.command()
+@main.command(short_help="Make a random-weight GGUF in the SHAPE of a real model.")
 @click.argument("shape", type=click.Choice(sorted(SHAPES)), metavar="SHAPE")
 @click.option("--out", type=_FOLDER, help="Folder for the file (default: the cache).")
 def model(shape: str, out: Path | None) -> None:
@@ -130,7 +130,7 @@ def _shared(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@main.command()
+@main.command(short_help="Run SCENARIOs on our daemon and on others, interleaved.")
 @click.argument("scenarios", nargs=-1, required=True, metavar="SCENARIO...")
 @click.option(
     "--against",
@@ -163,7 +163,7 @@ def run(
     _execute(_plan(jobs, options), ON_GPU if options["gpu_layers"] else (*ON_CPU, *ON_HTTP), options["beside"])
 
 
-@main.command()
+@main.command(short_help="Run the acceptance table and print a verdict per row.")
 @click.option("--quick", is_flag=True, help="One repeat, without the 16k and 32k contexts: a look, not evidence.")
 @click.option(
     "--long-repeats",
@@ -213,7 +213,7 @@ def accept(
     sys.exit(0 if is_clean and all(v.is_met for v in verdicts if not (quick and v.is_met is None)) else 1)
 
 
-@main.command()
+@main.command(short_help="A/B of policy STAGES: our daemon with and without each.")
 @click.argument("stages", nargs=-1)
 @click.option(
     "--scenario",
@@ -234,7 +234,7 @@ def stages(stages: tuple[str, ...], names: tuple[str, ...], **options: Any) -> N
     _execute(_plan(tuple(Job(name, labels, options["repeats"]) for name in names), options), ON_CPU, options["beside"])
 
 
-@main.command()
+@main.command(short_help="Switch off parts of the scheduler: which figures move.")
 @click.argument("mechanisms", nargs=-1)
 @click.option(
     "--daemon",
@@ -301,7 +301,7 @@ def ablate(
         click.echo(row(name, what, moved(whole, figures)))
 
 
-@main.command()
+@main.command(short_help="Measure the time between decode calls.")
 @click.option("--model", default="0.5b-q8_0", show_default=True, metavar="SHAPE|PATH", help="A shape, or a GGUF file.")
 @click.option("--threads", type=_COUNT, default=2, show_default=True, help="Compute threads.")
 @click.option("--repeats", type=_COUNT, default=3, show_default=True, help="How often everything is measured.")
@@ -326,7 +326,7 @@ def tick(model: str, threads: int, repeats: int, out: Path) -> None:
     _write(results, out, TICK_CRITERIA)
 
 
-@main.command()
+@main.command(short_help="Measure what the HTTP gateway costs.")
 @click.option("--repeats", type=_COUNT, default=5, show_default=True, help="How often everything is measured.")
 @click.option(
     "--step-ms", default=5.0, show_default=True, help="Between two tokens of a stream: as a model would take."
@@ -348,7 +348,7 @@ def gateway(repeats: int, step_ms: float, out: Path) -> None:
     _write(results, out, GATEWAY_CRITERIA)
 
 
-@main.command()
+@main.command(short_help="Time decode ticks and prompt chunks of both engines.")
 @click.option("--model", default="0.5b-q8_0", show_default=True, metavar="SHAPE|PATH", help="A shape, or a GGUF file.")
 @click.option("--threads", type=_COUNT, default=2, show_default=True, help="Compute threads.")
 @click.option(
@@ -370,7 +370,7 @@ def engines(model: str, threads: int, rounds: int, only: tuple[str, ...], isa: s
     bench.close()
 
 
-@main.command()
+@main.command(short_help="Tell what batch sizes cost MODEL on this machine.")
 @click.option("--model", default="0.5b-q8_0", show_default=True, metavar="SHAPE|PATH", help="A shape, or a GGUF file.")
 @click.option(
     "--threads",
@@ -400,7 +400,7 @@ def batches(model: str, threads: int, engine: str, gpu_layers: int, depth: int, 
     click.echo(f"{table(found)}\n\n{advice(found)}")
 
 
-@main.command()
+@main.command(short_help="Compare speed with and without speculation.")
 @click.argument("workloads", nargs=-1, metavar="[WORKLOAD]...")
 @click.option("--model", default="0.5b-q8_0", show_default=True, metavar="SHAPE|PATH", help="A shape, or a GGUF file.")
 @click.option("--threads", type=_COUNT, default=2, show_default=True, help="Compute threads.")
@@ -467,7 +467,7 @@ def replay(
         click.echo(replaying.words(case, rows[case, mode], rows[case, replaying.OFF], alone_ms))
 
 
-@main.command()
+@main.command(short_help="Compare tokens a second of a trained MODEL that answers TASKS.")
 @click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("tasks", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--draft", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A draft model's GGUF.")
@@ -497,7 +497,7 @@ def answers(
     click.echo(answering.table(found, list(named)))
 
 
-@main.command()
+@main.command(short_help="Replay recorded texts through the lookups and the policy.")
 @click.option(
     "--prices",
     default="2:1.05,4:1.17,8:1.37,16:2",
@@ -518,7 +518,7 @@ def drafts(prices: str) -> None:
         click.echo(line)
 
 
-@main.command()
+@main.command(short_help="Compare two simulated daemons behind the router with one.")
 @click.option(
     "--repeats", type=_COUNT, default=5, show_default=True, help="Measurements of one and of two daemons, in turn."
 )
@@ -539,7 +539,7 @@ def cluster(repeats: int) -> None:
     click.echo(f"{ratios.n} repeats: median {ratios.median:.3f}x, from {ratios.low:.3f}x to {ratios.high:.3f}x")
 
 
-@main.command()
+@main.command(short_help="Measure each type of weights beside llama-server.")
 @click.argument("shapes", nargs=-1, metavar="[SHAPE...]")
 @click.option("--threads", type=_COUNT, default=2, show_default=True, help="Compute threads of every server.")
 @click.option("--repeats", type=_COUNT, default=5, show_default=True, help="How often everything is measured.")
@@ -561,7 +561,7 @@ def quants(shapes: tuple[str, ...], threads: int, repeats: int, engine: str, out
         _execute(plan, criteria, 1, {} if engine == "auto" else {"engine": engine})
 
 
-@main.command()
+@main.command(short_help="Tell what share of the memory's speed one stream reaches.")
 @click.argument("models", nargs=-1, metavar="[SHAPE|PATH...]")
 @click.option(
     "--threads", type=_COUNT, default=2, show_default=True, help="Compute threads, and threads of the plain read."
@@ -583,7 +583,7 @@ def bandwidth(models: tuple[str, ...], threads: int, rounds: int, isa: str) -> N
         click.echo(f"| {_name_of(model)} | {found.isa} | {found.n_bytes / 1e9:.3f} | {' | '.join(columns)} |")
 
 
-@main.command(name="threads")
+@main.command(name="threads", short_help="Tell how decode steps and prompts scale with threads.")
 @click.option("--model", default="1b-q4_k_m", show_default=True, metavar="SHAPE|PATH", help="A shape, or a GGUF file.")
 @click.option(
     "--counts",
@@ -606,7 +606,7 @@ def threads_(model: str, counts: list[int], rounds: int) -> None:
     click.echo(table(list(measure(model, chosen, rounds))))
 
 
-@main.command()
+@main.command(short_help="Simulate the cluster's router.")
 @click.option("--sessions", type=_COUNT, default=200, show_default=True, help="Agents of the first trace.")
 @click.option(
     "--nodes",
@@ -646,7 +646,7 @@ def perplexity(text: tuple[Path, ...], model: str, n_tokens: int, threads: int) 
         click.echo(f"{name:24} {value:9.4f} over {n} tokens, {100 * (value / base - 1):+.4f} %")
 
 
-@main.command()
+@main.command(short_help="Tell how far predictions with quantised weights are off.")
 @click.argument("text", type=click.Path(exists=True, dir_okay=False, path_type=Path), nargs=-1, required=True)
 @click.option("--model", required=True, metavar="PATH", help="A trained GGUF.")
 @click.option("--type", "kinds", multiple=True, help="Only these types of weights. Repeatable.")
@@ -673,7 +673,7 @@ def fidelity(text: tuple[Path, ...], model: str, kinds: tuple[str, ...], n_token
         )
 
 
-@main.command()
+@main.command(short_help="Compare greedy continuations with llama.cpp's.")
 @click.argument("text", type=click.Path(exists=True, dir_okay=False, path_type=Path), nargs=-1, required=True)
 @click.option("--model", required=True, metavar="PATH", help="A trained GGUF.")
 @click.option(
@@ -726,7 +726,7 @@ def report_(folder: Path) -> None:
     _write(results, folder, scorecard.criteria_of(results))
 
 
-@main.command(name="scorecard")
+@main.command(name="scorecard", short_help="Generate the pages of findings, benchmarks and scorecard.")
 @click.argument("folders", nargs=-1, type=_FOLDER)
 @click.option("--docs", type=_FOLDER, default=Path("docs"), show_default=True, help="Where the pages go.")
 def scorecard_(folders: tuple[Path, ...], docs: Path) -> None:

@@ -89,12 +89,12 @@ def key(name: str) -> None:
     click.echo(entry, nl=False)
 
 
-@cli.group()
+@cli.group(short_help="Several machines behind one address, on Ray Serve.")
 def cluster() -> None:
     """Several machines behind one address, on Ray Serve (docs/CLUSTER.md)."""
 
 
-@cluster.command()
+@cluster.command(short_help="Start a cluster, or bring a running one to other settings.")
 @click.option(
     "--config", "path", metavar="FILE", default="", help="YAML file with the cluster's settings (docs/CLUSTER.md)."
 )
