@@ -9,8 +9,8 @@ Rules: frames and JSON only; knows no HTTP. Raises GatewayError for whatever goe
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
+import logging
 import os
 import secrets
 import socket
@@ -26,6 +26,8 @@ from uma_core.protocol.framing import FrameReader, encode_frame
 from uma_gateway.errors import GatewayError, Kind, from_daemon
 from uma_gateway.inbox import Inbox
 from uma_gateway.within import within
+
+log = logging.getLogger(__name__)
 
 Event = dict[str, Any]
 
@@ -357,11 +359,21 @@ class Daemon:
             link.close()
 
     async def loaded(self) -> None:
-        """Wait until the daemon runs and has a model. It would log every other question as refused."""
+        """Wait until the daemon runs and has a model. It would log every other question as refused.
+
+        Logs one line if there is no daemon yet.
+        """
+        is_told = False
         while True:
-            with contextlib.suppress(GatewayError):
+            try:
                 if (await self.call("health"))["is_ready"]:
                     return
+            except LinkLost as error:
+                if not is_told:
+                    log.info("%s; it is used as soon as it answers", error)
+                is_told = True
+            except GatewayError:
+                pass
             await asyncio.sleep(LOADED_S)
 
     async def call(self, operation: str, timeout_s: float = CALL_S, **fields: Any) -> Event:
