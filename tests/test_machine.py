@@ -76,6 +76,16 @@ def test_there_are_no_more_compute_threads_than_the_control_group_gives_time_for
     assert n_compute_threads() == n
 
 
+@pytest.mark.parametrize(
+    ("quota", "n_threads", "told"),
+    [(None, 64, ""), (2.0, 2, ""), (0.5, 1, ""), (2.0, 0, ""), (2.0, 3, "2 processors"), (1.5, 2, "1.5 processors")],
+)
+def test_more_threads_than_the_control_group_gives_time_for_are_told(monkeypatch, quota, n_threads, told):
+    monkeypatch.setattr(machine, "cpu_quota", lambda: quota)
+    said = machine.over_quota(n_threads)
+    assert bool(said) == bool(told) and told in said
+
+
 class FakeLibc:
     def __init__(self, values: dict[bytes, int]) -> None:
         self.values = values

@@ -59,6 +59,17 @@ def n_compute_threads() -> int:
     return N_PROCESSORS if quota is None else max(1, min(N_PROCESSORS, int(quota)))
 
 
+def over_quota(n_threads: int) -> str:
+    """What there is to say of more compute threads than the control group gives time for; "": nothing."""
+    quota = cpu_quota()
+    if quota is None or n_threads <= max(1.0, quota):
+        return ""
+    return (
+        f"engine.threads is {n_threads}, and the control group allows the time of {quota:.3g} processors: all threads "
+        f"stand still whenever it is used up; 0 takes {n_compute_threads()}"
+    )
+
+
 def use_all_processors() -> None:
     """Let the calling thread, and threads and processes that it starts, run on any processor again."""
     if PROCESSORS:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.engine.conftest import DRAFT
 from tests.engine.graph.heads import with_eagle
+from uma_core import machine
 from uma_core.config.options import EngineOptions
 from uma_core.engine.select.open import estimate_engine, open_engine
 from uma_core.errors import ErrorCode, UmaError
@@ -34,6 +35,16 @@ def test_fewer_positions_are_as_they_were_asked_for() -> None:
     info = opened.info
     opened.close()
     assert (info.n_ctx, info.n_ctx_seq) == (1024, 512) and not any("lowered" in note for note in info.notes)
+
+
+def test_more_threads_than_the_control_group_gives_time_for_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Notes are logged at a start, and `status` has them."""
+    monkeypatch.setattr(machine, "cpu_quota", lambda: 1.0)
+    for n_threads, is_noted in ((2, True), (1, False), (0, False)):
+        opened = open_engine(replace(OPTIONS, engine="graph", threads=n_threads))
+        notes = opened.info.notes
+        opened.close()
+        assert any(note.startswith("engine.threads is 2, and the control group") for note in notes) == is_noted
 
 
 def test_the_embedded_model_is_served_as_it_was_trained_by_default() -> None:

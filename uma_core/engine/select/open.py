@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from uma_core.engine.api import Engine, MemoryUse
 from uma_core.engine.select.trial import Trial
 from uma_core.errors import ErrorCode, UmaError
+from uma_core.machine import over_quota
 from uma_core.models import default_model_path
 
 if TYPE_CHECKING:
@@ -51,7 +52,9 @@ def open_engine(
             else _open(options.engine, options, path, progress)
         )
     missing = importlib.import_module("uma_core.engine.devices").missing_gpu() if options.n_gpu_layers else ""
-    engine.info = replace(engine.info, notes=(*engine.info.notes, *filter(None, (note, missing))))
+    engine.info = replace(
+        engine.info, notes=(*engine.info.notes, *filter(None, (note, missing, over_quota(options.threads))))
+    )
     return engine
 
 
