@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.executor.rig import Rig
+from uma_core.cache.settings import CacheSettings
 from uma_core.constraint.compiler import Compiler
 from uma_core.engine.fake.engine import FakeModel
 from uma_core.errors import ErrorCode, UmaError
@@ -182,6 +183,50 @@ def test_a_matcher_that_fails_ends_its_own_request_alone(raised, code):
     assert final.reason is FinishReason.ERROR and final.error.error is code and len(rig.text("a")) == 2
     assert rig.finals("b")[0].reason is FinishReason.LENGTH
     rig.check_all_free()
+
+
+@pytest.mark.parametrize("n_prefill_slots", [0, 2])
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_prompt_whose_grammar_fails_need_not_be_read_again(n_prefill_slots, n):
+    rig, prompt = Rig(FakeModel(n_prefill_slots=n_prefill_slots)), "a prompt of some length " * 10
+    rig.executor.set_cache(CacheSettings(is_on=True))
+    rig.submit("a", prompt, matcher=Failing(UmaError(ErrorCode.CONSTRAINT_FAILED), n), max_tokens=40)
+    rig.run()
+    assert rig.finals("a")[0].error.error is ErrorCode.CONSTRAINT_FAILED
+    rig.check_all_free()
+    rig.submit("b", prompt, max_tokens=20)
+    rig.run()
+    assert rig.finals("b")[0].usage["cached_tokens"] > 200
+    fresh = Rig()
+    fresh.submit("b", prompt, max_tokens=20)
+    fresh.run()
+    assert rig.text("b") == fresh.text("b")
+
+
+def test_a_prompt_whose_answer_has_no_way_on_need_not_be_read_again(compiler):
+    rig, prompt = Rig(), "a prompt of some length " * 10
+    rig.executor.set_cache(CacheSettings(is_on=True))
+    never = SamplingParams(logit_bias=((ord("b"), -np.inf),))
+    ask(rig, compiler, "a", Constraint("regex", "ab[cd]"), prompt=prompt, sampling=never, max_tokens=30)
+    rig.run()
+    assert rig.finals("a")[0].error.error is ErrorCode.CONSTRAINT_FAILED
+    rig.submit("b", prompt, max_tokens=20)
+    rig.run()
+    assert rig.finals("b")[0].usage["cached_tokens"] > 200
+
+
+def test_what_the_engine_may_have_spoilt_is_not_used_again():
+    rig, prompt = Rig(), "a prompt of some length " * 10
+    rig.executor.set_cache(CacheSettings(is_on=True))
+    rig.submit("a", prompt, matcher=Failing(None), max_tokens=40, sampling=HOT)
+    while not rig.text("a"):
+        rig.tick()
+    rig.faults.nan_rows.add(0)
+    rig.run()
+    assert rig.finals("a")[0].error.error is ErrorCode.SAMPLER_FAILED
+    rig.submit("b", prompt, max_tokens=20)
+    rig.run()
+    assert rig.finals("b")[0].usage["cached_tokens"] == 0
 
 
 def gaps(rig: Rig, names: str, n: int) -> dict[str, int]:

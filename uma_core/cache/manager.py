@@ -396,7 +396,8 @@ class PrefixCache:
         has_others = session.group is not None and session.group.has_others(session)
         is_needed = has_others or (self.settings.is_on and not session.is_private)
         if seq_id >= 0 and self.holdings[seq_id].owner == session.sid:
-            self._leave(session, self.holdings[seq_id], session.reason is not FinishReason.ERROR and is_needed)
+            is_good = session.reason is not FinishReason.ERROR or session.is_kv_good
+            self._leave(session, self.holdings[seq_id], is_good and is_needed)
         if session.is_private and not has_others and (tree := self.trees.pop(self._key(session), None)) is not None:
             for holding in self.holdings:
                 if holding.tree is tree and not holding.owner and not holding.is_claimed:

@@ -98,7 +98,7 @@ class Output:
         if session.matcher is not None:
             error = self.constraints.accept(session, token, self.tick_ns)
             if error is not None:
-                self.fail(session, error, now_ns)
+                self._break_off(session, error, now_ns)
                 return
         if session.thinking is not None:
             self._think(session, session.thinking, token)
@@ -131,6 +131,7 @@ class Output:
         if sampler is not None and mask is not None:
             bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: self._engine.info.n_vocab]
             if not any(sampler.force(int(token)) for token in np.flatnonzero(bits)):
+                session.is_kv_good = True  # as after a token that is forced, whose row is not looked at either
                 return UmaError(ErrorCode.CONSTRAINT_FAILED, NONE_ALLOWED)
         return UmaError(ErrorCode.SAMPLER_FAILED)
 
@@ -145,7 +146,7 @@ class Output:
             session.is_forced = sampler.force(thinking.forced[0])
             if not session.is_forced:
                 error = UmaError(ErrorCode.CONSTRAINT_FAILED, "a token of the forced end of a thought is banned")
-                self.fail(session, error, now_ns)
+                self._break_off(session, error, now_ns)
             return
         if matcher is not None and matcher.forced:
             session.is_forced = sampler.force(matcher.forced[0])
@@ -154,7 +155,7 @@ class Output:
             try:
                 matcher.choose()
             except UmaError as failure:
-                self.fail(session, failure, now_ns)
+                self._break_off(session, failure, now_ns)
                 return
         session.is_forced = False
         sampler.force(None)
@@ -220,6 +221,11 @@ class Output:
             session.logprobs += carried or ()
 
     def fail(self, session: Session, error: UmaError, now_ns: int) -> None:
+        self.finish(session, FinishReason.ERROR, now_ns, error)
+
+    def _break_off(self, session: Session, error: UmaError, now_ns: int) -> None:
+        """End an answer that cannot go on as it was asked for, after a token of a good row: its KV is good."""
+        session.is_kv_good = True
         self.finish(session, FinishReason.ERROR, now_ns, error)
 
     def finish(

@@ -68,13 +68,14 @@ class Matcher(Protocol):
 
 # A token reads twenty of them with nothing in the processor's caches: as slots they lie side by side.
 ATTRIBUTES = (
-    "_view adapters ahead answer asks_model bans cache_version cached_hint cached_own cached_seq chunk_fraction client "
-    "conn_id deadline_ns draft draft_rates drafts echo embedding first_sid first_token gaps_ns generated given group "
-    "id index is_forced is_plain is_private is_shifting is_silent is_waiting priority logprob_sum logprobs looks_up "
-    "matcher message_ends model_drafts n_accepted n_cached n_cells n_chunk n_drafted n_dropped n_folded n_full n_given "
-    "n_head n_max n_past n_prompt n_rest n_seen n_settled n_unverified parked parts phase pid preserved_tokens prompt "
-    "reason request restore_ns sampler scoring seed seq_id sid speculates stop_tokens t_admitted_ns t_back_ns "
-    "t_first_ns t_held_ns t_last_ns t_progress_ns t_queued_ns t_received_ns text thinking transfer uid was_forced"
+    "_view adapters ahead answer asks_model bans cache_version cached_hint cached_own cached_seq chunk_fraction "
+    "client conn_id deadline_ns draft draft_rates drafts echo embedding first_sid first_token gaps_ns generated given "
+    "group id index is_forced is_kv_good is_plain is_private is_shifting is_silent is_waiting priority logprob_sum "
+    "logprobs looks_up matcher message_ends model_drafts n_accepted n_cached n_cells n_chunk n_drafted n_dropped "
+    "n_folded n_full n_given n_head n_max n_past n_prompt n_rest n_seen n_settled n_unverified parked parts phase pid "
+    "preserved_tokens prompt reason request restore_ns sampler scoring seed seq_id sid speculates stop_tokens "
+    "t_admitted_ns t_back_ns t_first_ns t_held_ns t_last_ns t_progress_ns t_queued_ns t_received_ns text thinking "
+    "transfer uid was_forced"
 )
 
 
@@ -179,6 +180,7 @@ class Session:
         self.deadline_ns = grant.now_ns + request.timeout_ns if request.timeout_ns else 0
         self.gaps_ns: list[int] = []
         self.reason: FinishReason | None = None
+        self.is_kv_good = False  # also after the error that ended it
         self._view: SessionView | None = None
 
     def touch(self) -> None:
