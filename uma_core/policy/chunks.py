@@ -48,11 +48,11 @@ def chunk_limit(state: SchedulerState) -> int:
 
 
 def mixed_rows(state: SchedulerState, view: SessionView, limit_ns: int) -> tuple[int, int] | None:
-    """The most tokens of this prompt that fit the streams' own call within `limit_ns` more, and the time that they add.
+    """The most tokens of this prompt that the streams' own call can take in `limit_ns`, and the time that they add.
 
-    None where no token fits, or where a chunk would read more in that time. (Decodes and prompts in one batch:
-    Sarathi-Serve, OSDI 2024.) Mixed rows need calibration to have measured such calls, and no chunk in progress. A new
-    prompt's last token is left out: it becomes a decode row of the next step, like those of the streams.
+    None if no token fits, or if a chunk would read more in that time. (Decodes and prompts in one batch:
+    Sarathi-Serve, OSDI 2024.) Calibration must have measured mixed calls, and the prompt must have no chunk in
+    progress. A new prompt's last token is left out: it becomes a decode row of the next step, as each stream's does.
     """
     index, cost = index_of(state), state.cost
     n_streams = len(index.interactive)
@@ -76,21 +76,21 @@ def mixed_rows(state: SchedulerState, view: SessionView, limit_ns: int) -> tuple
 
 
 def _in_call(cost: CostModel, item: PlanItem, view: SessionView, limit_ns: int) -> int:
-    """The largest size that fits, else the smallest."""
+    """The largest chunk size that fits, else the smallest."""
     sizes = [n for n in (*cost.chunks, item.n_tokens) if n <= item.n_tokens]
     return max([n for n in sizes if cost.prefill_ns(n, view.n_past) <= limit_ns] or [min(sizes)])
 
 
 def _candidates(cost: CostModel, n_left: int, limit: int) -> list[int]:
-    """Legal sizes that fit, and the whole rest where that fits."""
+    """Legal sizes within the limit, and the whole rest of the prompt if it is within the limit."""
     top = min(n_left, limit)
     sizes = [n for n in cost.chunks if n <= top]
     return [*sizes, top] if top not in sizes and (top == n_left or not sizes) else sizes
 
 
 def efficient(cost: CostModel, view: SessionView, limit: int) -> int:
-    """Where nobody's gap is affected: the largest size within 1 % of the least time, per token or, near the prompt's
-    end, for the whole rest.
+    """The chunk size when no stream's gap is affected: the largest within 1 % of the least time per token or, near the
+    prompt's end, of the least time for the whole rest.
     """
     n_left, n_past = view.n_left, view.n_past
     sizes = _candidates(cost, n_left, limit)
@@ -104,8 +104,8 @@ def efficient(cost: CostModel, view: SessionView, limit: int) -> int:
 
 
 def _through_gaps(cost: CostModel, view: SessionView, limit: int, room: Room) -> int:
-    """The size that gets most tokens through the gaps. Only whole pieces fit, so that a larger, more efficient chunk
-    may progress slower than a small one.
+    """The chunk size that gets most tokens through the gaps. A gap takes whole pieces only, so a larger, more efficient
+    chunk may progress more slowly than a small one.
     """
     sizes = _candidates(cost, view.n_left, limit)
     best, best_rate = 0, 0.0
@@ -120,5 +120,5 @@ def _through_gaps(cost: CostModel, view: SessionView, limit: int, room: Room) ->
 
 
 def _token_ns(cost: CostModel, n: int, n_past: int, span: int) -> float:
-    """Time per token where `span` tokens are read in chunks of `n`: later chunks have more context before them."""
+    """Mean time per token if `span` tokens are read in chunks of `n`: later chunks have more context before them."""
     return cost.prefill_ns(n, n_past + (span - n) // 2) / n

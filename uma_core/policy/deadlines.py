@@ -7,7 +7,7 @@ time that its prompt takes alone; a short prompt may take longer, because nobody
    keep the streams' p95; middling gaps throughout would not.
 2. Once the first token is overdue, the limit of the gap grows by one long limit per target of delay, up to OVERDUE
    rounds.
-3. While nobody streams, a chat whose prompt has been read waits for the next chat's prompt, if that can be read before
+3. While nothing streams, a chat whose prompt has been read waits for the next chat's prompt, if that can be read before
    both first tokens are due. A stream that had already begun would have that prompt in its gaps.
 """
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from uma_core.policy.state import SchedulerState, SessionView
     from uma_core.policy.tbt.limits import TbtLimits
 
-# Beside streams, a prompt may take this many times its own prefill time, a short one this many steps of one stream (0.5
-# s on the 2-core CPU). Half of either: TBT +6 and +4 %, TTFT -4 and -5 %. Twice: TBT -3 and -2 %, TTFT +5 and +4 %.
+# Beside streams, a prompt may take STRETCH times its own prefill time, a short one STEPS steps of one stream (0.5 s on
+# the 2-core CPU). Half of either: TBT +6 and +4 %, TTFT -4 and -5 %. Twice: TBT -3 and -2 %, TTFT +5 and +4 %.
 STRETCH = 2.0
 STEPS = 30
 # Longest gap of overdue prompts, in rounds. Without longer gaps a crowd's first tokens come 13 % later, and four
@@ -33,7 +33,7 @@ OVERDUE = 3.0
 
 
 def target_ns(state: SchedulerState, view: SessionView, step_ns: int, n_steps: int) -> int:
-    """Time from arrival until the first token is due. `n_steps` steps of one stream pass unnoticed."""
+    """Time from arrival until the first token is due: at least `n_steps` steps of one stream, which nobody notices."""
     wanted = view.slo_ttft_ns or state.config.slo_ttft_ns
     if wanted:
         return wanted
@@ -41,20 +41,20 @@ def target_ns(state: SchedulerState, view: SessionView, step_ns: int, n_steps: i
 
 
 def left_to_read_ns(state: SchedulerState, view: SessionView) -> int:
-    """Time that the rest of its prompt takes, undisturbed."""
+    """Time that the rest of the session's prompt takes, undisturbed."""
     work = state.cost.prompt_ns(view.n_left, view.n_past)
     return work - int(view.chunk_fraction * state.cost.prefill_ns(view.n_chunk, view.n_past)) if view.n_chunk else work
 
 
 def is_first_awaited(view: SessionView) -> bool:
-    """Somebody reads along, and has seen nothing yet."""
+    """Whether the session is interactive and its first token has not come yet."""
     return view.priority is Priority.INTERACTIVE and not view.t_first_ns
 
 
 def next_limit_ns(state: SchedulerState, view: SessionView, limits: TbtLimits, usual: tuple[int, int]) -> int:
     """Limit of the next gap while this prompt waits for its first token (rules 1 and 2).
 
-    `usual`: the time that the prompt gets in an everyday gap, and the time that chunks would need for the same work.
+    `usual`: the time that the prompt gets in an everyday gap, and the time that chunks would take for the same work.
     """
     target = target_ns(state, view, limits.step_ns, STEPS)
     left = view.t_queued_ns + target - state.now_ns
@@ -66,7 +66,7 @@ def next_limit_ns(state: SchedulerState, view: SessionView, limits: TbtLimits, u
 
 
 def begin_together(state: IndexedState) -> IndexedState:
-    """The state with chats that wait to begin together (rule 3) not counted as streams."""
+    """The state in which chats that wait to begin together (rule 3) are not counted as streams."""
     index = state.index_
     if not index.streams or any(v.t_first_ns for v in index.streams) or not _can_wait(state, index):
         return state
@@ -80,5 +80,5 @@ def _can_wait(state: IndexedState, index: SessionIndex) -> bool:
     if not others:
         return False
     steps = ((v, state.cost.solo_step_ns(v.n_past)) for v in index.streams)
-    n_steps = int(STRETCH * STEPS)  # to begin early would delay the others by more
+    n_steps = int(STRETCH * STEPS)  # beginning early would delay the others by more
     return state.now_ns + min(others) <= min(v.t_queued_ns + target_ns(state, v, ns, n_steps) for v, ns in steps)

@@ -1,7 +1,7 @@
-"""The sessions of a state, sorted once per tick: what every stage would otherwise search for itself.
+"""The sessions of a state, sorted into lists once per tick: otherwise every stage would search for them itself.
 
-Rules: derived from the state alone, and only sorts. `IndexedState` keeps the index, so that all stages share one pass;
-a plain `SchedulerState` works everywhere and is sorted on demand.
+Rules: the index depends on the state alone, and only sorts. `IndexedState` keeps it, so that all stages share one pass.
+A plain `SchedulerState` works everywhere too, and is sorted on demand.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from uma_core.types import Phase, Priority
 
 
 class SessionIndex(NamedTuple):
-    """Lists in order of arrival."""
+    """Lists of sessions, each in order of arrival."""
 
     waiting: list[SessionView]  # QUEUED or PARKED and ready: may be admitted
     resident: list[SessionView]  # have a sequence: PREFILL or DECODE
     prompts: list[SessionView]  # PREFILL and ready
-    interactive: list[SessionView]  # DECODE and ready: streams that somebody reads along
+    interactive: list[SessionView]  # DECODE and ready, of interactive priority
     background: list[SessionView]  # DECODE and ready: the others
-    arriving: list[SessionView]  # interactive, DECODE, but their KV is still under way
+    arriving: list[SessionView]  # interactive and DECODE, but their KV is still under way
     moving: list[SessionView]  # any session with a transfer under way
-    slots: list[SessionView]  # take a prefill slot: with a chunk, or with its KV on the way out
-    round_ns: int  # predicted time of one decode round of the interactive streams, arriving ones included, alone
+    slots: list[SessionView]  # occupy a prefill slot: they have a chunk there, or its KV is on the way out
+    round_ns: int  # predicted time of a decode round of the interactive streams alone, arriving ones included
 
     @property
     def streams(self) -> list[SessionView]:
@@ -37,7 +37,7 @@ class SessionIndex(NamedTuple):
 
 
 class IndexedState(SchedulerState):
-    """A SchedulerState that remembers its index. Compares, prints and replays as the plain one."""
+    """A SchedulerState that remembers its index. It compares, prints and replays like the plain one."""
 
     index_: SessionIndex
 
@@ -56,7 +56,7 @@ def index_of(state: SchedulerState) -> SessionIndex:
 
 
 def _sorted(state: SchedulerState) -> SessionIndex:
-    """One pass over the sessions: with a pass for each list, planning for 1,000 took a tenth longer."""
+    """Sort in one pass: with a pass for each list, planning for 1,000 sessions took a tenth longer."""
     index = SessionIndex([], [], [], [], [], [], [], [], 0)
     waiting, prefill, decode = index.waiting, Phase.PREFILL, Phase.DECODE
     for s in state.sessions:

@@ -16,11 +16,11 @@ from uma_core.policy.index import index_of
 from uma_core.policy.state import SchedulerState, SessionView
 from uma_core.types import Priority
 
-# Of the time waited: nobody is overtaken by who arrives ten times its own prefill time later. The bound is all that it
-# buys: 0 and 0.4 move no figure by 1 %.
+# Share of the time waited: a session is not overtaken by one that arrives ten times its prefill time later. This bound
+# is the only gain: 0 and 0.4 move no figure by 1 %.
 AGE_RATE = 0.1
-# Clients that were charged less than this apart are equal, and the least work goes first. Who came back from parking
-# keeps its sequence for as long. A tenth: TBT +1 %, TTFT +1 %; ten times: background +2 %.
+# Clients whose charges differ by less than this are equal, and the least work goes first. A session that came back from
+# parking keeps its sequence for as long. A tenth: TBT +1 %, TTFT +1 %; ten times: background +2 %.
 FAIR_QUANTUM_NS = 500_000_000
 
 Rank = tuple[int, int, int, float, int]
@@ -30,7 +30,7 @@ Key = Callable[[SessionView], Rank]
 def urgency_key(state: SchedulerState, charged: Mapping[int, int]) -> Key:
     """Sort key of waiting sessions and prompts.
 
-    `charged`: measured ns by client (`Plan.charged`); empty while one is alone.
+    `charged`: measured ns by client (`Plan.charged`); empty while there is only one client.
     """
     now, aging, token_ns = state.now_ns, state.config.aging_ns, state.cost.token_ns
     share_of = fair_share(charged)
@@ -64,7 +64,7 @@ def why_first(first: Rank, second: Rank) -> str:
 
 
 def fair_share(charged: Mapping[int, int]) -> Callable[[SessionView], int]:
-    """How many quanta a session's client has had more than the one that has had least."""
+    """How many quanta more a session's client was charged than the client that was charged least."""
     least = min(charged.values(), default=0)
     return lambda v: (charged.get(v.client, least) - least) // FAIR_QUANTUM_NS if charged else 0
 
@@ -72,7 +72,7 @@ def fair_share(charged: Mapping[int, int]) -> Callable[[SessionView], int]:
 def in_turn(views: list[SessionView], cursor: int) -> list[SessionView]:
     """Round robin by session number, beginning after `cursor`.
 
-    (Times of last tokens tie within a call: no order to rotate by.)
+    (Times of last tokens are equal within a call, so they give no order to rotate by.)
     """
     return sorted(views, key=lambda v: (v.sid <= cursor, v.sid))
 
@@ -80,12 +80,12 @@ def in_turn(views: list[SessionView], cursor: int) -> list[SessionView]:
 def is_starved(state: SchedulerState, view: SessionView, times: int = 1) -> bool:
     """True if a chat streams and the session made no progress for `starvation_ticks` x `times` predicted rounds.
 
-    Time is compared, not ticks: where rounds take longer than predicted, fewer of them pass.
+    Time is compared, not ticks: if rounds take longer than predicted, fewer of them pass.
     """
     round_ns = index_of(state).round_ns
     return round_ns > 0 and state.now_ns - view.t_progress_ns >= state.config.starvation_ticks * times * round_ns
 
 
 def n_rounds_without(state: SchedulerState, since_ns: int, forced_tick: int) -> int:
-    """The lesser of the streams' rounds since a background stream's last token, and since any of them was forced."""
+    """Rounds since a background stream's last token, or since any of them was forced, whichever is less."""
     return int(min((state.now_ns - since_ns) // max(1, index_of(state).round_ns), state.tick - forced_tick))

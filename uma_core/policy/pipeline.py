@@ -1,8 +1,8 @@
 """The policy as a pipeline: named stages, each a pure function of (state, plan), run in order.
 
-Rules: `learn` takes in what the last tick measured, for all stages before any of them runs. `run` may add, shrink,
-reorder or drop items, sets budgets, and says so in `plan.notes`. `seal` looks at the finished plan. A stage remembers
-things in its own field of `plan.memory`, and tells others through the plan. A stage that is left out changes nothing.
+Rules: `learn` takes in what the last tick measured; all stages do so before any of them runs. `run` may add, shrink,
+reorder or drop items and set budgets, and says so in `plan.notes`. `seal` looks at the finished plan. A stage keeps its
+memory in its own field of `plan.memory`, and tells others through the plan. A stage that is left out changes nothing.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ REGISTRY: dict[str, StageSpec] = {
 }
 
 
-# who comes in, tokens of streams, which prompt, how much of it: without one of them some request is never served
+# they admit, give streams tokens, choose a prompt and size its chunk: without any one of them some request would starve
 NEEDED_STAGES = ("admission", "decode_first", "prefill_order", "prefill_budget")
 
 
@@ -103,7 +103,7 @@ def compose(names: Iterable[str], extra: dict[str, StageSpec] | None = None) -> 
 
 
 def check_serving(names: Iterable[str]) -> None:
-    """Raises ValueError for stages that cannot be composed, or that would leave some request waiting for ever."""
+    """Raise ValueError for stages that cannot be composed, or that would leave some request waiting for ever."""
     listed = compose(names).names
     missing = [name for name in NEEDED_STAGES if name not in listed]
     if missing:
@@ -145,7 +145,7 @@ def explain(plan: Plan) -> dict[str, object]:
 
 
 def guard_words(guard: TbtDecision) -> dict[str, object]:
-    """What the latency guard went by, in ms."""
+    """The numbers that decided in the latency guard, in ms."""
     fields = guard._asdict().items()
     words: dict[str, object] = {
         name.replace("_ns", "_ms"): round(value / 1e6, 4) if name.endswith("_ns") else value for name, value in fields

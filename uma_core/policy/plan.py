@@ -1,7 +1,7 @@
 """The Plan: what one tick does. Frozen output of the policy, checked before it is executed.
 
 A tick = admissions, then decode calls (items with the same `call` share one), then at most one run of a resumable
-prefill, then transfers for what time is left.
+prefill, then transfers for the time that is left.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class PlanItem(NamedTuple):
     sid: int
     seq_id: int
     phase: Phase  # PREFILL or DECODE
-    n_tokens: int  # decode: 1, and draft tokens to verify; prefill: chunk length
+    n_tokens: int  # decode: 1, plus the draft tokens to verify; prefill: chunk length
     want_logits: bool  # decode: always; prefill: on the prompt's last chunk
-    call: int  # which decode call; -1 for a SLICED run, which is none
+    call: int  # number of its decode call; -1 for a SLICED run, which is no decode call
     reason: str
     mode: PrefillMode | None = None  # None: DECODE
 
@@ -41,9 +41,9 @@ class Admission(NamedTuple):
 
 
 class TbtDecision(NamedTuple):
-    """What the latency guard went by in a tick beside interactive streams. Nanoseconds, unless said otherwise."""
+    """The latency guard's decision in a tick beside interactive streams, and its numbers. Nanoseconds, unless noted."""
 
-    holds_prompt: bool  # the prompt that was chosen for this tick got nothing; others do not count
+    holds_prompt: bool  # the prompt chosen for this tick got nothing; other prompts do not count
     holds_rows: bool  # background streams could have been served, and some were not
     kind: str  # why the gap holds more than the streams' own rows: nothing, normal, long, urgent, forced
     round_ns: int  # predicted decode round of all interactive streams
@@ -60,24 +60,24 @@ class Plan(NamedTuple):
     admit: tuple[Admission, ...] = ()
     items: tuple[PlanItem, ...] = ()
     park: tuple[int, ...] = ()  # sids whose KV is to leave the device
-    run_ns: int = 0  # time for the SLICED item, counted from when its turn comes; or what a MIXED one adds to its call
+    run_ns: int = 0  # time for the SLICED item, counted from its begin; or the time that a MIXED one adds to its call
     quantum_ns: int = 0  # wanted length of its pieces
-    min_pieces: int = 0  # pieces it computes even if run_ns is too short (the starvation bound)
+    min_pieces: int = 0  # pieces that are computed even if run_ns is too short (the starvation bound)
     transfer_ns: int = 0  # time for transfers
-    # further ticks that the same plan holds for, as long as no session comes, goes or changes its phase
+    # for how many further ticks the same plan holds, as long as no session comes, goes or changes its phase
     n_repeats: int = 0
     memory: PolicyMemory = PolicyMemory()
     notes: tuple[str, ...] = ()  # one per change a stage made, for trace and status
-    # sids whose prompt's beginning is to come from the cache; they have no item in this tick
+    # sids of sessions whose prompt's beginning is restored from the cache; they have no item in this tick
     restore: tuple[int, ...] = ()
     charged: Mapping[int, int] = {}  # measured ns charged to each client; empty while one client is alone
     guard: TbtDecision | None = None  # None: no interactive stream, or no such stage
-    # what metrics judge this tick's gap by, where a stream has no target of its own; the guard does not use it; 0: none
+    # limit by which metrics judge this tick's gap if a stream has no target of its own; the guard ignores it; 0: none
     tbt_limit_ns: int = 0
     tick_limit_ns: int = 0  # limit of this tick; 0: nothing waits for its end
-    bmt_bytes: int = 0  # estimate of what the tick moves through memory; 0: no such stage
-    bmt_budget: int = 0  # what it may move; 0: no budget
-    draft_ns: int = 0  # what drafts, and making them, add to what the latency guard planned
+    bmt_bytes: int = 0  # estimated bytes that the tick moves through memory; 0: no such stage
+    bmt_budget: int = 0  # bytes that it may move; 0: no budget
+    draft_ns: int = 0  # time that drafts, and making them, add to what the latency guard planned
     stretch: float = 0.0  # by how many times one token's limit the drafts' calls exceed it
     draft_floor: float = 0.0  # a first draft token less likely than this would get no row of this plan
     drafting: tuple[tuple[int, int], ...] = ()  # (sid, tokens) that the draft model drafts after the decode calls ...
@@ -92,7 +92,7 @@ class Plan(NamedTuple):
         return tuple([item for item in self.items if item.phase is Phase.PREFILL])
 
     def remember(self, **fields: Any) -> Plan:
-        """The plan with a stage's memory: `remember(stage=value)`."""
+        """Return the plan with a new value in a stage's memory: `remember(stage=value)`."""
         return self._replace(memory=self.memory._replace(**fields))
 
     def note(self, text: str) -> Plan:
@@ -100,7 +100,7 @@ class Plan(NamedTuple):
 
 
 def check_plan(state: SchedulerState, plan: Plan) -> list[str]:
-    """Violations of the plan's contract, empty when it is sound. Pure; runs every tick.
+    """List violations of the plan's contract; the list of a sound plan is empty. Pure; runs every tick.
 
     A violation is a bug of a stage: the executor counts it and falls back to `decode_only`.
     """

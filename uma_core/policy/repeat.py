@@ -13,13 +13,13 @@ from uma_core.policy.plan import Plan
 from uma_core.policy.stages.latency_guard import n_rounds_held
 from uma_core.policy.state import SchedulerState
 
-# Planning for 32 ticks at once leaves 0.003 ms of its 0.1 ms to each. What the first of them teach counts after the
-# last: half a second later where a step takes 16 ms. Half and twice move no figure of the simulator.
+# With one plan for 32 ticks, each bears 0.003 ms of its 0.1 ms. But reports of the first tick count only after the last
+# one: half a second later with a step of 16 ms. Half and twice move no figure of the simulator.
 N_REPEATS = 31
 
 
 def n_repeats(state: SchedulerState, plan: Plan) -> int:
-    """Chats stream, all of them are served, and nothing else gets anything for now."""
+    """Further ticks for this plan; 0 unless chats stream, all of them are served, and nothing else gets anything."""
     index = index_of(state)
     has_drafts = bool(plan.drafting) or any(item.n_tokens > 1 for item in plan.items)
     is_awaited = has_drafts or any((index.waiting, index.moving, plan.admit, plan.park))

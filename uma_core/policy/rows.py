@@ -10,8 +10,8 @@ from uma_core.types import Phase
 
 
 def is_shared(both_ns: int, apart_ns: int) -> bool:
-    """Whether interactive and background rows share a call: only if that surely saves time, for it delays the
-    interactive token.
+    """Whether interactive and background rows share a call. A shared call delays the interactive token, so it must
+    save time for certain.
     """
     return both_ns * NOISE < apart_ns
 
@@ -19,7 +19,7 @@ def is_shared(both_ns: int, apart_ns: int) -> bool:
 def decode_items(
     state: SchedulerState, interactive: list[SessionView], background: list[SessionView]
 ) -> tuple[PlanItem, ...]:
-    """Calls numbered from 0, interactive ones first unless a shared call is cheaper."""
+    """Decode items in calls numbered from 0. Interactive rows have the first calls, unless a shared call is cheaper."""
     if not (interactive and background):
         return _grouped(state, interactive or background, 0, "interactive" if interactive else "background")
     both = interactive + background

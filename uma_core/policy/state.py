@@ -1,6 +1,6 @@
-"""What the policy sees: an immutable snapshot, cheap to take, replayable for ever.
+"""The policy's input: an immutable snapshot that is cheap to take and can be replayed at any time.
 
-Views hold counts and timestamps, never token lists. Time arrives as `now_ns`; what stages remember travels in
+Views hold counts and timestamps, never token lists. Time arrives as `now_ns`. The memory of stages leaves in
 `plan.memory` and comes back with the next state.
 """
 
@@ -24,34 +24,34 @@ class SessionView(NamedTuple):
     phase: Phase
     n_prompt: int  # prompt tokens
     n_past: int  # prompt and generated tokens whose KV is computed
-    n_cached: int  # of n_past: restored, not computed
+    n_cached: int  # those of n_past that were restored, not computed
     n_generated: int
     n_max: int  # max_tokens granted
     n_cells: int  # KV cells reserved at admission
     n_chunk: int  # tokens of the chunk that is paused in a prefill slot; 0: none
     chunk_fraction: float  # part of that chunk that is done
     is_ready: bool  # may run now: not held by a slow reader, no transfer under way
-    is_transferring: bool  # a handover, restore or snapshot of it is under way
+    is_transferring: bool  # a handover, restore or snapshot of its KV is under way
     t_queued_ns: int
     t_first_ns: int  # first token; 0 before it
     t_last_ns: int  # last token; 0 before the first
-    t_progress_ns: int  # last time any work was done for it (queued: t_queued_ns)
+    t_progress_ns: int  # last time any work was done for it (while queued: t_queued_ns)
     slo_ttft_ns: int
     slo_tbt_ns: int
     cached_hint: int  # prompt tokens that a restore could provide
     restore_ns: int  # predicted cost of that restore
-    cached_seq: int = -1  # free sequence that holds the longest part of that in place
-    cached_own: int = 0  # tokens of the prompt that it holds
+    cached_seq: int = -1  # free sequence that holds the longest part of those tokens in place
+    cached_own: int = 0  # tokens of the prompt that this sequence holds
     t_back_ns: int = 0  # when it came back after parking; 0: it was never parked
-    t_held_ns: int = 0  # since when its reader takes nothing and it is paused; 0: it is not
+    t_held_ns: int = 0  # since when it is paused because its reader takes nothing; 0: it is not paused
     adapters: AdapterSet = ()  # LoRA adapters that it is computed with
-    # its prompt has no answer: further inputs follow; never mixed, parked between two inputs only
+    # its inputs have no answer, and one follows another; never in mixed rows, parked between two inputs only
     is_embedding: bool = False
-    # of its draft tokens: probability of each that it, and all before it, will be drawn
+    # for each of its draft tokens: the probability that this token and all before it will be drawn
     survival: tuple[float, ...] = ()
-    # the same of what the draft model would draft for the next step; (): it is not asked
+    # the same for the tokens that the draft model would draft for the next step; (): it is not asked
     draft_rates: tuple[float, ...] = ()
-    # tokens that its drafts have brought it beyond what longer steps took from it: others' drafts may stretch its steps
+    # tokens that its drafts brought it, less those that longer steps cost it: others' drafts may stretch its steps
     ahead: float = 0.0
 
     @property
@@ -66,7 +66,7 @@ class DeviceView(NamedTuple):
     n_seq_max: int
     n_ctx: int
     n_ctx_seq: int
-    # chunks that can be in progress at a time; 0: prompts are read by sized chunks in decode calls
+    # chunks that can be in progress at a time; 0: prompts are read in sized chunks, by decode calls
     n_prefill_slots: int
     is_unified: bool
     kv_bytes_per_cell: int
@@ -78,17 +78,17 @@ class DeviceView(NamedTuple):
     can_rollback: bool
     free_seqs: tuple[int, ...]  # ascending
     n_cells_free: int  # not reserved, or reserved more than once: pages that running sequences share
-    can_mix_rows: bool = False  # one decode call takes rows of any sequences; else only neighbours share one
+    can_mix_rows: bool = False  # one decode call takes rows of any sequences; else only neighbours share a call
     # sizes of a decode call, ascending, that may hold prompt tokens beside decode rows
     mixed_rows: tuple[int, ...] = ()
     computes_ahead: bool = False  # while the plan is repeated, the host's time between two decode calls is hidden
-    n_verify_rows: int = 0  # most rows of a decode call that holds drafts; 0: none can
-    draft_token_ns: int = 0  # of one token of the draft model; 0: there is none
-    seq_held: tuple[int, ...] = ()  # by free sequence: cached tokens that it holds; () while nobody waits
-    seq_loss_ns: tuple[int, ...] = ()  # by free sequence: what it would cost to do without them
-    seq_shared: tuple[int, ...] = ()  # by sequence: cells that other running ones hold too; () while nobody waits
+    n_verify_rows: int = 0  # most rows of a decode call that holds drafts; 0: no call can hold drafts
+    draft_token_ns: int = 0  # time of one token of the draft model; 0: there is no draft model
+    seq_held: tuple[int, ...] = ()  # by free sequence: cached tokens that it holds; () while no session waits
+    seq_loss_ns: tuple[int, ...] = ()  # by free sequence: time that losing these tokens would cost
+    seq_shared: tuple[int, ...] = ()  # by sequence: cells that other running ones hold too; () while no session waits
     one_set_per_call: bool = False  # rows with other LoRA adapters need a call of their own
-    n_layer: int = 1  # a chunk's attention is spread over as many pieces
+    n_layer: int = 1  # number of pieces over which a chunk's attention is spread
 
 
 class CallReport(NamedTuple):
@@ -101,11 +101,11 @@ class CallReport(NamedTuple):
     elapsed_ns: int
     longest_ns: int  # prefill: longest piece; decode: 0
     is_full: bool  # the engine had no room (rc 1)
-    n_mixed: int = 0  # decode: of n_rows, those that were tokens of a prompt
-    mixed_ns: int = 0  # ... and of predicted_ns, what these add
-    n_chunk: int = 0  # prefill run: tokens of the chunk of which it computed a part
-    n_pieces: int = 0  # prefill run: pieces of the chunk that it computed
-    # prefill run: predicted time of the whole chunk; predicted_ns is the share that this run advanced
+    n_mixed: int = 0  # decode: those of n_rows that were tokens of a prompt
+    mixed_ns: int = 0  # ... and the part of predicted_ns that these tokens add
+    n_chunk: int = 0  # prefill run: tokens of the whole chunk, of which this run computed a part
+    n_pieces: int = 0  # prefill run: pieces of the chunk that this run computed
+    # prefill run: predicted time of the whole chunk; predicted_ns is the share of it that this run computed
     whole_ns: int = 0
 
 
@@ -118,11 +118,11 @@ class SchedulerState(NamedTuple):
     cost: CostModel
     reports: tuple[CallReport, ...]  # since the last plan: of one tick, or of all that repeated it
     memory: PolicyMemory  # what the stages remember
-    overhead_ns: int = 0  # typical time of the host between two decode calls, the next of which was not begun ahead
+    overhead_ns: int = 0  # typical host time between two decode calls, if the second one was not begun ahead
 
 
 def by_adapters(device: DeviceView, views: list[SessionView]) -> list[list[SessionView]]:
-    """The sessions in groups whose rows can share a call, those with the first one's adapters first."""
+    """Group the sessions by adapters: rows of one group can share a call. The first session's group comes first."""
     if not device.one_set_per_call:
         return [views]
     groups: dict[AdapterSet, list[SessionView]] = {}
@@ -132,9 +132,9 @@ def by_adapters(device: DeviceView, views: list[SessionView]) -> list[list[Sessi
 
 
 def sharing(device: DeviceView, views: list[SessionView]) -> list[list[SessionView]]:
-    """The sessions in groups whose rows can share a call, each in the order of their sequences.
+    """Group the sessions so that rows of one group can share a call. Each group is in the order of its sequences.
 
-    Where sequences have streams of their own, a call spans neighbours only.
+    If each sequence has a KV stream of its own, a call spans neighbours only.
     """
     groups: list[list[SessionView]] = []
     for alike in by_adapters(device, views):

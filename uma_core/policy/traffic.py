@@ -21,18 +21,18 @@ def weights(device: DeviceView, n_tokens: int) -> int:
 
 
 def decode_call(device: DeviceView, n_rows: int, n_kv: int) -> int:
-    """One decode call of rows that read `n_kv` cells in all, and write one each."""
+    """Bytes of one decode call whose rows read `n_kv` cells in total, and write one cell each."""
     return weights(device, n_rows) + (n_kv + n_rows) * device.kv_bytes_per_cell
 
 
 def chunk(device: DeviceView, n_tokens: int, n_past: int) -> int:
-    """One whole prompt chunk."""
+    """Bytes of one whole prompt chunk."""
     n_tiles = -(-n_tokens // TILE_ROWS)
     return weights(device, n_tokens) + (n_past * n_tiles + n_tokens) * device.kv_bytes_per_cell
 
 
 def moved(device: DeviceView, report: CallReport) -> int:
-    """What a call, or a run of a chunk, moved: by the rows and the part of the chunk that it did compute."""
+    """Bytes that a call or a run of a chunk moved, by its rows or by the part of the chunk that it computed."""
     if report.is_full:
         return 0
     if report.phase is Phase.DECODE:

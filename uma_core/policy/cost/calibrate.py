@@ -1,7 +1,7 @@
 """Calibration: what to measure at start, and the cost model that follows from it.
 
-Rules: pure. The caller measures the shapes in order and may stop when its time is used up: the most
-telling come first, and `fit` fills what is missing from the neighbours.
+Rules: pure. The caller measures the shapes in order and may stop when its time is used up: the most informative come
+first, and `fit` derives missing ones from their neighbours.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from uma_core.policy.cost.model import MAX_ROWS, NOISE, REGIMES, CostModel, best
 from uma_core.policy.state import DeviceView
 
 DECODE, CHUNK, PIECE, TRANSFER, MIXED = "decode", "prefill", "piece", "transfer", "mixed"
-PAGE = 64  # cells that a sequence takes at a time, at most
+PAGE = 64  # most cells that a sequence takes at a time
 SHORT, LONG = PAGE, 1024  # contexts at which rows are timed
-N_STEPS = 2  # decode calls by which rows are timed: the first one of a shape builds its graph
-# A size that is this much cheaper per token than the next one was timed wrong. With 1.21 two shared cores of a Zen 3
-# lost their best size (128 tokens at 4.75 ms each; 256 at 6.16, 512 at 5.46); `ERROR_MOST` has what a storm lost.
+N_STEPS = 2  # decode calls per timing of rows: the first call of a shape builds its graph
+# A size was timed wrong if the next one takes this many times as long per token. With 1.21 two shared cores of a Zen 3
+# lost their best size (128 tokens at 4.75 ms each; 256 at 6.16, 512 at 5.46). A storm's loss: `ERROR_MOST`.
 WRONG = 1.4
-# Guess of a plain machine's memory bandwidth, until calls were observed. Half and twice move no figure by 4 %.
+# Guess of a plain machine's memory bandwidth, until calls have been observed. Half and twice move no figure by 4 %.
 BYTES_PER_NS = 20.0
 
 
@@ -40,12 +40,12 @@ class Sample(NamedTuple):
 
 
 def calibration_shapes(device: DeviceView) -> list[Shape]:
-    """List what to time, most telling first.
+    """List what to time, the most informative first.
 
     `decode`: one call of n_rows rows, each with n_kv cells, of as many sequences as there are. `prefill`: one chunk
-    after n_kv cells; where prefill is resumable it is cut as finely as the engine can, and its longest piece is a
-    sample of kind `piece`. `transfer`: moving n_rows bytes. `mixed`: one call of n_rows rows, one of them a stream's,
-    the others a prompt's after n_kv cells.
+    after n_kv cells. If prefill is resumable, the engine cuts it as finely as it can, and its longest piece is a sample
+    of kind `piece`. `transfer`: moving n_rows bytes. `mixed`: one call of n_rows rows, one of them a stream's, the
+    others a prompt's after n_kv cells.
     """
     n_most = min(max(device.n_seq_max, device.n_verify_rows), device.n_batch)  # rows of a decode call, drafts included
     rows = [n for n in (1, 2, 4, 16, 3, 8, 6, 12, 9, 24, 32) if n <= n_most]
@@ -65,7 +65,7 @@ def calibration_shapes(device: DeviceView) -> list[Shape]:
 
 
 def _fits(shape: Shape, device: DeviceView) -> bool:
-    """Whether the KV memory holds all sequences that timing the shape takes."""
+    """Whether the KV memory holds all the sequences that are needed to time the shape."""
     n_rows = N_STEPS * -(-shape.n_rows // device.n_seq_max) if shape.kind == DECODE else shape.n_rows
     longest = shape.n_kv + n_rows
     if shape.kind == TRANSFER:
@@ -78,7 +78,7 @@ def _fits(shape: Shape, device: DeviceView) -> bool:
 
 
 def fit(samples: Iterable[Sample], device: DeviceView) -> CostModel:
-    """Turn timings into a cost model. What was not sampled comes from `guess(device)` scaled to what was."""
+    """Turn timings into a cost model. Shapes without samples come from `guess(device)`, scaled to the samples."""
     by_kind: dict[str, dict[int, list[tuple[int, float]]]] = {}
     for kind, n_rows, n_kv, ns in samples:
         cells = n_kv * n_rows if kind == DECODE else n_kv
@@ -95,8 +95,8 @@ def fit(samples: Iterable[Sample], device: DeviceView) -> CostModel:
 
 
 def guess(device: DeviceView) -> CostModel:
-    """A model for when nothing was measured: a memory-bound step, corrected as soon as calls are observed. A prompt's
-    token takes what a row takes in a call of 32.
+    """Guess a model without measurements: a memory-bound step, corrected as soon as calls are observed. A prompt's
+    token takes as long as a row in a call of 32.
     """
     step, cell = max(1e5, device.weight_bytes / BYTES_PER_NS), max(10.0, device.kv_bytes_per_cell / BYTES_PER_NS)
     decode = Curve((1, 2, 4, 8, 16, 32), tuple(step * g for g in (1.0, 1.3, 1.8, 2.5, 4.0, 7.0)), (cell,) * 6)
@@ -109,7 +109,7 @@ def guess(device: DeviceView) -> CostModel:
 def build(
     decode: Curve, prefill: Curve, piece: Curve, transfer: tuple[float, float], n_layer: int, is_measured: bool
 ) -> CostModel:
-    """Assemble a model and work out what follows from its tables."""
+    """Assemble a model, and compute the fields that follow from its tables."""
     chunks = legal_chunks(prefill)
     sweet = min(chunks, key=lambda n: (prefill.ns(n, 0) / n, n))
     return CostModel(
@@ -130,9 +130,10 @@ def build(
 
 
 def legal_chunks(prefill: Curve) -> tuple[int, ...]:
-    """Measured sizes that no larger one undercuts, and that cost no more per token than the smaller ones, noise aside.
+    """Measured sizes of which no larger one takes less time, and no smaller one less time per token, noise aside.
 
-    A size after which the time per token jumps up was measured wrong: it is dropped, and judges no later size.
+    A size after which the time per token jumps up was measured wrong: it is dropped, and no later size is compared to
+    it.
     """
     kept: list[int] = []
     best = float("inf")
@@ -147,10 +148,10 @@ def legal_chunks(prefill: Curve) -> tuple[int, ...]:
 
 
 def _fit_decode(points: dict[int, list[tuple[int, float]]], start: CostModel, device: DeviceView) -> Curve:
-    """Fit the decode curve. A cell costs at least its bytes at the rate at which a step read the weights.
+    """Fit the decode curve. A cell takes at least the time of its bytes at the rate at which a step read the weights.
 
-    A measured slope may be too small: a short context's few per cent drown in noise, and cells that were never written
-    are read from the cache.
+    A measured slope may be too small: the few per cent of a short context drown in noise, and cells that were never
+    written are read from the cache.
     """
     curve = fit_curve(points, start.decode.slope[0], True)
     least = device.kv_bytes_per_cell * curve.base[0] / max(1, device.weight_bytes)
@@ -158,7 +159,7 @@ def _fit_decode(points: dict[int, list[tuple[int, float]]], start: CostModel, de
 
 
 def _fit_prefill(points: dict[int, list[tuple[int, float]]], decode: Curve, start: CostModel) -> Curve:
-    """A chunk of one token is a decode row; without any chunk the guess is scaled by what decode measured."""
+    """Fit the prefill curve. A chunk of one token is a decode row. Without samples, decode timings scale the guess."""
     if not points:
         return _scaled(start.prefill, decode.base[0] / start.decode.base[0])
     if 1 not in points and decode.sizes[0] == 1:
@@ -167,7 +168,7 @@ def _fit_prefill(points: dict[int, list[tuple[int, float]]], decode: Curve, star
 
 
 def _fit_mixed(points: dict[int, list[tuple[int, float]]], decode: Curve) -> Curve | None:
-    """A call without a prompt's rows is a decode row; unknown unless it was measured."""
+    """Fit mixed calls. A call without a prompt's rows is a decode row. None if no mixed call was measured."""
     return fit_curve({1: [(0, decode.base[0])], **points}, decode.slope[0], False) if points else None
 
 
@@ -176,7 +177,7 @@ def _scaled(curve: Curve, by: float) -> Curve:
 
 
 def _fit_transfer(points: dict[int, list[tuple[int, float]]], start: CostModel) -> tuple[float, float]:
-    """Fixed time and time per byte from the smallest and the largest transfer."""
+    """Compute fixed time and time per byte from the smallest and the largest transfer."""
     if not points:
         return start.transfer_fixed_ns, start.transfer_ns_per_byte
     low, high = min(points), max(points)

@@ -1,6 +1,6 @@
 """A measured cost curve: time as a function of a size, with a slope per KV cell.
 
-Between two measured sizes the curve is linear, so that a cliff stays where its two sides were measured.
+Between two measured sizes the curve is linear: a cliff stays between the two sizes where it was measured.
 Beyond the last size it grows in proportion; below the first it is flat.
 """
 
@@ -34,8 +34,8 @@ class Curve(NamedTuple):
 def fit_curve(points: dict[int, list[tuple[int, float]]], slope_guess: float, is_per_row: bool) -> Curve:
     """Fit a curve to `points[size] = [(n_kv, ns), ...]`.
 
-    A size that was measured at one context length takes the slope of the nearest size that has one,
-    else `slope_guess`; both scale with the size unless `is_per_row` (n_kv counts cells over all rows).
+    A size that was measured at a single context length takes the slope of the nearest size that has one, else
+    `slope_guess`. Both scale with the size unless `is_per_row` (n_kv counts cells over all rows).
     """
     slopes = {n: s for n, at in points.items() if (s := _slope(at)) is not None}
     sizes = sorted(points)
@@ -51,7 +51,7 @@ def fit_curve(points: dict[int, list[tuple[int, float]]], slope_guess: float, is
 
 
 def _slope(at: list[tuple[int, float]]) -> float | None:
-    """Slope between the medians at the shortest and the longest context; None with only one."""
+    """Slope between the medians at the shortest and the longest context; None for a single context length."""
     low, high = min(kv for kv, _ in at), max(kv for kv, _ in at)
     if high == low:
         return None

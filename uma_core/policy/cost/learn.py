@@ -1,7 +1,7 @@
-"""The learner: what calls took corrects the cost model.
+"""The learner: measured times of calls correct the cost model.
 
-Rules: pure. An error is clipped, so that one outlier moves a prediction by less than 4 %; a lasting change of speed is
-followed within some twenty calls. Regimes that were never seen follow their nearest neighbour.
+Rules: pure. An error is clipped, so one outlier moves a prediction by less than 4 %. Predictions follow a lasting
+change of speed within some twenty calls. Regimes that were never seen follow their nearest neighbour.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from uma_core.policy.cost.model import MIXED, PREFILL, CostModel, regime_of
 from uma_core.policy.state import CallReport
 from uma_core.types import Phase
 
-# Of a correction, per call: 20 calls follow a change of speed, and 3 % of noise stays below 1 %. Half and twice move no
-# figure by 3 %.
+# Part of an error by which one call corrects: 20 calls follow a change of speed, and 3 % of noise stays below 1 %. Half
+# and twice move no figure by 3 %.
 GAIN = 0.15
-# Most by which one call may claim to be slower or faster than predicted. With 1.12 TBT grows by 1.5 %, with 1.5
+# Factor to which one call's error is clipped, slower or faster than predicted. With 1.12 TBT grows by 1.5 %, with 1.5
 # background work takes 4 % longer.
 CLIP = 1.25
-# Cells at which a one-row call's error is split evenly between step and cells: their attention takes a quarter of a
-# step on the 2-core CPU. Half and twice move nothing.
+# With this many cells, a one-row call's error is split evenly between step and cells: their attention takes a quarter
+# of a step on the 2-core CPU. Half and twice move nothing.
 DEEP_CELLS = 8192
-# Part of the mixed rows' correction that each call without such rows forgets: rows that were dear once are tried again
-# after some 20 steps. The simulator cannot tell, because its mixed rows cost what was measured; `ERROR_MOST` has what a
-# storm lost with 0.15.
+# Part of the mixed rows' correction that each call without such rows forgets: rows that were expensive once are tried
+# again after some 20 steps. The simulator shows no effect, because its mixed rows always take the measured time. A
+# storm's loss with 0.15: `ERROR_MOST`.
 FORGET = 0.05
-# A mixed call's error is measured against what its mixed rows add, or against 1 / this of the step where that is more:
-# smaller errors are the step's own noise. 4 and 64 move nothing in the simulator; `ERROR_MOST` has what a storm lost
-# with 7.
+# A mixed call's error is relative to the time that its mixed rows add, or to 1 / STEP_PART of the step if that is more:
+# smaller errors are the step's own noise. 4 and 64 move nothing in the simulator. A storm's loss with 7:
+# `ERROR_MOST`.
 STEP_PART = 16
 
 
 def observe(model: CostModel, reports: Iterable[CallReport]) -> CostModel:
-    """Correct the model by calls that it predicted. Each report teaches only what those before it left to learn.
+    """Correct the model by calls that it predicted. Each report corrects only the error that earlier ones left.
 
     A decode call's error is divided between step and cells: the more cells the call read, the larger their part.
-    Otherwise the steps of a long context would teach that every step is slow, and work would seem to fit beside a chat.
+    Otherwise a long context would make every step look slow, and work would seem to fit beside a chat.
     """
     seen = [r for r in reports if not r.is_full and max(r.predicted_ns, r.whole_ns) > 0 and r.elapsed_ns > 0]
     if not seen:
@@ -64,13 +64,13 @@ def observe(model: CostModel, reports: Iterable[CallReport]) -> CostModel:
 
 
 def _is_wild(model: CostModel, regime: int) -> bool:
-    """Whether the regime is a guess, and the mean of what was seen of it is better than a small step."""
+    """Whether the regime is still a guess: then the mean of its calls is better than a small correction."""
     return not model.is_measured and model.counts[regime] + 1 < 1 / GAIN
 
 
 def _with_errors(model: CostModel, regime: int, error: float, n: int) -> CostModel:
-    """Move a regime towards what n calls measured: their median error, so that only one call alone needs the narrow
-    clip.
+    """Move a regime by the median error of n calls. The median ignores outliers, so that the narrow clip is for a
+    single call only.
     """
     if _is_wild(model, regime):
         gain, error = 1.0 / (model.counts[regime] + 1), min(CLIP**10, max(CLIP**-10, error))
@@ -83,8 +83,8 @@ def _with_chunk(model: CostModel, report: CallReport, factor: float) -> CostMode
     """Move the prefill regime by a chunk, or by one run of it, that was predicted while the regime's factor was
     `factor`.
 
-    A run's error counts as a part of the chunk's. Engines estimate how far a chunk has come: a run of it may seem to
-    take twice its share or none at all, but the shares of all runs add up to the chunk, and so do their errors.
+    A run's error counts as a part of the chunk's error. Engines only estimate how much of a chunk is done: a run may
+    seem to take twice its share or no time, but the shares of all runs add up to the chunk, and so do their errors.
     """
     since = model.factors[PREFILL] / factor
     predicted, whole = report.predicted_ns * since, (report.whole_ns or report.predicted_ns) * since
@@ -119,8 +119,8 @@ def _with_mixed(model: CostModel, reports: list[CallReport], n_without: int) -> 
 
 
 def _corrected(model: CostModel, regime: int, factor: float, n: float) -> CostModel:
-    """With the regime's factor after `n` more calls. Regimes never seen follow their nearest seen neighbour; while all
-    is a guess, prefill follows decode.
+    """Set the regime's factor after `n` more calls. Regimes never seen follow their nearest seen neighbour. While all
+    are guesses, prefill follows decode.
     """
     counts = (*model.counts[:regime], min(model.counts[regime] + n, 1_000_000), *model.counts[regime + 1 :])
     factors = list(model.factors)

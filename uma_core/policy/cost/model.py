@@ -1,8 +1,8 @@
 """The predictor: nanoseconds of everything that a tick can hold.
 
-Rules: a frozen value and pure functions. The tables come from calibration (calibrate.py); what is measured later
-corrects one factor per regime and what a cell of context adds to a decode call (learn.py). Nothing here knows a vendor:
-cliffs lie where they were measured.
+Rules: a frozen value and pure functions. The tables come from calibration (calibrate.py). Later measurements correct
+one factor per regime, and the time that a cell of context adds to a decode call (learn.py). No code here depends on a
+vendor: cliffs lie where they were measured.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from uma_core.policy.cost.curve import Curve
 
 REGIMES = ("decode_1", "decode_2", "decode_4", "decode_8", "decode_16", "decode_more", "prefill", "mixed")
 PREFILL, MIXED = REGIMES.index("prefill"), REGIMES.index("mixed")
-MAX_ROWS = 32  # rows for which the best split into calls is looked up; more are one call
-# Two timings of one thing differ by this factor: a split must save more than that, and chunks that differ by less cost
-# the same. With 1.2 TBT grows by 1.4 %; 1.05 moves nothing.
+MAX_ROWS = 32  # most rows for which the best split into calls is looked up; more rows are one call
+# Two timings of the same thing may differ by this factor. So a split must save more than that, and chunks that differ
+# by less cost the same. With 1.2 TBT grows by 1.4 %; 1.05 moves nothing.
 NOISE = 1.1
 
 
@@ -25,44 +25,44 @@ class CostModel(NamedTuple):
 
     decode: Curve
     prefill: Curve
-    piece: Curve  # shortest piece into which a chunk of this many tokens can be cut, at no context
-    n_layer: int  # a chunk's attention is spread over as many pieces
+    piece: Curve  # shortest piece into which a chunk of this many tokens can be cut, without context
+    n_layer: int  # number of pieces over which a chunk's attention is spread
     transfer_fixed_ns: float
     transfer_ns_per_byte: float
     is_measured: bool
     factors: tuple[float, ...]  # correction of each regime
-    counts: tuple[float, ...]  # calls seen by regime; of prefill, chunks
+    counts: tuple[float, ...]  # calls seen, by regime; for prefill, chunks
     splits: tuple[tuple[int, ...], ...]  # splits[n]: sizes of the calls that serve n rows fastest
     chunks: tuple[int, ...]  # sizes worth using for a prompt chunk, ascending
-    sweet_chunk: int  # the one with the best ns per token at no context
+    sweet_chunk: int  # the size with the fewest ns per token, without context
     lines: tuple[tuple[float, float, int], ...]  # lines[n]: base, slope and regime of a decode call of n rows
-    cell_ns: float = 0.0  # correction of what a cell adds to a decode call
-    # a call of this many rows, all but one of them a prompt's; None: prompts have calls of their own
+    cell_ns: float = 0.0  # correction of the time that a cell adds to a decode call
+    # time of a call with this many rows, all but one of them a prompt's; None: prompts have calls of their own
     mixed: Curve | None = None
 
     def decode_ns(self, n_rows: int, n_kv: int) -> int:
-        """One decode call of `n_rows` rows that read `n_kv` cells in all."""
+        """Time of one decode call of `n_rows` rows that read `n_kv` cells in total."""
         base, slope, regime = self.lines[n_rows] if n_rows <= MAX_ROWS else decode_line(self.decode, n_rows)
         factor = self.factors[regime]
         return int(base * factor + max(0.0, slope * factor + self.cell_ns) * n_kv)
 
     def solo_step_ns(self, n_kv: int) -> int:
-        """One row alone."""
+        """Time of a decode call of one row."""
         return self.decode_ns(1, n_kv)
 
     def rows_ns(self, n_rows: int, n_kv: int) -> int:
-        """All the calls that serve `n_rows` rows fastest."""
+        """Time of all the calls that serve `n_rows` rows fastest."""
         sizes = self.splits[n_rows] if 1 < n_rows <= MAX_ROWS else (n_rows,)
         if len(sizes) == 1:
             return self.decode_ns(n_rows, n_kv)
         return sum(self.decode_ns(size, n_kv * size // n_rows) for size in sizes)
 
     def prefill_ns(self, n_tokens: int, n_past: int) -> int:
-        """One chunk, undisturbed."""
+        """Time of one chunk, undisturbed."""
         return int(self.prefill.ns(n_tokens, n_past) * self.factors[PREFILL])
 
     def mixed_ns(self, n_rows: int, n_tokens: int, n_past: int) -> int:
-        """What `n_tokens` of a prompt, as further rows, add to a decode call of `n_rows` rows."""
+        """Time that `n_tokens` of a prompt, as further rows, add to a decode call of `n_rows` rows."""
         if self.mixed is None:
             return self.prefill_ns(n_tokens, n_past)
         rows = max(0.0, self.mixed.ns(n_rows + n_tokens, 0) - self.mixed.ns(n_rows, 0))
@@ -70,8 +70,8 @@ class CostModel(NamedTuple):
         return int((rows + context) * self.factors[MIXED])
 
     def call_ns(self, n_rows: int, n_kv: int, n_prompt: int, n_past: int) -> tuple[int, int]:
-        """One call of `n_rows` decode rows that read `n_kv` cells and `n_prompt` prompt tokens after `n_past`; of
-        that, what these add.
+        """Time of one call of `n_rows` decode rows that read `n_kv` cells, and `n_prompt` prompt tokens after `n_past`;
+        and the part of it that the prompt tokens add.
         """
         if not n_rows:
             return self.prefill_ns(n_prompt, n_past), 0
@@ -88,7 +88,7 @@ class CostModel(NamedTuple):
         return int(heaviest * self.factors[PREFILL])
 
     def prompt_ns(self, n_tokens: int, n_past: int) -> int:
-        """A whole prompt in its best chunks."""
+        """Time of a whole prompt in its best chunks."""
         if n_tokens <= 0:
             return 0
         size = self.sweet_chunk
@@ -98,7 +98,7 @@ class CostModel(NamedTuple):
         return int(ns * self.factors[PREFILL])
 
     def transfer_ns(self, n_bytes: int) -> int:
-        """Moving KV bytes between memories."""
+        """Time of moving KV bytes between memories."""
         return int(self.transfer_fixed_ns + n_bytes * self.transfer_ns_per_byte) if n_bytes > 0 else 0
 
     @property
@@ -116,12 +116,12 @@ class CostModel(NamedTuple):
         return sizes
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON-able values; `from_dict` gives an equal model back."""
+        """Return the whole model as JSON-able values; `from_dict` gives an equal model back."""
         return {name: _plain(value) for name, value in zip(self._fields, self, strict=True)}
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> CostModel:
-        """Raises ValueError where the dict is not one of ours."""
+        """Raise ValueError if the dict was not made by `to_dict`."""
         try:
             values = {name: data[name] for name in CostModel._fields}
             for name in ("decode", "prefill", "piece", "mixed"):
@@ -143,13 +143,13 @@ def regime_of(n_rows: int) -> int:
 
 
 def decode_line(decode: Curve, n_rows: int) -> tuple[float, float, int]:
-    """The decode curve for one row count: base, slope and regime."""
+    """Evaluate the decode curve for one row count: base, slope and regime."""
     base = decode.ns(n_rows, 0)
     return base, decode.ns(n_rows, 1) - base, regime_of(n_rows)
 
 
 def best_splits(decode: Curve) -> tuple[tuple[int, ...], ...]:
-    """The split into calls that serves this many rows fastest, for every row count."""
+    """Find, for every row count, the split into calls that serves so many rows fastest."""
     times = [0.0] + [decode.ns(n, 0) for n in range(1, MAX_ROWS + 1)]
     best: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
     for n in range(1, MAX_ROWS + 1):

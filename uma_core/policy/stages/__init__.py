@@ -1,1 +1,1 @@
-"""One stage per file: `run(state, plan) -> plan`, and `seal` where a stage must see the finished plan."""
+"""One stage per file: `run(state, plan) -> plan`, and `seal` if the stage must see the finished plan."""

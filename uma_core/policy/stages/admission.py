@@ -1,12 +1,12 @@
-"""Admission: who gets a KV sequence and the cells for prompt + max_tokens.
+"""Admission: which session gets a KV sequence and the cells for prompt + max_tokens.
 
-Rules: order of policy/order.py; a session is admitted only when a sequence is free and all cells it may ever use are
-there, so that nobody runs out later. Smaller requests may pass one that does not fit until that one has aged;
-background ones pass no chat, or they would take the room that is being made for it. No more background prompts hold
-sequences at once than there are prefill slots, or two: they are read one after the other anyway, and the rest of the
-sequences stays free for chats. When an interactive request finds no room, one background session at a time is parked.
-Before that, and for any waiting request, sessions whose reader takes nothing are parked: they cannot go on, and others
-need what they hold.
+Rules: sessions are admitted in the order of policy/order.py, while a sequence is free and all cells that the session
+may ever use are there: then no session runs out later. Smaller requests may pass one that does not fit until that one
+has aged. Background requests never pass a chat: they would take the room that is being made for it. No more background
+prompts hold sequences at once than there are prefill slots, or two: they are read one after the other anyway, and the
+other sequences stay free for chats. When an interactive request finds no room, one background session at a time is
+parked. Before that, and for any waiting request, sessions whose reader takes nothing are parked: they cannot go on, and
+others need their sequences and cells.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from uma_core.policy.plan import Admission, Plan
 from uma_core.policy.state import DeviceView, SchedulerState, SessionView
 from uma_core.types import Phase, Priority
 
-# A reader may fall behind for this long without losing its place: a process that lives reads on well before. The
-# simulator cannot tell: its readers never fall behind.
+# A reader may fall behind for this long without losing its sequence: a healthy process reads on well before. The
+# simulator shows no effect: its readers never fall behind.
 HELD_NS = 100_000_000
 NO_SEQUENCE = "no sequence is free"
 
@@ -65,14 +65,14 @@ def _free_slots(plan: Plan, index: SessionIndex, held: list[SessionView]) -> Pla
 
 
 def cells_needed(view: SessionView, device: DeviceView) -> int:
-    """KV cells the session can ever use."""
+    """Most KV cells that the session can ever use."""
     return view.n_cells or min(view.n_prompt + view.n_max, device.n_ctx_seq)
 
 
 def _admit(
     state: SchedulerState, ordered: list[SessionView], index: SessionIndex
 ) -> tuple[list[Admission], SessionView | None, str]:
-    """Admissions in order, the first session that found no room, and why the rest waits."""
+    """Return admissions in order, the first session that found no room, and why the others wait."""
     device = state.device
     free = list(device.free_seqs)
     n_cells = device.n_cells_free
@@ -105,9 +105,9 @@ def _admit(
 
 
 def _background_victim(state: SchedulerState, index: SessionIndex, blocked: SessionView) -> tuple[int, ...]:
-    """One background session to park.
+    """Choose one background session to park.
 
-    Whoever just came back stays for a while, so that sessions do not change places all the time.
+    A session that just came back stays for a while, so that sessions do not change places all the time.
     """
     if any(v.priority is Priority.BACKGROUND for v in index.moving):
         return ()
@@ -123,8 +123,8 @@ def _background_victim(state: SchedulerState, index: SessionIndex, blocked: Sess
 
 
 def _stays(state: SchedulerState, view: SessionView) -> bool:
-    """Whether a session that came back keeps its sequence. One that had to read all again stays for `aging_ns` at
-    least, and has brought nothing before its next token: parked earlier, sessions could change places for ever.
+    """Whether a session that came back keeps its sequence. One that had to read its text again stays for `aging_ns`
+    and until its next token: if it were parked before that token, sessions could change places for ever.
     """
     since_ns = state.now_ns - view.t_back_ns
     if state.device.can_copy_prefix and state.device.can_rollback:
@@ -133,7 +133,7 @@ def _stays(state: SchedulerState, view: SessionView) -> bool:
 
 
 def _victim(state: SchedulerState, residents: list[SessionView], blocked: SessionView) -> tuple[int, ...]:
-    """The session with least KV to move that makes enough room, else the one with least; () where there is none."""
+    """Of the sessions that would make enough room, or else of all, the one with least KV to move; () without any."""
     if not residents:
         return ()
     device = state.device

@@ -1,10 +1,10 @@
-"""ΣBMT guard (bytes moved through memory per tick): keeps them within bandwidth budget x time.
+"""ΣBMT guard: keeps the bytes that a tick moves through memory within bandwidth budget x time.
 
-Rules: the time is the tick budget, or the prompt run or one step where that is longer. Over budget, prompt work is cut
-first, then background rows (those served most recently); an interactive prompt that cannot pause stays where these rows
-make room for it, or it would wait until they end. Interactive rows stay, and so does the last piece of work in a tick,
-and what starves beside a chat: the guard slows things down, it never stops them. With the budget off it only makes the
-estimate.
+Rules: the time is the tick budget, or the prompt run or one step if that is longer. Over budget, prompt work is cut
+first, then background rows (those served most recently). An interactive prompt that cannot pause stays if dropping
+these rows makes room for it; otherwise it would wait until they end. Interactive rows stay, and so do the last piece of
+work in a tick and work that starves beside a chat: the guard slows work down, it never stops it. With the budget off it
+only makes the estimate.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
 
 
 def _must_stay(state: SchedulerState, plan: Plan) -> bool:
-    """Whether the latency guard forced what it let in, or something starves that it did not have to force: that would
-    be taken out of one gap after the other.
+    """Whether the latency guard forced work, or planned work starves without having been forced. If such work were cut,
+    it would be cut in one gap after the other.
     """
     if plan.guard is not None and plan.guard.kind == "forced":
         return True
@@ -42,19 +42,19 @@ def _must_stay(state: SchedulerState, plan: Plan) -> bool:
 
 
 def _budget(state: SchedulerState, plan: Plan) -> int:
-    """Bytes for this tick; 0: unlimited."""
+    """Bytes that this tick may move; 0: unlimited."""
     rate, cost = state.config.bmt_budget, state.cost
     if not rate:
         return 0
-    if rate < 0:  # bytes per ns (GB/s) that a step of one row was measured to reach: it reads the weights once
+    if rate < 0:  # bytes per ns (GB/s) of a measured step of one row, which reads the weights once
         rate = traffic.weights(state.device, 1) / max(1, cost.solo_step_ns(0))
-    # where one stream's step exceeds a tick's time, a tick's bytes would not do for any step
+    # if one stream's step is longer than a tick's time, the bytes of a tick would not suffice for any step
     step_ns = max(cost.solo_step_ns(v.n_past) for v in views_of(state, plan.items))
     return int(rate * max(state.config.tick_budget_ns, plan.run_ns, step_ns))
 
 
 def _estimate(state: SchedulerState, plan: Plan) -> tuple[int, int]:
-    """Bytes of the decode calls, and of the prompt work."""
+    """Estimate the bytes of the decode calls, and those of the prompt work."""
     device, views = state.device, {v.sid: v for v in views_of(state, plan.items)}
     calls: dict[int, list[SessionView]] = {}
     prompt = 0
@@ -66,7 +66,7 @@ def _estimate(state: SchedulerState, plan: Plan) -> tuple[int, int]:
         whole, part = traffic.chunk(device, item.n_tokens, view.n_past), 1.0
         if item.mode is PrefillMode.MIXED:
             whole -= traffic.weights(device, 1)  # the streams' own call reads them
-        elif item.mode is PrefillMode.SLICED:  # what this tick computes of it
+        elif item.mode is PrefillMode.SLICED:  # the part that this tick computes
             whole_ns = max(1, state.cost.prefill_ns(item.n_tokens, view.n_past))
             part = min(1.0 - view.chunk_fraction, max(plan.run_ns, plan.min_pieces * plan.quantum_ns) / whole_ns)
         prompt += int(whole * part)
@@ -78,9 +78,9 @@ def _rows_bytes(state: SchedulerState, views: list[SessionView]) -> int:
 
 
 def _for_interactive_prompts(state: SchedulerState, plan: Plan, budget: int, why: str) -> Plan:
-    """The plan without the background rows and the last prompts, where an interactive prompt would be dropped to make
-    room for them; unchanged where no interactive prompt has room even so. One that can pause has ticks without rows
-    anyway.
+    """Drop background rows and the last prompts, if an interactive prompt would otherwise be dropped to make room for
+    them. The plan is unchanged if no interactive prompt has room even then. A prompt that can pause needs no such
+    help: it has ticks without rows.
     """
     prompts = plan.prompts if plan.decodes else ()
     n_kept = len(prompts) if prompts and prompts[0].mode is PrefillMode.OWN_CALL else 0
@@ -100,7 +100,7 @@ def _first_prompts(plan: Plan, n: int, why: str) -> Plan:
 
 
 def _less_prompt(state: SchedulerState, plan: Plan, budget: int, why: str) -> Plan:
-    """Shorten the run to what the decode calls leave; without resumable prefill drop the last prompts' calls."""
+    """Shorten the run to the bytes that decode calls leave; without resumable prefill drop the last prompts' calls."""
     decode, prompt = _estimate(state, plan)
     if not (decode and prompt):
         return plan

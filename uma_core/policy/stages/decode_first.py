@@ -1,10 +1,10 @@
 """Decode first: one token for every decoding session, grouped into the cheapest calls.
 
 Rules: interactive sessions are always served, in the first calls. Background sessions are served up to a cap
-(`max_background_decoders`; beside a chat on a MoE model `moe_max_decoders`, for further rows need further experts);
-the rest rotate: clients with less virtual time first, then round robin. While a chat streams, one that got no token
-for `starvation_ticks` decode rounds goes first: the latency guard lets few of those served into the gaps, and might
-always find the same ones.
+(`max_background_decoders`; beside a chat on a MoE model `moe_max_decoders`, because further rows read further experts).
+Those beyond the cap rotate: clients with less virtual time first, then round robin. While a chat streams, a session
+that got no token for `starvation_ticks` decode rounds goes first: the latency guard lets few background rows into the
+gaps, and might always find the same sessions.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
 
 
 def _served(state: SchedulerState, plan: Plan, index: SessionIndex) -> list[SessionView]:
-    """Background sessions of this tick."""
+    """Background sessions that are served in this tick."""
     config, everybody = state.config, index.background
     cap = config.max_background_decoders or len(everybody)
     if index.interactive and state.device.n_expert:

@@ -1,9 +1,9 @@
 """Fairness between clients: virtual time counters over measured time (VTC, arXiv 2401.00588).
 
 Rules: every tick's measured ns is charged to the clients whose rows and chunks ran. Admission, prompt order
-and background rotation put clients with less virtual time first, in steps of FAIR_QUANTUM_NS. A client that
-comes back is lifted to the least counter of those present, so that absence earns no credit.
-With one client alone nothing is kept.
+and background rotation put clients with less virtual time first, in steps of FAIR_QUANTUM_NS. A returning client's
+counter is raised to the lowest of those present, so that absence earns no credit.
+With a single client no counters are kept.
 Bound: two clients that both always have work differ by no more than the quantum plus twice the largest charge
 of one tick's uninterruptible choice (one admitted request per sequence).
 """
@@ -31,7 +31,7 @@ def learn(state: SchedulerState, plan: Plan) -> Plan:
 
 
 def seal(state: SchedulerState, plan: Plan) -> Plan:
-    """Remember whose work the finished plan holds."""
+    """Remember which clients' work the finished plan holds."""
     ledger = plan.memory.fairness
     if ledger is None or not plan.items:
         return plan
@@ -49,7 +49,7 @@ def seal(state: SchedulerState, plan: Plan) -> Plan:
 
 
 def _charged(state: SchedulerState, ledger: Ledger) -> dict[int, int]:
-    """Counters with what was measured since the last plan shared out by that plan's rows."""
+    """Add the times measured since the last plan to the counters, in proportion to that plan's rows."""
     counters = dict(ledger.counters)
     for phase, rows in ((Phase.DECODE, ledger.decoded), (Phase.PREFILL, ledger.prefilled)):
         spent = sum(r.elapsed_ns for r in state.reports if r.phase is phase)

@@ -1,9 +1,9 @@
-"""Latency guard: who gets the room that a gap of the interactive streams has (`tbt/` says how much that is).
+"""Latency guard: which work gets the room of a gap of the interactive streams (`tbt/` determines the room).
 
-Transfers come first, then prompts whose first token somebody awaits, then background streams and prompts, whoever had
-less time. Work that does not fit an everyday gap may have a long one while the bucket holds one. A prompt (or a
-background stream) without progress for `starvation_ticks` rounds is forced one piece (one row), four times as rarely
-where round and piece exceed the long limit.
+Transfers come first, then prompts whose first token a client awaits, then background streams or prompts, whichever had
+less time. Work that does not fit an everyday gap may have a long one while the bucket holds one. After
+`starvation_ticks` rounds without progress of a prompt (or a background stream), one piece (one row) is forced; four
+times as rarely if round and piece exceed the long limit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from uma_core.policy.tbt.controller import LONG_GAP, learn, room_below, room_of
 from uma_core.policy.tbt.limits import TbtLimits, tbt_limits
 from uma_core.types import Priority
 
-# times `starvation_ticks`, for work that exceeds a long gap: a paste's coarse pieces double a chat's worst pause with 1
+# factor of `starvation_ticks` for work that exceeds a long gap: with 1, a paste's coarse pieces double the worst pause
 RARELY = 4
 # Least time for transfers in a tick that moves KV or reads a prompt, so that a chunk's KV can leave: a slice of cells.
 # Without it background work takes 7 % longer; with four times as much TBT grows by 0.3 %.
@@ -31,12 +31,12 @@ SLICE_NS = 100_000
 
 
 class Kind(IntEnum):
-    """Why a gap holds more than the streams' own decode."""
+    """Why a gap holds more than the streams' own decode rows."""
 
     NOTHING = 0
     NORMAL = 1  # work that was predicted to fit the everyday limit
     LONG = 2  # work that was predicted to fit the long limit
-    URGENT = 3  # a chat's prompt that everyday gaps would bring too late: it has long gaps without credit
+    URGENT = 3  # a chat's prompt that would be late with everyday gaps: it has long gaps without credit
     FORCED = 4  # the starvation bound
 
 
@@ -48,19 +48,19 @@ class Grant(NamedTuple):
     prefill: PlanItem | None = None
     run_ns: int = 0
     min_pieces: int = 0
-    need_ns: int = 0  # shortest piece, chunk or row that was looked at
+    need_ns: int = 0  # time of the shortest piece, chunk or row that was considered
     holds_prompt: bool = False
     notes: tuple[str, ...] = ()
 
 
 class Gap(NamedTuple):
-    """What all decisions of a tick share."""
+    """Input that all decisions of a tick share."""
 
     state: SchedulerState
     sessions: SessionIndex
     limits: TbtLimits
     memory: TbtMemory
-    room: Room  # after transfers
+    room: Room  # left after transfers
     transfer_ns: int
 
     @property
@@ -68,7 +68,7 @@ class Gap(NamedTuple):
         return self.memory.n_long >= LONG_GAP
 
     def kind_of(self, ns: int, room: Room) -> Kind:
-        """The gap that holds work of `ns`; NOTHING: none does."""
+        """The kind of gap that holds work of `ns`; NOTHING if no gap does."""
         if ns <= room.in_everyday_ns:
             return Kind.NORMAL
         return Kind.LONG if self.has_long and ns <= room.in_long_ns else Kind.NOTHING
@@ -82,12 +82,12 @@ class Gap(NamedTuple):
     def patience(self, ns: int) -> int:
         """Multiples of `starvation_ticks` after which work of `ns` is forced.
 
-        What lies between a long gap's room and the long limit fits no long gap, and is forced like any other.
+        Work between a long gap's room and the long limit fits no long gap, but is forced as often as smaller work.
         """
         return 1 if ns <= self.limits.long_ns - self.limits.round_ns else RARELY
 
     def extra_ns(self, rows: list[SessionView]) -> int:
-        """What these background rows add to the streams' own round."""
+        """Time that these background rows add to the streams' own round."""
         state, streams = self.state, self.sessions.interactive
         own, alone, both = rows_time(state, streams), rows_time(state, rows), rows_time(state, streams + rows)
         return both - own if is_shared(both, own + alone) else alone
@@ -113,7 +113,7 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
 
 
 def seal(state: SchedulerState, plan: Plan) -> Plan:
-    """The tick is judged by all that was planned, drafts included."""
+    """Add the time of drafts to the planned time, by which the tick is judged."""
     memory = plan.memory.latency_guard
     return (
         plan.remember(latency_guard=memory._replace(planned_ns=memory.planned_ns + plan.draft_ns))
@@ -125,8 +125,8 @@ def seal(state: SchedulerState, plan: Plan) -> Plan:
 def n_rounds_held(state: SchedulerState, plan: Plan) -> int:
     """For how many further rounds the prompts and background streams that this finished plan holds back stay held back.
 
-    That ends when a long gap may be spent or one of them starves. 0 where the plan has something for them, where a
-    prompt's deadline may grant it more at any time, or where the guard was not asked.
+    That ends when a long gap may be spent or one of them starves. 0 if the plan has work for them, if a prompt's
+    deadline may grant it more at any time, or if the guard did not run.
     """
     if plan.guard is None or plan.guard.kind != Kind.NOTHING.name.lower():
         return 0
@@ -143,7 +143,7 @@ def n_rounds_held(state: SchedulerState, plan: Plan) -> int:
 
 
 def _shared(gap: Gap, item: PlanItem | None, wanted: list[SessionView]) -> Grant:
-    """Share out the gap."""
+    """Divide the gap between prompt and background rows."""
     if item is None:
         return _rows(gap, wanted) if wanted else Grant()
     view = prompt_view(gap.state, item.sid)
@@ -162,11 +162,11 @@ def _shared(gap: Gap, item: PlanItem | None, wanted: list[SessionView]) -> Grant
 
 
 def _transfer(state: SchedulerState, index: SessionIndex, room: Room) -> tuple[int, Kind]:
-    """Time for KV under way: what a chunk (or a whole beginning that is restored) needs, but at most half of the room
+    """Time for KV under way: as long as a chunk (or a whole restored beginning) needs, but at most half of the room
     unless a chat waits for it.
 
     A chat that already streams and waits for its KV may take a long gap from the other streams, because every tick
-    delays its own next token.
+    delays the chat's own next token.
     """
     if not index.moving:
         return 0, Kind.NOTHING
@@ -186,9 +186,9 @@ def _less(room: Room, ns: int) -> Room:
 
 
 def _rows(gap: Gap, wanted: list[SessionView], may_run: bool = True) -> Grant:
-    """As many background rows as the gap holds: all, else in turn.
+    """Grant as many background rows as the gap holds: all, or else some in rotation.
 
-    The one with the oldest token is forced at the starvation bound.
+    The stream with the oldest token is forced at the starvation bound.
     """
     limit = (gap.room.in_long_ns if gap.has_long else gap.room.in_everyday_ns) if may_run else -1
     chosen, oldest = wanted, min(wanted, key=lambda v: (v.t_last_ns, v.sid))
@@ -225,7 +225,7 @@ def _is_starving(gap: Gap, wanted: list[SessionView], times: int) -> bool:
 
 
 def _with_prompt(gap: Gap, grant: Grant, item: PlanItem, view: SessionView) -> Grant:
-    """A paused chunk goes on in what background rows left of an everyday gap."""
+    """Let a paused chunk go on in the time that background rows left of an everyday gap."""
     left = gap.room.in_everyday_ns - gap.extra_ns(list(grant.rows)) if grant.kind is Kind.NORMAL else 0
     if view.n_chunk and gap.state.cost.piece_ns(item.n_tokens, view.n_past) <= left:
         return grant._replace(prefill=item, run_ns=left)
@@ -235,7 +235,7 @@ def _with_prompt(gap: Gap, grant: Grant, item: PlanItem, view: SessionView) -> G
 
 
 def _prompt(gap: Gap, item: PlanItem, view: SessionView) -> Grant:
-    """Prompt work in an everyday gap, else in a long one, else one forced piece, else nothing."""
+    """Grant prompt work in an everyday gap, else in a long one, else one forced piece, else nothing."""
     room, everyday = gap.room, Kind.NORMAL
     if is_first_awaited(view):
         room, is_raised = _awaited_room(gap, item, view)
@@ -254,7 +254,7 @@ def _prompt(gap: Gap, item: PlanItem, view: SessionView) -> Grant:
     if is_starved(gap.state, view, gap.patience(need) + fills):
         note = f"latency_guard: one {what} against starvation: {why}"
         return Grant(Kind.FORCED, (), item, 0, 1, need_ns=need, notes=(note,))
-    if fills:  # no time for a piece, but for the copies of a restored beginning that come before the first one
+    if fills:  # no piece fits, but copies of a restored beginning do, which come before the first piece
         note = f"latency_guard: no piece fits, a slot may fill: {why}"
         return Grant(everyday, (), item, room.in_everyday_ns, need_ns=need, holds_prompt=True, notes=(note,))
     forced_ns = gap.patience(need) * gap.state.config.starvation_ticks * gap.sessions.round_ns
@@ -263,9 +263,9 @@ def _prompt(gap: Gap, item: PlanItem, view: SessionView) -> Grant:
 
 
 def _awaited_room(gap: Gap, item: PlanItem, view: SessionView) -> tuple[Room, bool]:
-    """Room for a prompt whose first token somebody awaits, and whether its deadline raised it.
+    """Room for a prompt whose first token a client awaits, and whether its deadline raised the room.
 
-    Such prompts are in few gaps, so they may fill an everyday gap up to its limit, with no allowance for the error.
+    Such prompts are in few gaps, so they may fill an everyday gap up to its limit, without allowance for the error.
     """
     limits, state = gap.limits, gap.state
     everyday_ns = limits.everyday_ns - limits.round_ns - limits.host_ns - gap.transfer_ns
@@ -284,7 +284,7 @@ def _awaited_room(gap: Gap, item: PlanItem, view: SessionView) -> tuple[Room, bo
 
 
 def _applied(gap: Gap, plan: Plan, grant: Grant) -> Plan:
-    """The plan with what was granted."""
+    """Put the granted work into the plan."""
     rows, item = list(grant.rows), grant.prefill
     items = plan.decodes
     if len(items) != len(gap.sessions.interactive) + len(rows):
@@ -319,7 +319,7 @@ def _remembered(gap: Gap, plan: Plan, grant: Grant) -> TbtMemory:
     return memory._replace(
         tick=state.tick,
         t_plan_ns=state.now_ns,
-        n_long=0.0 if grant.kind >= Kind.LONG else memory.n_long,  # urgent and forced gaps use up what there is
+        n_long=0.0 if grant.kind >= Kind.LONG else memory.n_long,  # urgent and forced gaps use up any credit
         planned_ns=gap.limits.round_ns + extra_ns + prompt_ns + plan.transfer_ns + state.overhead_ns,
         debt_ns=max(-most, min(most, memory.debt_ns + extra_ns - prompt_ns)),
         cursor=grant.rows[-1].sid if grant.rows else memory.cursor,
@@ -328,7 +328,7 @@ def _remembered(gap: Gap, plan: Plan, grant: Grant) -> TbtMemory:
 
 
 def _decision(gap: Gap, grant: Grant, holds_rows: bool) -> TbtDecision:
-    """What was decided, and by which numbers."""
+    """The decision, and the numbers that led to it."""
     return TbtDecision(
         holds_prompt=grant.holds_prompt,
         holds_rows=holds_rows,

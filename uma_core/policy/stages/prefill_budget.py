@@ -1,9 +1,9 @@
 """Prefill budget: how much prompt a tick reads when no interactive stream limits it.
 
-Rules with resumable prefill: chunks are as large as pays, and cut into pieces that an arriving chat can wait for. The
-run is long, because a new request interrupts it at the next piece. Background streams decode in between and get
-1 - `interactive_share` of the time: beside a background prompt after each tick budget at the latest, beside an
-interactive prompt by skipping ticks until their share is due.
+Rules with resumable prefill: chunks are as large as is efficient, and cut into pieces that an arriving chat can wait
+for. The run is long, because a new request interrupts it at the next piece. Background streams decode in between.
+Beside a background prompt they decode after each tick budget at the latest. Beside an interactive prompt they skip
+ticks until their share of the time, 1 - `interactive_share`, is due.
 Rules without it: one chunk per prompt and call, in order, while the adaptive token budget lasts.
 """
 
@@ -16,10 +16,9 @@ from uma_core.policy.plan import Plan, PlanItem, PrefillMode
 from uma_core.policy.state import SchedulerState, SessionView
 from uma_core.types import Phase, Priority
 
-# Length of a run with nobody decoding, in tick budgets: it is interrupted when somebody comes. Half and twice move
-# nothing.
+# Length of a run while no stream decodes, in tick budgets: a new request interrupts it. Half and twice move nothing.
 IDLE_TICKS = 10
-# Longest piece while no chat streams: what a chat that arrives waits for. With 8 ms TTFT grows by 0.6 %, beside a paste
+# Longest piece while no chat streams: an arriving chat waits for its end. With 8 ms TTFT grows by 0.6 %, beside a paste
 # on a simulated GPU by 25 %; 2 ms gain nothing.
 PIECE_NS = 4_000_000
 
@@ -54,7 +53,7 @@ def _sliced(state: SchedulerState, plan: Plan, index: SessionIndex, item: PlanIt
         item = resized(item, view, _bearable(state, view, chunk_limit(state)))
     cost = state.cost
     quantum = min(PIECE_NS, run_ns)
-    # deep in a context: no run would hold its next piece
+    # deep in a context a piece may be longer than any run
     is_coarse = cost.piece_ns(item.n_tokens, view.n_past) > run_ns
     return plan._replace(
         items=(*items, item), run_ns=run_ns, quantum_ns=quantum, min_pieces=int(is_coarse), transfer_ns=budget
@@ -62,8 +61,8 @@ def _sliced(state: SchedulerState, plan: Plan, index: SessionIndex, item: PlanIt
 
 
 def _bearable(state: SchedulerState, view: SessionView, limit: int) -> int:
-    """The efficient chunk. With one prefill slot, or none, a chat that arrives waits for the chunk's end: then one that
-    takes at most half of the time in which a short prompt's first token is due.
+    """The efficient chunk. With one prefill slot or none, an arriving chat waits for the end of the chunk. So there the
+    chunk takes at most half of the time in which a short prompt's first token is due.
     """
     config, cost = state.config, state.cost
     n = efficient(cost, view, limit)
@@ -103,6 +102,6 @@ def _tokens(state: SchedulerState) -> int:
         elif spent < config.tick_budget_ns * 3 // 4:
             n = n * 5 // 4 + 1
     cost, n_most = state.cost, state.device.n_batch
-    # what takes two steps at least: where a step exceeds the tick's time by itself, fewer would only make more steps
+    # tokens worth two steps at least: if one step exceeds the tick's time, fewer tokens would only mean more steps
     two_ns = 2 * cost.solo_step_ns(0)
     return max(1, min(n, n_most), *(k for k in cost.chunks if k <= n_most and cost.prefill_ns(k, 0) <= two_ns))

@@ -1,9 +1,9 @@
 """Prefill order: which prompt is read next.
 
 Rules: policy/order.py orders prompts (priority, fairness, least remaining work, aging). A paused chunk goes on unless
-a more urgent prompt can open one in another prefill slot. Background prompts never take the last slot, so that a new
-chat can start at the next piece; a second background chunk waits for the first one's end where there are two
-slots. While a chat streams, a prompt that saw no progress for `starvation_ticks` decode rounds goes first.
+a more urgent prompt can begin one in another prefill slot. Background prompts never take the last slot, so that a new
+chat can start at the next piece: with two slots, a second background chunk waits for the end of the first one. While a
+chat streams, a prompt without progress for `starvation_ticks` decode rounds goes first.
 Without resumable prefill all prompts are listed in order, each as a call of its own.
 """
 

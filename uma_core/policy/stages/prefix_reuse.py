@@ -1,9 +1,9 @@
-"""Prefix reuse: prompts begin with KV that is already there, where bringing it in is faster than computing it.
+"""Prefix reuse: prompts begin with KV that is already there, if a restore is faster than computing it.
 
 Rules: an admitted session gets the free sequence that is cheapest for it. The price counts the time to bring its cached
-beginning there, the value of what the sequence holds now, and what a gap between running sequences costs per step.
-Sessions with most to gain choose first. Admission alone decides who comes in, so cold requests wait no longer.
-A prompt between two chunks jumps ahead when others have meanwhile read what it was about to read.
+beginning there, the value of the sequence's present content, and the cost per step of a gap between running sequences.
+Sessions with most to gain choose first. Admission alone decides which sessions come in, so cold requests wait no
+longer. A prompt between two chunks skips tokens that another session has read meanwhile.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from uma_core.policy.index import index_of
 from uma_core.policy.plan import Admission, Plan
 from uma_core.policy.state import SchedulerState, SessionView
 
-# Decode steps for which a gap between running sequences is charged, where neighbours share a pass (llama.cpp's engine):
-# longer answers are rare. The simulator cannot tell: it has no cache.
+# Most decode steps for which a gap between running sequences is charged, if neighbours share a pass (llama.cpp's
+# engine): longer answers are rare. The simulator shows no effect: it has no cache.
 STEPS_MOST = 256
 
 
@@ -32,7 +32,7 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
 
 
 def _gain_ns(state: SchedulerState, view: SessionView) -> int:
-    """Prefill time that a restore would save, less what it takes; <= 0: not worth it."""
+    """Prefill time that a restore would save, less the time that it takes; <= 0: not worth it."""
     if view.cached_hint <= view.n_past:
         return 0
     return state.cost.prompt_ns(view.cached_hint - view.n_past, view.n_past) - view.restore_ns
@@ -41,7 +41,7 @@ def _gain_ns(state: SchedulerState, view: SessionView) -> int:
 def _placed(
     state: SchedulerState, admit: tuple[Admission, ...], views: dict[int, SessionView], gains: dict[int, int]
 ) -> tuple[Admission, ...]:
-    """The same admissions, with the best sequences for them."""
+    """Return the same admissions, with the best sequences for them."""
     device = state.device
     if len(device.seq_held) != len(device.free_seqs):
         return admit
@@ -60,7 +60,7 @@ def _placed(
 
 
 def _price(state: SchedulerState, view: SessionView, seq_id: int, content: tuple[int, int], gain: int) -> int:
-    """What putting the session there costs: the restore, and what is lost of the present content."""
+    """Cost of putting the session there: the restore, and the loss of present content."""
     n_held, loss = content
     if gain <= 0:
         return loss
@@ -74,7 +74,7 @@ def _price(state: SchedulerState, view: SessionView, seq_id: int, content: tuple
 
 
 def _hole(view: SessionView, seq_id: int, busy: set[int], hole_ns: int) -> int:
-    """Where sequences have streams of their own, rows of neighbours share one pass over the weights."""
+    """Cost of a gap between running sequences: if each has a KV stream of its own, only neighbours share a pass."""
     if not busy or not hole_ns or {seq_id - 1, seq_id + 1} & busy:
         return 0
     return hole_ns * min(STEPS_MOST, max(1, view.n_max - view.n_generated))

@@ -1,14 +1,14 @@
-"""Speculate: draft tokens become further rows of a decode call, where they are expected to win more than they cost.
+"""Speculate: draft tokens become further rows of a decode call, if they are expected to win more than they cost.
 
-Rules: rows go to the likeliest drafts of all streams, as many as bring most tokens in the call's time. Several rows may
-be worth it where one is not: a fifth row may cost more than the next three together. Beside interactive streams the
-step stays within their everyday limit, drafts and the draft model's own time included; a gap that is long already gets
-none. Where an everyday gap reads a prompt in pieces, drafts may take what one piece leaves; where a prompt has rows in
-the streams' own call, drafts may take half of them; from a prompt whose first token somebody awaits they take nothing.
-Where a gap holds no other work, the everyday limit applies to each token: a step that is to bring every stream k tokens
-may take k times as long, up to a long gap's length. A stream that gets fewer pays with the tokens that it is ahead:
-those that its drafts brought it before. So a stream that finds no draft for a moment holds up nobody, and one that
-never drafts is not held up.
+Rules: rows go to the likeliest drafts of all streams, in the number that gives most tokens per time of the call.
+Several rows may pay when one does not: a fifth row may cost more than the next three together. Beside interactive
+streams the step stays within their everyday limit, drafts and the draft model's own time included. A gap that is long
+already gets no drafts. If an everyday gap reads a prompt in pieces, drafts may take the time that one piece leaves. If
+a prompt has rows in the streams' own call, drafts may take half of them. From a prompt whose first token a client
+awaits, drafts take nothing. If a gap holds no other work, the everyday limit applies to each token: a step that should
+bring every stream k tokens may take k times as long, up to a long gap's length. A stream that gets fewer tokens pays
+with those that earlier drafts brought it (`ahead`). So a stream without a draft for a moment does not hold up others,
+and a stream that never drafts is not held up.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from uma_core.policy.state import SchedulerState, SessionView
 from uma_core.types import Phase, Priority
 
 UNLIMITED_NS = 1 << 62
-# Probability below which a draft gets no row: prose that repeats nothing drafts at chance (0.07 of its drafts held),
-# which wins nothing and stretched the 95th percentile of its steps from 1.06 to 1.24 of a step (2 cores, AVX-512, 0.5B
-# Q8_0).
+# A draft less likely than this gets no row. Drafts for prose without repeats hold by chance only (0.07 of them). They
+# win nothing, and stretched the 95th percentile of such a text's steps from 1.06 to 1.24 of a step (2 cores, AVX-512,
+# 0.5B Q8_0).
 LEAST_SURVIVAL = 0.25
 
 
 class DraftRoom(NamedTuple):
     """Nanoseconds of a tick that drafts may have."""
 
-    in_everyday_ns: int  # whatever they bring
-    in_long_ns: int  # where they bring each stream enough tokens; as much as the first beside other work
-    limit_ns: int  # of a gap that brings each stream one token
-    round_ns: int  # of that, what the streams' own rows take
+    in_everyday_ns: int  # time for drafts, however few tokens they bring
+    in_long_ns: int  # time if they bring each stream enough tokens; beside other work the same as `in_everyday_ns`
+    limit_ns: int  # limit of a gap that brings each stream one token
+    round_ns: int  # part of that limit that the streams' own rows take
 
 
 UNLIMITED = DraftRoom(UNLIMITED_NS, UNLIMITED_NS, UNLIMITED_NS, 0)
 ORDINARY = ("nothing", "normal")  # gaps within the everyday limit; the others are long already
-# streams for which a draft model runs: with more, their own rows fill the four that cost about as much as one
+# Most streams for which a draft model runs. Four rows cost about as much as one; more streams fill these themselves.
 N_DRAFTING = 2
 
 
@@ -56,10 +56,10 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
 
 
 def _room(state: SchedulerState, plan: Plan) -> DraftRoom:
-    """Time for drafts in this tick: what others left of the room that the latency guard gives an everyday gap.
+    """Time for drafts in this tick: the part that other work left of the room in an everyday gap.
 
-    That room never falls to nothing on a noisy machine, for drafts as for prompts: with the limit less the error alone,
-    one stream's edits were drafted for 1.02 times the tokens a second where steps vary by a fifth.
+    The latency guard keeps some of that room even on a noisy machine, for drafts as for prompts. Without this, drafts
+    of one stream's edits gave only 1.02 times the tokens a second on a machine whose steps vary by a fifth.
     """
     guard = plan.guard
     if guard is None:
@@ -78,7 +78,7 @@ def _room(state: SchedulerState, plan: Plan) -> DraftRoom:
 
 
 def _spare(state: SchedulerState, plan: Plan) -> int:
-    """Time for a prompt's pieces beyond the one that makes progress, where the prompt yields it."""
+    """Time of a prompt's pieces beyond the first, if the prompt gives it up for drafts."""
     item = next((i for i in plan.items if i.mode is PrefillMode.SLICED), None)
     if item is None or plan.guard is None or _is_awaited(state, item):
         return 0
@@ -86,8 +86,8 @@ def _spare(state: SchedulerState, plan: Plan) -> int:
 
 
 def _is_awaited(state: SchedulerState, prompt: PlanItem) -> bool:
-    """Whether somebody waits for this prompt's first token. Drafts then take nothing from it: while they did, the
-    chats of a storm saw theirs after 220 ms, not 158 (0.5B Q8_0, 2 cores).
+    """Whether a client awaits this prompt's first token. Drafts then take nothing from it: when they did, the chats of
+    a storm saw their first tokens after 220 ms, not 158 (0.5B Q8_0, 2 cores).
     """
     return is_first_awaited(prompt_view(state, prompt.sid))
 
@@ -96,7 +96,7 @@ def _is_awaited(state: SchedulerState, prompt: PlanItem) -> bool:
 
 
 def _verify(state: SchedulerState, plan: Plan, room: DraftRoom) -> tuple[Plan, int]:
-    """The plan with rows for drafts, and the room that is left of an everyday gap."""
+    """Return the plan with rows for drafts, and the room that is left in an everyday gap."""
     room_ns, draft_ns, n_taken = room.in_everyday_ns, 0, 0
     chosen: list[int] = []  # for each draft token that gets a row, its stream's sid
     drafting = {v.sid for v in state.sessions if v.survival}
@@ -127,15 +127,15 @@ def _verify(state: SchedulerState, plan: Plan, room: DraftRoom) -> tuple[Plan, i
 
 
 def _spend(state: SchedulerState, plan: Plan, ns: int, room_ns: int) -> Plan:
-    """Drafts take `ns` of the room: what the prompt's pieces have no use for first."""
+    """Take `ns` of the room for drafts: first the time that no other work has, then time of the prompt's pieces."""
     spare_ns = _spare(state, plan)
     from_prompt_ns = min(spare_ns, max(0, ns - max(0, room_ns - spare_ns)))
     return plan._replace(run_ns=plan.run_ns - from_prompt_ns, draft_ns=plan.draft_ns + ns - from_prompt_ns)
 
 
 def _allot(state: SchedulerState, streams: list[SessionView], room: DraftRoom) -> tuple[list[int], int]:
-    """Drafts of one call that get rows, and the time that they take: the likeliest, or a first one of every stream and
-    then the likeliest, where the limit of a stream without rows leaves the others less.
+    """Choose the drafts of one call that get rows, and return the time that they take. Two orders are tried: the
+    likeliest first, or one draft of every stream before others, because the limit of a stream without rows binds all.
     """
     orders = (_likeliest, _each_first) if len(streams) > 1 else (_likeliest,)
     return max(_rows_of(state, streams, order(streams), room) for order in orders)[1:]
@@ -146,14 +146,14 @@ def _rows_of(
 ) -> tuple[float, list[int], int]:
     """Tokens per ns with the best number of these (survival, sid), the sids, and the time that their rows take.
 
-    Several rows may be within the limit where the first of them alone is not: it may take one for each stream.
+    Several rows may be within the limit although the first of them alone is not: every stream may need a row.
     """
     views = {v.sid: v for v in streams}
     n, n_kv = len(streams), sum(v.n_past for v in streams)
     alone_ns = call_ns = state.cost.decode_ns(n, n_kv)
     expected = float(n)
     best_rate = expected / alone_ns
-    tokens = dict.fromkeys(views, 1.0)  # that the call is to bring each stream
+    tokens = dict.fromkeys(views, 1.0)  # expected tokens of the call for each stream
     chosen: list[int] = []
     n_kept = kept_ns = 0
     for survival, sid in drafts:
@@ -173,10 +173,10 @@ def _rows_of(
 
 
 def _exchange(state: SchedulerState, streams: list[SessionView], prompt: PlanItem) -> list[int]:
-    """Drafts that get a prompt's rows, one for one, so that the call takes no longer.
+    """Choose drafts that take over a prompt's rows, one for one, so that the call takes no longer.
 
-    A row brings the prompt one token, or a stream as many as the draft's survival. Each counts as the time for which it
-    would be computed otherwise: a prompt's token in a chunk, a stream's in a step.
+    A row brings the prompt one token, or a stream as many as the draft's survival. Each token counts as the time that
+    it would take otherwise: a prompt's token in a chunk, a stream's token in a step.
     """
     chosen: list[int] = []
     if len(streams) + prompt.n_tokens > state.device.n_verify_rows:
@@ -194,7 +194,7 @@ def _exchange(state: SchedulerState, streams: list[SessionView], prompt: PlanIte
 
 
 def _likeliest(streams: list[SessionView]) -> Iterator[tuple[float, int]]:
-    """(survival, sid) of one draft token after the other, the likeliest first."""
+    """Yield (survival, sid) of one draft token after the other, the likeliest first."""
     left = {v.sid: list(v.survival[::-1]) for v in streams if v.survival}
     best = [(-survival.pop(), sid) for sid, survival in left.items()]
     heapq.heapify(best)
@@ -208,7 +208,7 @@ def _likeliest(streams: list[SessionView]) -> Iterator[tuple[float, int]]:
 
 
 def _each_first(streams: list[SessionView]) -> Iterator[tuple[float, int]]:
-    """The first draft token of every stream, the likeliest first, and then the others as `_likeliest` has them."""
+    """Yield every stream's first draft token, the likeliest first, then the others in the order of `_likeliest`."""
     firsts = sorted(((v.survival[0], v.sid) for v in streams if v.survival), reverse=True)
     others = _likeliest([v._replace(survival=v.survival[1:]) for v in streams])
     return itertools.chain(firsts, others)
@@ -247,7 +247,7 @@ def _draft(state: SchedulerState, plan: Plan, room_ns: int) -> Plan:
             total_ns += n_best * token_ns
     if not wanted:
         return plan
-    # what else fits is for reading what the draft model has not seen yet
+    # the rest of the room is for reading text that the draft model has not seen yet
     budget_ns = max(total_ns, room_ns - _spare(state, plan))
     note = f"speculate: the draft model drafts {sum(k for _, k in wanted)} tokens of {len(wanted)} streams"
     plan = plan._replace(drafting=tuple(wanted), drafting_ns=budget_ns).note(note)
@@ -255,7 +255,7 @@ def _draft(state: SchedulerState, plan: Plan, room_ns: int) -> Plan:
 
 
 def _floor(state: SchedulerState, plan: Plan, room: DraftRoom) -> Plan:
-    """Note how likely a draft must be to get a row: while there is none, the plan may be repeated."""
+    """Note how likely a draft must be to get a row: while no draft is so likely, the plan may be repeated."""
     cells = [v.n_past for v in views_of(state, plan.decodes)]
     n = len(cells)
     if plan.guard is None or not n or n >= state.device.n_verify_rows:

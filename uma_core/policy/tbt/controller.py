@@ -1,11 +1,11 @@
-"""How much room the next gap has, by what earlier gaps turned out to take.
+"""How much room the next gap has, judged by the time that earlier gaps took.
 
-Two things are learned, and nothing else:
+Only two things are learned:
 
 - `error`, the 98th percentile of (a tick's time / its planned time), less 1. It includes every cause: predictions,
   copies, Python, neighbours.
-- `n_long`, a token bucket of long gaps. Every gap adds `long_tick_share` (0.02) of one, a long gap takes one, and it
-  holds one at most: with 2 % of long gaps a stream's p95 is an everyday gap.
+- `n_long`, a token bucket of long gaps. Every gap adds `long_tick_share` (0.02), a long gap takes 1, and the bucket
+  holds 1 at most: with 2 % of long gaps a stream's p95 is an everyday gap.
 
     everyday room = everyday limit / (1 + error) - round - host      at least LEAST x (everyday limit - round - host)
     long room     = min(long limit / (1 + error), long limit - RESERVE rounds) - round - host
@@ -24,28 +24,28 @@ from uma_core.policy.state import SchedulerState
 from uma_core.policy.tbt.limits import TbtLimits
 from uma_core.types import Phase
 
-# Share of gaps that exceed (1 + error) x the planned time. With 0.05 a storm's p95 grows by 1 %; with 0.01 a fifth less
-# is read.
+# Share of gaps that exceed (1 + error) x the planned time. With 0.05 a storm's p95 grows by 1 %; with 0.01 a fifth
+# fewer prompt tokens are read.
 MISSES = 0.02
-# How fast the error follows: a gap beyond it adds 0.039, one within takes 0.0008 off. With 0.08 background work takes
-# 6 % longer; with 0.02 a machine that turns noisy is noticed too late (TTFT three times as long in one case).
+# How fast the error follows: a gap beyond it adds 0.039, a gap within it subtracts 0.0008. With 0.08 background work
+# takes 6 % longer; with 0.02 a machine that turns noisy is noticed too late (TTFT three times as long in one case).
 STEP = 0.04
-# A machine that busy is no excuse to stop: its chats pause anyway. No machine of the simulator is that noisy. A real
-# one is (Zen 3, two shared cores): without this, and with `WRONG`, `FORGET` and `STEP_PART` changed as well, TBT beside
-# a storm was 1.20 steps instead of 1.00, and the storm took 4 % longer (medians of seven and six repeats).
+# On a machine this busy chats pause anyway, so other work need not stop. No machine of the simulator is that noisy. A
+# real one is (Zen 3, two shared cores): without this, and with `WRONG`, `FORGET` and `STEP_PART` changed as well, TBT
+# beside a storm was 1.20 steps instead of 1.00, and the storm took 4 % longer (medians of seven and six repeats).
 ERROR_MOST = 0.25
 # Part of the time between round and everyday limit that other work always gets. Without it, an error of some per cent
-# would leave nothing; on the noisiest machine prompts were then read 13 times slower. With 0.6 background work takes
-# 7 % less, and a late chat's first token half as long again.
+# would leave nothing, and prompts were read 13 times slower on the noisiest machine. With 0.6 background work takes 7 %
+# less time, and a late chat's first token half as long again.
 LEAST = 0.4
-# Of a round, kept below the long limit: a disturbance of the machine comes on top of a gap that is long already. With
-# 0.15 pauses grow by 2 %, with 0.5 background work takes 9 % longer.
+# Part of a round that stays free below the long limit, because a disturbance of the machine would lengthen a gap that
+# is long already. With 0.15 pauses grow by 2 %, with 0.5 background work takes 9 % longer.
 RESERVE = 0.3
-LONG_GAP = 1.0  # credit that a long gap takes, and the most that is saved: one is all there is
+LONG_GAP = 1.0  # credit that a long gap takes, and the most credit that is saved
 
 
 def learn(memory: TbtMemory, state: SchedulerState) -> TbtMemory:
-    """Take in the ticks since the last plan. One plan that was carried out many times is judged by its calls."""
+    """Take in the ticks since the last plan. A plan that was repeated is judged by its calls."""
     n_ticks = state.tick - memory.tick
     if not memory.planned_ns or n_ticks < 1:
         return memory._replace(n_long=min(LONG_GAP, memory.n_long + state.config.long_tick_share))
@@ -62,7 +62,7 @@ def learn(memory: TbtMemory, state: SchedulerState) -> TbtMemory:
 
 
 def room_of(memory: TbtMemory, limits: TbtLimits, long_share: float) -> Room:
-    """What other work may have of the next gap."""
+    """Time that other work may have in the next gap."""
     least_ns = int(LEAST * max(0, limits.everyday_ns - limits.round_ns - limits.host_ns))
     in_everyday_ns = max(least_ns, _below(limits.everyday_ns, limits, memory))
     return Room(in_everyday_ns, max(in_everyday_ns, room_below(limits.long_ns, limits, memory)), long_share)

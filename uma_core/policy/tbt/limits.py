@@ -1,9 +1,9 @@
-"""How long the guard lets the gap between two tokens of a stream be (docs/POLICY.md draws it). What metrics judge a
-gap by is in `seal`.
+"""How long the guard lets the gap between two tokens of a stream be (docs/POLICY.md draws it). The limits by which
+metrics judge a gap are set in `seal`.
 
-round: the predicted decode round of all interactive streams. step: the decode call of one of them alone, which is what
-a chat alone would see. Both limits are multiples of the step: `guard_cap` (1.2) and `pause_cap` (2.0) of them. A
-`target_tbt_ms` replaces the everyday limit of its stream.
+round: the predicted decode round of all interactive streams. step: the decode call of one of them alone, which a chat
+without company would see. The limits are `guard_cap` (1.2) and `pause_cap` (2.0) steps. A `target_tbt_ms` replaces the
+everyday limit of its stream.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from uma_core.policy.index import SessionIndex, index_of, rows_time
 from uma_core.policy.plan import Plan
 from uma_core.policy.state import SchedulerState
 
-# Where the streams' round is far beyond one stream's limit, the limit is 1 + part x (cap - 1) rounds: 1.1 at a
-# `guard_cap` of 1.2, so that a tenth of a round is left for others (half of it: background +19 %; twice: TBT +1 %) ...
+# If the streams' round is far beyond one stream's limit, the limit is 1 + part x (cap - 1) rounds: 1.1 with a
+# `guard_cap` of 1.2, which leaves a tenth of a round for other work (half of it: background +19 %; twice: TBT +1 %) ...
 EVERYDAY_PART = 0.5
-# ... and 1.75 rounds at a `pause_cap` of 2.0. Without this part, a paste beside three chats on the GPU is read 20 times
-# slower; with 0.5 two chats on llama.cpp's kernels have no long gaps; with a part of 1 the chats pause 0.25 rounds
-# longer.
+# ... and 1.75 rounds with a `pause_cap` of 2.0. Without this part, a paste beside three chats on the GPU is read 20
+# times slower; with 0.5 two chats on llama.cpp's kernels have no long gaps; with a part of 1 the chats pause 0.25
+# rounds longer.
 LONG_PART = 0.75
 
 
@@ -30,13 +30,13 @@ class TbtLimits(NamedTuple):
     everyday_ns: int
     long_ns: int
     step_ns: int
-    # host overhead of a gap with other work. A chat alone does not pay it where its next step is computed ahead; 0
-    # elsewhere, where every gap has it
+    # Host overhead of a gap with other work, if the engine computes ahead: a chat alone then does not pay it. Otherwise
+    # 0, because every gap has it.
     host_ns: int = 0
 
 
 def tbt_limits(state: SchedulerState, index: SessionIndex) -> TbtLimits:
-    """Limits for the streams that decode now: the strictest stream's."""
+    """Return the limits for the streams that decode now. The strictest stream decides."""
     config, round_ns = state.config, index.round_ns
     step = max((state.cost.solo_step_ns(view.n_past) for view in index.streams), default=0)
     plain = max(_limit(config.guard_cap, EVERYDAY_PART, step, round_ns), config.guard_floor_ns)
@@ -47,12 +47,12 @@ def tbt_limits(state: SchedulerState, index: SessionIndex) -> TbtLimits:
 
 
 def _limit(steps: float, part: float, step_ns: int, round_ns: int) -> int:
-    """One stream's limit is `steps` steps. The round of several streams may leave nothing below that: then the limit is
+    """One stream's limit is `steps` steps. The round of several streams may leave nothing below that. Then the limit is
     a multiple of the round, whose factor grows with the round from 1 to 1 + part x (steps - 1). The limit is at most
     `steps` rounds, and never falls when `steps` rises.
 
-    With a round of 1.15 steps the limit stays at 1.2 steps: 1.1 rounds would stretch every gap beyond what each stream
-    was promised.
+    With a round of 1.15 steps the limit stays at 1.2 steps: 1.1 rounds would stretch every gap beyond each stream's own
+    limit.
     """
     far_ns = (steps - 1.0) * step_ns / EVERYDAY_PART
     share = min(1.0, (round_ns - step_ns) / far_ns) if far_ns > 0 else 1.0
@@ -60,11 +60,11 @@ def _limit(steps: float, part: float, step_ns: int, round_ns: int) -> int:
 
 
 def seal(state: SchedulerState, plan: Plan) -> Plan:
-    """Write into the finished plan how long its gap and its tick may take: metrics and status judge by these limits,
-    with the guard switched off too.
+    """Write into the finished plan how long its gap and its tick may take. Metrics and status judge by these limits,
+    even with the guard switched off.
 
-    The tick's limit beside a chat is the everyday limit, or round plus run where the guard let in more, plus the time
-    of drafts. With background streams only, it is the tick budget, or round plus run. With nobody decoding it is 0,
+    The tick's limit beside a chat is the everyday limit, or round plus run if the guard granted more, plus the time
+    of drafts. With background streams only, it is the tick budget, or round plus run. If no session decodes it is 0,
     because a new request ends the tick.
     """
     index = index_of(state)
