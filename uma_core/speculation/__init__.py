@@ -1,4 +1,4 @@
 """Draft tokens: where they come from, and how often they hold.
 
-Verification is the executor's, the budget the policy's.
+The executor verifies them, and the policy sets their budget.
 """

@@ -1,8 +1,8 @@
-"""Draft tokens of a model's own prediction heads (MTP). From a token and the hidden state of the position before it
-they say which token follows; from that one and the state that they gave, the next.
+"""Draft tokens of a model's own prediction heads (MTP). From a token and the hidden state of the position before it,
+the heads predict the next token. From that token and the heads' own new state they predict the one after it.
 
-Rules: those of model.py. What a draft's rows leave in the heads' memory came from the heads' own states, so it goes
-when the drafts are made: the same positions are read again with the states of the model that verifies.
+Rules: those of model.py. The rows of a draft put KV into the heads' memory that came from the heads' own states. This
+KV is dropped when the drafts are made, and the same positions are read again with states of the model that verifies.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from uma_core.speculation.acceptance import Acceptance
 from uma_core.speculation.model import Drafter, ModelSource, Sizes
 from uma_core.types import SeqId, TokenId
 
-# Hidden states of a text that wait to be read: of its latest positions, 8 MB with 2,048 floats each. Of a longer prompt
-# the heads see the end, as their one layer of attention begins there. Not tuned.
+# Most hidden states of a text that wait to be read: those of its latest positions, 8 MB with 2,048 floats each. Of a
+# longer prompt the heads see only the end: their one layer of attention begins there. Not tuned.
 N_STATES = 1024
 
 
 class HeadModel(Drafter):
-    """Owns the heads."""
+    """Drafts with prediction heads. Owns them."""
 
     reads_states = True
 
@@ -36,7 +36,7 @@ class HeadModel(Drafter):
         return HeadSource(self, seq_id, given, rates)
 
     def _compute(self, seq_id: SeqId, tokens: np.ndarray, pos0: int, states: np.ndarray | None) -> TokenId:
-        if states is None:  # to be timed
+        if states is None:  # the call is made to be timed
             states = np.zeros((len(tokens), self.heads.n_embd), np.float32)
         rc, token = self.heads.read(seq_id, tokens, pos0, states)
         if rc:
@@ -55,20 +55,20 @@ class HeadModel(Drafter):
 
 
 class HeadSource(ModelSource):
-    """Of one session."""
+    """Prediction heads as the draft source of one session."""
 
     def __init__(self, model: HeadModel, seq_id: SeqId, given: np.ndarray, rates: Acceptance) -> None:
         super().__init__(model, seq_id, given, rates)
         self._heads = model.heads
         self._states: deque[np.ndarray] = deque(maxlen=N_STATES)  # (n_embd,) each, of consecutive positions
-        self._end = 0  # the position after them
+        self._end = 0  # the position after the last of them
 
     @property
     def _begin(self) -> int:
         return self._end - len(self._states)
 
     def see(self, pos: int, states: np.ndarray) -> None:
-        if self._begin <= pos < self._end:  # drafts were taken back, or the text was
+        if self._begin <= pos < self._end:  # drafts or text were taken back
             for _ in range(self._end - pos):
                 self._states.pop()
         elif pos != self._end:
@@ -84,14 +84,14 @@ class HeadSource(ModelSource):
 
     def run(self, generated: Sequence[TokenId], n: int, ns: int) -> None:
         n_said = len(self._given) + len(generated)
-        if self._end < n_said - 1 or self._begin >= n_said - 1:  # the last token's state is not there
+        if self._end < n_said - 1 or self._begin >= n_said - 1:  # the last token's state is missing
             return
-        if self._n_kv <= self._begin:  # what lies before is not known
+        if self._n_kv <= self._begin:  # the states before `_begin` are missing
             self._model.truncate(self._seq_id, 0)
             self._n_kv = self._begin + 1
         super().run(generated, n, ns)
         self._cut(n_said)
-        while self._begin < self._n_kv - 1:  # they are read
+        while self._begin < self._n_kv - 1:  # states that have been read
             self._states.popleft()
 
     def _compute(self, tokens: np.ndarray) -> TokenId:

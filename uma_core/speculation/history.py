@@ -1,6 +1,6 @@
-"""What a client account was answered lately: its next answers may say it again.
+"""Recent answers to a client account: its next answers may repeat parts of them.
 
-Never across accounts: how fast an answer comes would tell one client what another was answered.
+Never across accounts: the speed of an answer would tell one client about another client's answers.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import numpy as np
 from uma_core.speculation.suffix import N_FEED, SuffixText
 from uma_core.types import TokenId
 
-# the ones that ended an answer last: with the default of 32,768 tokens each, of 150 bytes, they hold 310 MB at most
+# most accounts that are kept, those with the latest answers: at 150 bytes a token, the default of 32,768 tokens each
+# makes 310 MB at most
 N_ACCOUNTS = 64
 
 
 class _Account:
-    """Two texts: when the newer one is full, the older one is forgotten. Looking up and forgetting both stay short."""
+    """Two texts: when the newer one is full, the older one is dropped. So lookups and dropping both stay short."""
 
     def __init__(self) -> None:
         self.texts: tuple[SuffixText, ...] = (SuffixText(),)
@@ -26,17 +27,19 @@ class _Account:
 
 
 class History:
-    """Owned by the compute thread. Holds up to `n_tokens` tokens an account (150 bytes each); 0: nothing."""
+    """Answers of all accounts. Owned by the compute thread. Holds up to `n_tokens` tokens an account (150 bytes each);
+    0: nothing.
+    """
 
     def __init__(self, n_tokens: int) -> None:
         self._n_tokens = n_tokens
         self._accounts: OrderedDict[int, _Account] = OrderedDict()
-        self._waiting: deque[tuple[SuffixText, np.ndarray]] = deque()  # what is not taken in yet
+        self._waiting: deque[tuple[SuffixText, np.ndarray]] = deque()  # tokens not taken in yet
 
     def add(self, client: int, answer: Sequence[TokenId]) -> None:
-        """An answer has ended.
+        """Add an answer that has ended.
 
-        The first part of it is there at once; `feed` takes in what a tick should not wait for.
+        Its first part is there at once; `feed` takes in the rest, for which a tick should not wait.
         """
         if not self._n_tokens or not answer:
             return
@@ -55,7 +58,7 @@ class History:
             self._accounts.popitem(last=False)
 
     def feed(self) -> None:
-        """Take in a part of what waits, in a fraction of a millisecond."""
+        """Take in a part of the waiting tokens, in a fraction of a millisecond."""
         if self._waiting:
             text, tokens = self._waiting.popleft()
             text.extend(tokens[:N_FEED])
@@ -63,6 +66,6 @@ class History:
                 self._waiting.appendleft((text, tokens[N_FEED:]))
 
     def texts(self, client: int) -> tuple[SuffixText, ...]:
-        """The newest first."""
+        """Return the account's texts, the newest first."""
         account = self._accounts.get(client)
         return account.texts if account is not None else ()

@@ -1,5 +1,5 @@
-"""Draft tokens that a text repeats: what followed the longest end of it that occurred before, in itself or in
-earlier answers.
+"""Draft tokens that a text repeats: the longest end of the text that occurred before is found, in the text itself or in
+earlier answers, and the tokens that followed it are drafted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ OWN, HISTORY, PREDICTION = "lookup", "history", "prediction"
 
 
 class Lookup:
-    """Of one session. `given`: (n,) int32, its prompt; borrowed. `prediction`: tokens that the client expects."""
+    """Draft source of one session. `given`: (n,) int32, its prompt; borrowed. `prediction`: tokens that the client
+    expects.
+    """
 
     def __init__(
         self, given: np.ndarray, history: Sequence[SuffixText], rates: Acceptance, prediction: Sequence[TokenId] = ()
@@ -34,7 +36,7 @@ class Lookup:
         self.draft = NO_DRAFT
 
     def feed(self) -> bool:
-        """Take in a part of the prompt and of the prediction; whether all of the prompt is in."""
+        """Take in a part of the prompt and of the prediction. Returns whether all of the prompt is in."""
         at = self._expected.n
         if at < len(self._prediction):
             self._expected.extend(np.array(self._prediction[at : at + N_FEED], np.int32))
@@ -44,9 +46,9 @@ class Lookup:
         return self._own.n >= len(self._given)
 
     def propose(self, generated: Sequence[TokenId], n_most: int, forced: Sequence[TokenId] = ()) -> Draft:
-        """At most n tokens that may follow the answer so far and `forced`, which is certain to come next.
+        """Draft at most n tokens that may follow the answer so far and `forced`, which is certain to come next.
 
-        Learns from what has come since the last time.
+        Learns from the tokens that came since the last call.
         """
         if not self.feed():
             return NO_DRAFT
@@ -62,7 +64,7 @@ class Lookup:
         return self.draft
 
     def _best(self, n_most: int) -> Draft:
-        """Of the places that were found, the one with the longest match; the text itself goes before others."""
+        """Draft from the place with the longest match. Of equal matches, the text's own goes first."""
         if self._prediction and not self._n_known:
             tokens = self._prediction[:n_most]
             return self._draft(tokens, [Agreement.ONE] * len(tokens), PREDICTION, 1)

@@ -1,7 +1,7 @@
-"""Draft tokens of a small model: it reads what was said so far in a context of its own, and says what it would say
-next.
+"""Draft tokens of a small model: it reads the text so far in a context of its own, and predicts the next tokens.
 
-Rules: the compute thread's. The policy says when, and for how long; drafting takes time from the streams' step.
+Rules: compute thread only. The policy decides when it drafts and for how long, because drafting takes time from the
+streams' step.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from uma_core.types import SeqId, TokenId
 log = logging.getLogger(__name__)
 
 MODEL = "draft"
-N_READ = 64  # tokens read in one call: what a row costs there holds for larger ones
-N_TIMED = 3  # calls of each kind by which times are taken; the fastest counts
-# Times of a token after which its time is doubted, where nothing was drafted: other work may have made the calls slow
-# by which it is known, and what costs too much is never asked. So probes take 1 part of 200 of the time at most. Not
-# tuned.
+N_READ = 64  # tokens read in one call: the cost of a row there holds for larger calls
+N_TIMED = 3  # timed calls of each kind; the fastest counts
+# If nothing was drafted for this many times a token's time, that time is measured again: other work may have slowed the
+# calls that gave it, and a model that seems too slow is never asked. So probes take at most 1 part of 200 of the time.
+# Not tuned.
 DOUBTED_AFTER = 200
-GAIN = 0.1  # of what a call took, over what was known: a change of speed is followed within some twenty calls
+GAIN = 0.1  # weight of the latest call in a known time, which so follows a change of speed within some twenty calls
 
 
 class Sizes(NamedTuple):
-    """Of a context that drafts."""
+    """Sizes of a context that drafts."""
 
     n_seq: int
     n_vocab: int  # tokens that both models know
@@ -41,9 +41,9 @@ class Sizes(NamedTuple):
 
 
 class Drafter(ABC):
-    """Computes drafts for as many sessions at a time as it has sequences, and knows what they cost."""
+    """Computes drafts for as many sessions at a time as it has sequences, and knows the time that they take."""
 
-    reads_states = False  # beside tokens it wants the hidden states of the model that verifies, see `ModelSource.see`
+    reads_states = False  # whether it also reads hidden states of the model that verifies, see `ModelSource.see`
 
     def __init__(self, name: str, sizes: Sizes, clock: Clock) -> None:
         self.name = name
@@ -66,7 +66,7 @@ class Drafter(ABC):
         return max(1, min(times))
 
     def open(self, given: np.ndarray, rates: Acceptance) -> ModelSource | None:
-        """Of a session with this prompt; None while all sequences are taken."""
+        """Return the draft source of a session with this prompt; None while all sequences are taken."""
         if not self._free or self.is_broken:
             return None
         seq_id = self._free.pop()
@@ -75,7 +75,9 @@ class Drafter(ABC):
         return self._new_source(seq_id, given, rates)
 
     def _probe(self, seq_id: SeqId) -> None:
-        """Time a token again, in an empty sequence. Other work makes a call slower, never faster: the faster counts."""
+        """Time a token again, in an empty sequence. The faster time counts: other work makes a call slower, never
+        faster.
+        """
         t0 = self.clock.now_ns()
         token = self._compute(seq_id, np.zeros(1, np.int32), 0, None)
         self._t_drafted_ns = self.clock.now_ns()
@@ -91,7 +93,7 @@ class Drafter(ABC):
         self._free.append(seq_id)
 
     def compute(self, seq_id: SeqId, tokens: np.ndarray, pos0: int, states: np.ndarray | None = None) -> TokenId:
-        """Read (n,) int32 tokens at these positions; what would be said after them, -1 where that cannot be told.
+        """Read (n,) int32 tokens at these positions. Returns the predicted next token, -1 if there is none.
 
         `states`: (n, n_embd) float32, which prediction heads read beside the tokens.
         """
@@ -99,14 +101,14 @@ class Drafter(ABC):
         token = self._compute(seq_id, tokens, pos0, states)
         now = self.clock.now_ns()
         n, ns = len(tokens), now - t0
-        if token < 0:  # it was given up
+        if token < 0:  # the call was given up
             return token
         if n == 1:
             self.token_ns = max(1, self.token_ns + int(GAIN * (ns - self.token_ns)))
             self._t_drafted_ns = now
         if n == self._n_read:
             self.read_ns = max(1, self.read_ns + int(GAIN * (ns / n - self.read_ns)))
-        else:  # a longer call takes no more for each of its tokens
+        else:  # a longer call takes no more time per token
             self.read_ns = max(1, min(self.read_ns, ns // n))
         return token
 
@@ -118,7 +120,7 @@ class Drafter(ABC):
         return 0 <= token < self.n_vocab
 
     def n_fitting(self, ns: int) -> int:
-        """Tokens that can be read in one call in that time; 0: none."""
+        """Number of tokens that can be read in one call in that time; 0: none."""
         return min(self._n_read, max(1, ns // self.read_ns)) if ns >= self.token_ns else 0
 
     @abstractmethod
@@ -136,10 +138,10 @@ class Drafter(ABC):
 
 
 class DraftModel(Drafter):
-    """A model of its own. Owns the engine."""
+    """Drafts with a separate model. Owns its engine."""
 
     def __init__(self, engine: Engine, n_vocab: int, clock: Clock) -> None:
-        """`n_vocab`: of the model that verifies."""
+        """`n_vocab`: vocabulary size of the model that verifies."""
         info = engine.info
         self.engine = engine
         self._batch = Batch(info.n_batch)
@@ -154,7 +156,7 @@ class DraftModel(Drafter):
         outcome = self.engine.decode(batch, [None])
         if outcome.status is DecodeStatus.OK:
             return outcome.tokens[0]
-        if outcome.status is not DecodeStatus.ABORTED:  # which was meant for the model that verifies
+        if outcome.status is not DecodeStatus.ABORTED:  # an abort was meant for the model that verifies
             self.fail(outcome.status.name)
         self.truncate(seq_id, pos0)
         return -1
@@ -170,26 +172,26 @@ class DraftModel(Drafter):
 
 
 class ModelSource:
-    """Of one session. `given`: (n,) int32, its prompt; borrowed."""
+    """A draft model as the draft source of one session. `given`: (n,) int32, its prompt; borrowed."""
 
-    N_SKIPPED = 32  # tokens after which a model that does not pay is tried again: what it says may have become likelier
+    N_SKIPPED = 32  # tokens after which a model that did not pay is tried again: its drafts may have become likelier
 
     def __init__(self, model: Drafter, seq_id: SeqId, given: np.ndarray, rates: Acceptance) -> None:
         self._model = model
         self._seq_id = seq_id
         self._given = given
         self._rates = rates
-        self._n_kv = 0  # positions that the model has computed, of what was said
+        self._n_kv = 0  # positions of the text that the model has computed
         self._n_known = 0  # generated tokens that it was told of
-        self._n_tried = 0  # of those, when it drafted last
-        self._drafted: list[TokenId] = []  # after `_n_known`
+        self._n_tried = 0  # `_n_known` at its last draft
+        self._drafted: list[TokenId] = []  # draft tokens after `_n_known`
         self._is_over = False  # the text is too long for its context, or has tokens that it does not know
 
     def see(self, pos: int, states: np.ndarray) -> None:
-        """(n, n_embd) float32: last hidden states of the text's positions from `pos` on, of the model that verifies."""
+        """Take (n, n_embd) float32: last hidden states, by the model that verifies, of the positions from `pos` on."""
 
     def draft(self, generated: Sequence[TokenId]) -> Draft:
-        """What it drafted, if that follows the answer so far. Learns from what has come since."""
+        """Return its draft tokens, if they follow the answer so far. Learns from the tokens that came since."""
         new = generated[self._n_known :]
         if new and self._drafted:
             self._rates.observe(self._draft(), new)
@@ -213,7 +215,7 @@ class ModelSource:
         return tuple(self._rates.survival(MODEL, 1, (Agreement.ONE,) * n))
 
     def rates(self, n_most: int) -> tuple[float, ...]:
-        """How likely each token is to be drawn that it would draft now; (): it cannot."""
+        """For each token that it would draft now, the probability that it will be drawn; () if it cannot draft."""
         if self._is_over or self._model.is_broken:
             return ()
         n_most = min(n_most, self._model.n_ctx_seq - len(self._given) - self._n_known - 1)
@@ -222,7 +224,7 @@ class ModelSource:
         return self._survival(n_most)
 
     def run(self, generated: Sequence[TokenId], n: int, ns: int) -> None:
-        """Draft n tokens after the answer so far; where more is to be read than fits into the time, read that much."""
+        """Draft n tokens after the answer so far. If reading the text takes longer than `ns`, only read on."""
         model = self._model
         until = model.clock.now_ns() + ns
         self.draft(generated)
@@ -231,7 +233,7 @@ class ModelSource:
         if n_said + n >= model.n_ctx_seq:
             self._is_over = True
             return
-        if self._n_kv >= n_said:  # what follows the last token was seen by the sampler of an earlier draft only
+        if self._n_kv >= n_said:  # an earlier draft has read the last token, and its prediction is gone
             self._n_kv = n_said - 1
             model.truncate(self._seq_id, self._n_kv)
         token = -1

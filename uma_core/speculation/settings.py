@@ -1,4 +1,4 @@
-"""What the configuration says of draft tokens."""
+"""Settings of draft tokens, from the configuration."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ OFF, LOOKUP, DRAFT, AUTO = "off", "lookup", "draft", "auto"
 
 
 class Settings(NamedTuple):
-    # of requests that say nothing and predict nothing; auto: all sources where a token does not depend on which rows
-    # are computed with it
+    # mode of requests that name none and predict nothing; auto: all sources, if a token does not depend on the other
+    # rows of its call
     mode: str = OFF
-    n_most: int = 8  # draft tokens of a stream in one step
-    n_history: int = 32768  # tokens of its answers that are kept for a client account
+    n_most: int = 8  # most draft tokens of a stream in one step
+    n_history: int = 32768  # most tokens of its answers that are kept for a client account

@@ -19,27 +19,27 @@ from uma_core.types import Phase, TokenId
 
 
 class DraftSource(Protocol):
-    """Of one session."""
+    """Source of draft tokens for one session."""
 
     def feed(self) -> bool:
-        """Take in a part of the prompt, in a fraction of a millisecond; whether all of it is in."""
+        """Take in a part of the prompt, in a fraction of a millisecond. Returns whether all of it is in."""
 
     def propose(self, generated: Sequence[TokenId], n_most: int, forced: Sequence[TokenId] = ()) -> Draft:
-        """At most n tokens that may follow the answer so far and `forced`, which is certain to come next."""
+        """Draft at most n tokens that may follow the answer so far and `forced`, which is certain to come next."""
 
 
 NewSource = Callable[[Session], DraftSource]
 
 
-# Tokens that a stream may be ahead: what it saves for steps that others' drafts stretch. A step of eight rows of four
-# streams takes 0.2 to 0.3 of one, so that is some sixty steps of something new. With 8 four edits come 1.92 times as
-# fast as without drafts, with 16 2.04, with 32 2.05 (`python -m perf drafts`).
+# Most tokens that a stream may be ahead. It spends them in steps that others' drafts stretch. A step with eight rows of
+# four streams takes 0.2 to 0.3 of a token, so they last for some sixty steps of new text. With 8, four edits come
+# 1.92 times as fast as without drafts, with 16 2.04, with 32 2.05 (`python -m perf drafts`).
 AHEAD_MOST = 16.0
-AHEAD_FIRST = 1.0  # what a new stream has of them, or nobody could begin where each waits for the others' drafts
+AHEAD_FIRST = 1.0  # tokens that a new stream is ahead: without any, each stream would wait for the others' drafts
 
 
 class Speculator:
-    """Keeps `session.draft` up to date. What was drafted and accepted is counted by the executor."""
+    """Keeps `session.draft` up to date. The executor counts drafted and accepted tokens."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Speculator:
         new_source: NewSource | None = None,
         model: Drafter | None = None,
     ) -> None:
-        """`is_exact`: the engine computes the same logits for a row whatever other rows are computed with it.
+        """`is_exact`: the engine computes the same logits for a row, whichever other rows its call has.
 
         Owns `model`.
         """
@@ -58,7 +58,7 @@ class Speculator:
         self._rates = Acceptance()
         self._new_source = new_source or self._lookup
         self.model = model
-        self._live: dict[int, Session] = {}  # by sid: those that draft, from acceptance to their end
+        self._live: dict[int, Session] = {}  # by sid: sessions that draft, from their acceptance to their end
 
     def _lookup(self, session: Session) -> DraftSource:
         prediction = session.request.prediction
@@ -66,27 +66,27 @@ class Speculator:
         return Lookup(session.given, self._history.texts(session.client), Acceptance(self._rates), expected)
 
     def apply(self, settings: Settings) -> None:
-        """Between two ticks. Requests that are running keep their mode."""
+        """Apply new settings, between two ticks. Running requests keep their mode."""
         if settings.n_history != self._settings.n_history:
             self._history = History(settings.n_history)
         self._settings = settings
 
     def begin(self, session: Session) -> None:
-        """It was accepted."""
+        """Set up a session that was accepted."""
         request = session.request
         mode = request.speculate or (AUTO if request.prediction else self._settings.mode)
         is_auto = mode == AUTO and self._is_exact
         session.looks_up = mode == LOOKUP or is_auto
         session.asks_model = self.model is not None and (mode == DRAFT or is_auto)
-        session.speculates = mode != OFF and session.bans is None  # what is taken back was seen by all sources
+        session.speculates = mode != OFF and session.bans is None  # bans take back tokens that sources have seen
         if session.speculates:
             session.ahead = AHEAD_FIRST
             self._live[session.sid] = session
 
     def propose(self, stretch: float = 0.0) -> float:
-        """Look for drafts of the sessions that decode: how likely the likeliest first token is.
+        """Look for drafts of the sessions that decode. Returns the probability of the likeliest first token.
 
-        Prompts that are being read are taken in. `stretch`: of the plan that was carried out last.
+        Takes in prompts that are being read. `stretch`: that of the plan that was carried out last.
         """
         best = 0.0
         if not self._live:
@@ -119,7 +119,7 @@ class Speculator:
         session.touch()
 
     def _continue(self, session: Session, forced: tuple[TokenId, ...], n_most: int) -> None:
-        """Draft the forced tokens, and what its text repeats after them: forced runs are short."""
+        """Draft the forced tokens, and after them tokens that the text repeats: forced runs are short."""
         n, said = len(forced), NO_DRAFT
         if session.looks_up and n < n_most:
             said = self._source(session).propose(_known(session), n_most - n, forced)
@@ -128,7 +128,9 @@ class Speculator:
         )
 
     def _guess(self, session: Session, n_most: int) -> None:
-        """The likelier of what its text repeats and what the draft model said; whether that is to be asked for more."""
+        """Take the likelier draft: from the text's repeats or from the draft model. Decide whether to ask the model for
+        more.
+        """
         known = _known(session)
         if session.looks_up:
             session.draft = self._source(session).propose(known, n_most)
@@ -150,17 +152,17 @@ class Speculator:
 
     @property
     def reads_states(self) -> bool:
-        """Whether `see` is of use."""
+        """Whether `see` has any effect."""
         return self.model is not None and self.model.reads_states
 
     def see(self, session: Session, pos: int, states: np.ndarray) -> None:
-        """(n, n_embd) float32: last hidden states of a session's positions from `pos` on, computed just now."""
+        """Take (n, n_embd) float32: last hidden states of a session's positions from `pos` on, just computed."""
         source = self._model_source(session) if session.sid in self._live else None
         if source is not None:
             source.see(pos, states)
 
     def run_model(self, sid: int, n_tokens: int, ns: int) -> None:
-        """Let the draft model draft for a session's next step, in this much time."""
+        """Let the draft model draft for a session's next step, for `ns` at most."""
         session = self._live.get(sid)
         if session is not None and session.phase is Phase.DECODE and session.model_drafts is not None:
             session.model_drafts.run(_known(session), n_tokens, ns)
@@ -177,7 +179,7 @@ class Speculator:
 
 
 def _settle(session: Session, stretch: float) -> None:
-    """Count what the last step brought it, and what the step's length took."""
+    """Add the tokens that the last step brought to `ahead`, less those that the step's length cost."""
     n_new = len(session.generated) - session.n_settled
     if n_new > 0:
         session.ahead = max(0.0, min(AHEAD_MOST, session.ahead + n_new - 1 - stretch))
@@ -185,5 +187,5 @@ def _settle(session: Session, stretch: float) -> None:
 
 
 def _known(session: Session) -> Sequence[TokenId]:
-    """The answer so far, as its reader will have it."""
+    """The answer so far, as its reader will see it."""
     return session.generated if session.first_token is None else [session.first_token]

@@ -1,7 +1,7 @@
-"""Texts in which the end of another text, or their own, is found again (native/speculation/suffix.c: a suffix
+"""Texts that are searched for the end of another text, or for their own end (native/speculation/suffix.c: a suffix
 automaton).
 
-A token costs 0.1 to 0.3 us and 150 bytes, whatever the text's length.
+A token takes 0.1 to 0.3 us and 150 bytes, independent of the text's length.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from uma_core.session.draft import Agreement
 from uma_core.types import TokenId
 
 N_FEED = 1024  # tokens of a long text taken in at a time, 0.1 to 0.3 ms: a tick must not wait longer
-N_READ_MOST = 64  # tokens of a continuation that are read at once
+N_READ_MOST = 64  # most tokens of a continuation that are read at once
 
 
 class SuffixText:
@@ -32,21 +32,21 @@ class SuffixText:
         self._agreement = ffi.new("uint8_t[]", N_READ_MOST)
 
     def extend(self, tokens: np.ndarray) -> None:
-        """Append (n,) int32. Where memory runs out, nothing matches any more."""
+        """Append (n,) int32. If memory runs out, nothing matches any more."""
         tokens = np.ascontiguousarray(tokens, np.int32)
         lib.uma_suffix_extend(self.handle, ffi.from_buffer("llama_token *", tokens), len(tokens))
         self.n += len(tokens)
 
     def match(self) -> tuple[int, int]:
-        """The longest end of the text that occurred before: its length, and the position after its latest earlier
-        place.
+        """Find the longest end of the text that occurred before. Returns its length, and the position after its latest
+        earlier place.
         """
         position = lib.uma_suffix_match(self.handle, self._n_match)
         return self._n_match[0], position
 
     def read(self, position: int, n_match: int, n: int) -> tuple[list[TokenId], list[Agreement]]:
-        """Up to n tokens that follow a match of `n_match` tokens, to the next separator or the end; and for each,
-        whether the same token followed the match's earlier place.
+        """Return up to n tokens that follow a match of `n_match` tokens, to the next separator or the end; and for each
+        token whether the same one followed the match's earlier place.
         """
         n_most = min(n, N_READ_MOST)
         n_read = lib.uma_suffix_read(self.handle, position, n_match, self._out, self._agreement, n_most)
@@ -58,7 +58,7 @@ class SuffixText:
 
 
 class Cursor:
-    """How much of the end of a text that grows token by token occurs in a SuffixText, which may grow as well."""
+    """Follows a text that grows token by token: how much of its end occurs in a SuffixText, which may grow as well."""
 
     def __init__(self, text: SuffixText) -> None:
         self.text = text
