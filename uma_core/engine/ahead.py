@@ -1,4 +1,4 @@
-"""The decode call that was begun before anybody asked for it (native/llama/ahead.c)."""
+"""The decode call that was begun before the executor asked for it (native/llama/ahead.c)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from uma_core.errors import ErrorCode, UmaError
 
 
 class Ahead:
-    """Owns the C side's note of it. `handle`: a uma_ahead *, NULL where nothing is ever begun."""
+    """Owns the C side's record of such a call. `handle`: a uma_ahead *, NULL if no call is ever begun ahead."""
 
     def __init__(self, n_most: int, bell: Any) -> None:
-        """Of up to `n_most` rows; 0: never.
+        """Make a record for calls of up to `n_most` rows; 0: never begin one.
 
-        `bell`: an int32_t * that says when something has happened. Raises: INSUFFICIENT_MEMORY.
+        `bell`: an int32_t * that is set when something has happened. Raises: INSUFFICIENT_MEMORY.
         """
         self.handle = lib.uma_ahead_new(n_most, bell) if n_most else ffi.NULL
         if n_most and not self.handle:
@@ -31,5 +31,5 @@ class Ahead:
 
 
 def pays(wanted: str, is_gpu: bool) -> bool:
-    """Whether calls are begun ahead. On a CPU beginning is computing: tokens would leave a step later."""
+    """Whether calls are begun ahead. On a CPU, to begin a call is to compute it: tokens would leave a step later."""
     return wanted == "on" or (wanted == "auto" and is_gpu)

@@ -1,14 +1,14 @@
-"""The Engine contract: everything the executor may ask of a model, and nothing about how it is done.
+"""The Engine contract: everything that the executor may ask of a model, and nothing about how engines do it.
 
 Rules: one thread (the compute thread) calls everything except `tokenize`, `piece`, `prepare`, `ring`, `abort`,
-`pump_log` and `slot_warnings`, which any thread may call. Nothing here assumes llama.cpp. Engines never choose; they do
-or refuse.
+`pump_log` and `slot_warnings`, which any thread may call. Nothing here assumes llama.cpp. Engines never choose: they do
+what they are asked, or refuse.
 
 KV model: the engine holds `n_seq_max` sequences. A sequence holds positions 0..n-1 (`kv_len`).
-A prompt is read either by `decode` (one call, cannot be interrupted) or, where
-`Capabilities.n_prefill_slots` > 0, by `prefill_*`: one chunk whose computation can be paused between
-pieces of the graph, decode calls running in the pauses. Its KV becomes visible to `decode` by a
-`Transfer` (`handover`). Transfers are the one way in which KV moves, and they are done in slices.
+A prompt is read either by `decode` (one call, cannot be interrupted) or, if
+`Capabilities.n_prefill_slots` > 0, by `prefill_*`: one chunk whose computation can pause between
+pieces of the graph, while decode calls run. Its KV becomes visible to `decode` by a
+`Transfer` (`handover`). KV moves only by transfers, and they are done in slices.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import numpy as np
 from uma_core.types import AdapterSet, SamplingParams, SeqId, TokenId
 
 NO_PAGES = np.zeros(0, np.int32)
-NOT_DRAWN = -2  # in the place of a row's token (UMA_NOT_DRAWN)
-WANT_TOKEN = 1  # of a row (UMA_WANT_TOKEN)
+NOT_DRAWN = -2  # stands for a row's token that was not drawn (UMA_NOT_DRAWN)
+WANT_TOKEN = 1  # a row's token is drawn in the call (UMA_WANT_TOKEN)
 WANT_LOGITS = 2  # its token is drawn by `Engine.draw` (UMA_WANT_LOGITS)
-WANT_IF_HELD = 3  # a draft: a token if the one before it was drawn as drafted (UMA_WANT_IF_HELD)
+WANT_IF_HELD = 3  # a draft: its token is drawn if the one before it was drawn as drafted (UMA_WANT_IF_HELD)
 
 
 class DecodeStatus(IntEnum):
@@ -40,15 +40,15 @@ class DecodeStatus(IntEnum):
 class DecodeOutcome(NamedTuple):
     """Result of one decode call. `tokens[i]` belongs to the i-th row with logits, -1 where its logits were not finite.
 
-    NOT_DRAWN: of a draft that another token was drawn for, and of rows whose token `draw` is asked for.
+    NOT_DRAWN stands for rows of drafts from the first that did not hold, and for rows whose token `draw` is asked for.
     """
 
     status: DecodeStatus
     tokens: Sequence[TokenId]
     call_ns: int  # decode call until the logits are readable
     sample_ns: int  # sampling of all rows
-    # when it was, on the monotonic clock: before it was asked for, if the batch before it went on; 0: when it was asked
-    # for
+    # when the call began, on the monotonic clock: before `decode` was called, if the batch before it went on; 0: when
+    # `decode` was called
     begun_ns: int = 0
 
 
@@ -59,7 +59,7 @@ class PrefillStatus(IntEnum):
 
 
 class Rows(IntEnum):
-    """Of which tokens of a chunk outputs are wanted. The numbers of uma_prefill_start."""
+    """The tokens of a chunk whose outputs are wanted. The numbers of uma_prefill_start."""
 
     NONE = 0
     LAST = 1
@@ -77,18 +77,18 @@ ROWS_OF = {
 
 
 class EmbeddingInfo(NamedTuple):
-    """What an engine can make vectors of, and which."""
+    """Which inputs an engine can make vectors of, and which vectors."""
 
     n_embd: int  # numbers of a vector
-    pooling: str  # of a request that names none
-    poolings: tuple[str, ...]  # that can be had
+    pooling: str  # pooling for a request that names none
+    poolings: tuple[str, ...]  # poolings that a request may name
     n_input: int  # most tokens of one input
-    n_rows: int = 0  # most tokens of a chunk of which all hidden states can be had
+    n_rows: int = 0  # most tokens of a chunk for which all hidden states are available
     # inputs are computed whole, several in one call, and pooled by the model (`encode_*`); else chunk by chunk
     # (`prefill_*`)
     is_whole: bool = False
-    n_inputs: int = 1  # most of one call, where they are computed whole
-    n_scores: int = 1  # of pooling "rank"
+    n_inputs: int = 1  # most inputs of one call, if they are computed whole
+    n_scores: int = 1  # numbers that pooling "rank" gives
 
 
 class PrefillOutcome(NamedTuple):
@@ -96,28 +96,28 @@ class PrefillOutcome(NamedTuple):
     n_pieces: int  # pieces computed by this call
     fraction: float  # part of the chunk's work that is done, 0..1
     elapsed_ns: int
-    longest_ns: int  # longest single piece of this call: what a waiting decode tick would have paid
+    longest_ns: int  # longest single piece of this call: a decode tick would have waited for so long
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What this engine on this model can do; the policy reads it through DeviceView."""
+    """Abilities of this engine with this model; the policy reads them through DeviceView."""
 
     n_prefill_slots: int  # chunks that can be in progress (paused) at once; 0: no resumable prefill
     can_rollback: bool  # kv_truncate to any length works (not: SWA, recurrent)
     can_copy_prefix: bool  # copy_prefix works for part of a sequence
     can_abort: bool  # abort() reaches a running decode call
-    # a decode call takes any sequences' rows alike (else those of neighbours are best, each with a stream of its own)
+    # a decode call takes rows of any sequences (else each sequence has its own stream, and neighbours' rows are best)
     can_mix_rows: bool = False
     n_verify_rows: int = 0  # most rows of a decode call that holds drafts; 0: no drafts can be verified
-    # sizes of a decode call, ascending, in which a prompt's tokens stand beside other sequences' rows at little cost
+    # sizes of a decode call, ascending, with which tokens of a prompt beside other sequences' rows cost little
     ride_rows: tuple[int, ...] = ()
     # rows of a decode call may have different LoRA adapters; else all of them have the same
     can_mix_adapters: bool = True
     # `hidden` and `prefill_hidden` have rows for prediction heads after every decode call, and after every chunk
     keeps_hidden: bool = False
     computes_ahead: bool = False  # `begin_next` begins a decode call, and the device computes while the host goes on
-    has_states: bool = False  # recurrent layers: sequences are cut, copied and continued only where `resumable` says
+    has_states: bool = False  # recurrent layers: sequences can be cut, copied and continued at `resumable` places only
 
 
 class Adapter(NamedTuple):
@@ -125,10 +125,10 @@ class Adapter(NamedTuple):
 
     id: str
     path: str
-    scale: float  # of requests that do not say which adapters they want
-    fingerprint: str  # of its file
+    scale: float  # scale for requests that name no adapters
+    fingerprint: str  # fingerprint of its file
     n_bytes: int
-    task_name: str = ""  # what the file says that it is for, and what a prompt should begin with
+    task_name: str = ""  # the adapter's task and the text that should begin a prompt, as the file states them
     prompt_prefix: str = ""
 
 
@@ -139,14 +139,14 @@ class EngineInfo:
     engine: str  # "llama", "graph", "fake"
     model_name: str
     model_path: str
-    fingerprint: str  # of the weights file: sha256 over header and samples of the data, hex
+    fingerprint: str  # identity of the weights file: sha256 over header and samples of the data, hex
     arch: str
     backend: str  # "cpu", "cuda", "metal", "vulkan", "fake"
     devices: tuple[str, ...]
     n_vocab: int
     n_layer: int
     n_ctx_train: int
-    n_ctx: int  # KV cells in all
+    n_ctx: int  # KV cells in total
     n_ctx_seq: int  # KV cells that one sequence may hold
     n_seq_max: int
     n_batch: int  # most tokens in one decode call
@@ -156,28 +156,30 @@ class EngineInfo:
     kv_type: str  # "f16", "bf16", "q8_0", "q4_0"
     kv_bytes_per_cell: int
     weight_bytes: int
-    # cells that a sequence takes at a time; more than 1: whole pages can be several sequences' at once
+    # cells that a sequence takes at a time; if more than 1, sequences can share whole pages
     kv_page: int = 1
     n_expert: int = 0
     n_expert_used: int = 0
-    expert_bytes: int = 0  # of weight_bytes: in expert tensors
+    expert_bytes: int = 0  # part of weight_bytes that is in expert tensors
     capabilities: Capabilities = field(default_factory=lambda: Capabilities(0, False, False, False))
-    embedding: EmbeddingInfo | None = None  # None: it has no vectors to give
+    embedding: EmbeddingInfo | None = None  # None: the model gives no vectors
     can_generate: bool = True  # False: encoders and rerankers
     suppressed: tuple[TokenId, ...] = ()  # tokens that the model must never generate: every session needs a sampler
     n_outputs: int = 1  # most rows with logits in one decode call
     kernels: str = ""  # instruction set of our own CPU kernels; "": the backend's own are used
     is_deterministic: bool = False  # a row's logits have the same bits whatever else its calls compute
     adapters: tuple[Adapter, ...] = ()
-    # the graph engine's: "mapped", "read", "repacked", "repack cache" or "copied"; "": llama.cpp loads them
+    # how the graph engine got its weights: "mapped", "read", "repacked", "repack cache" or "copied"; "": llama.cpp
+    # loads them
     weights_from: str = ""
-    notes: tuple[str, ...] = ()  # why something is off, for `status`
-    # what else K and V depend on: kernels, experts in use, rotary positions. KV of other facts is not this engine's
+    notes: tuple[str, ...] = ()  # why features are off, for `status`
+    # facts on which K and V depend too: kernels, experts in use, rotary positions. KV made with other facts does not
+    # fit this engine
     kv_facts: tuple[str | int, ...] = ()
 
     @property
     def default_adapters(self) -> AdapterSet:
-        """Of requests that do not say."""
+        """Adapters of requests that name none."""
         return tuple(sorted((adapter.id, adapter.scale) for adapter in self.adapters if adapter.scale))
 
     @property
@@ -187,10 +189,10 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a client that writes prompts or describes models must know, beyond EngineInfo."""
+    """Facts beyond EngineInfo, for clients that write prompts or describe models."""
 
     chat_template: str | None  # Jinja; None: the file has none
-    chat_template_tool_use: str | None  # another one for chats with tools, where the file has it
+    chat_template_tool_use: str | None  # another template for chats with tools, if the file has one
     special: dict[str, tuple[TokenId, str]]  # bos, eos, eot, fim_pre, …: id and text; absent: the model has none
     add_bos: bool  # tokenising adds them
     add_eos: bool
@@ -198,9 +200,9 @@ class ModelFacts:
     n_embd: int
     vocab_type: str  # "spm", "bpe", "wpm", "ugm", "rwkv", "plamo2", "none", "fake"
     description: str  # "llama 7B Q4_0"
-    pooling: str = ""  # of an embedding model, as its file says: "mean", "cls", "last", "rank"; "": it says nothing
-    add_sep: bool = False  # between a reranker's query and document
-    # a reranker's prompt, with {query} and {document} in it; "": the two between special tokens
+    pooling: str = ""  # pooling in the file of an embedding model: "mean", "cls", "last", "rank"; "": it names none
+    add_sep: bool = False  # a separator stands between a reranker's query and document
+    # a reranker's prompt, with {query} and {document} in it; "": query and document stand between special tokens
     rerank_template: str = ""
 
 
@@ -213,7 +215,7 @@ class MemoryUse(NamedTuple):
 
 
 class Logprobs(NamedTuple):
-    """Natural logarithms of probabilities: of a sampled token, and of the likeliest ones, likeliest first."""
+    """Natural logarithms of probabilities: of a sampled token, and of the likeliest tokens, the likeliest first."""
 
     logprob: float
     top: tuple[tuple[TokenId, float], ...]
@@ -222,8 +224,8 @@ class Logprobs(NamedTuple):
 class Sampler(Protocol):
     """Turns logits rows of one session into tokens; keeps that session's penalty window. Owned by the session.
 
-    What it was told holds for the next row that is sampled: a decode call that was begun ahead samples when it is
-    asked for.
+    Settings hold from the next row that is sampled. A decode call that was begun ahead samples only when `decode` asks
+    for it.
     """
 
     def accept(self, tokens: np.ndarray) -> None:
@@ -232,30 +234,30 @@ class Sampler(Protocol):
     def set_mask(self, mask: np.ndarray | None) -> None:
         """Allow only some tokens from the next draw on; None: all.
 
-        `mask`: uint32, a bit for each of n_vocab tokens, the lowest bit of a word first (as llguidance fills it). It is
-        borrowed, and read whenever a row is sampled until another one is set: its owner may change it between two
-        calls. With no bit set, sampling gives -1.
+        `mask`: uint32, a bit for each of n_vocab tokens, the lowest bit of a word first (as llguidance fills it). The
+        sampler borrows the mask, and reads it for every row until another mask is set: its owner may change it between
+        two calls. With no bit set, sampling gives -1.
         """
 
     def allow_end(self, is_allowed: bool = True) -> None:
-        """`min_tokens` are there, or no longer: end-of-generation tokens and those of `stop_token_ids` may come, or
-        not.
+        """Allow or forbid end-of-generation tokens and those of `stop_token_ids`: they are forbidden until `min_tokens`
+        have been generated.
         """
 
     def ban(self, tokens: Sequence[TokenId]) -> None:
-        """Never draw these, instead of those of the last call."""
+        """Never draw these tokens. They replace those of the last call."""
 
     def force(self, token: TokenId | None) -> bool:
-        """The next row gives this token, and all that follow do, without being sampled; None: rows are sampled again.
+        """Make the next row and all later ones give this token, without sampling; None: sample rows again.
 
         False: the token is banned, and nothing has changed.
         """
 
     def recount(self, tokens: np.ndarray) -> None:
-        """Tokens were taken back: (n,) int32 are the last ones now, as many as penalties look at."""
+        """Set the latest tokens after some were taken back: (n,) int32, as many as penalties look at."""
 
     def logprobs(self) -> Logprobs | None:
-        """Of the token that was drawn last, where the parameters want them."""
+        """Logprobs of the token that was drawn last, if the parameters ask for them."""
 
     def close(self) -> None:
         """Free it. Idempotent."""
@@ -268,10 +270,10 @@ class Transfer(Protocol):
     partial import or copy (the destination becomes empty) and is harmless after it.
     """
 
-    n_bytes: int  # to move in all
+    n_bytes: int  # bytes to move in total
 
     def step(self, until_ns: int) -> bool:
-        """Move until the clock passes `until_ns` (at least one slice). True when all is moved."""
+        """Move slices until the clock passes `until_ns`, at least one. True when all is moved."""
 
     def close(self) -> None: ...
 
@@ -297,14 +299,14 @@ class Batch:
         self.want_logits = np.zeros(capacity, np.int8)
         self.n = 0
         self.n_rows = 0
-        # the next call is for the same rows, each one token on, unless something happens: `begin_next` may be called
+        # unless something happens, the next call is for the same rows, each one token on: `begin_next` may be called
         self.goes_on = False
-        # instead of logits, of the same rows: no token is sampled, `Engine.hidden` has them afterwards
+        # the rows want hidden states instead of logits: no token is sampled, `Engine.hidden` has them afterwards
         self.want_hidden = False
-        # written to (8 bytes) by the next `decode` once it has released the GIL, if it computes; -1: nothing
+        # if the next `decode` computes, it writes 8 bytes to this file once it has released the GIL; -1: no file
         self.wake_fd = -1
-        # single items by way of memoryviews: numpy's machinery is much code to fetch when a decode call has emptied the
-        # caches
+        # single items go through memoryviews: a decode call empties the caches, and numpy's own item access is a lot of
+        # code to fetch again
         self._cells = self.tokens.data, self.pos.data, self.seq_id.data, self.want_logits.data
 
     def clear(self) -> None:
@@ -322,7 +324,7 @@ class Batch:
         self.n_rows += want_logits
 
     def extend(self, tokens: np.ndarray, pos0: int, seq_id: SeqId, want_last: bool, want_all: bool = False) -> None:
-        """Append a run of one sequence's tokens, of which the last or all want logits."""
+        """Append a run of one sequence's tokens. The last one or all of them want logits."""
         i, k = self.n, len(tokens)
         self.tokens[i : i + k] = tokens
         self.pos[i : i + k] = np.arange(pos0, pos0 + k, dtype=np.int32)
@@ -333,7 +335,7 @@ class Batch:
         self.n_rows += k if want_all else want_last
 
     def want(self, rows: Rows) -> None:
-        """Of a batch of one run: these tokens want an output."""
+        """Say which tokens of a batch of one run want an output."""
         self.want_logits[: self.n] = rows is Rows.ALL
         if self.n and rows in (Rows.LAST, Rows.FIRST):
             self.want_logits[self.n - 1 if rows is Rows.LAST else 0] = 1
@@ -350,7 +352,7 @@ class Batch:
         self.n_rows += k
 
     def advance(self, tokens: Sequence[TokenId]) -> None:
-        """The same rows one position later: (n,) tokens that followed. Every row must have wanted logits."""
+        """Move every row one position on. `tokens`: (n,) tokens that followed. Every row must have wanted logits."""
         cells, positions, _, _ = self._cells
         for i, token in enumerate(tokens):
             cells[i] = token
@@ -358,7 +360,7 @@ class Batch:
 
 
 class Heads(Protocol):
-    """Prediction heads (MTP) of a model, with a memory of their own for `n_seq` sequences. The compute thread's.
+    """Prediction heads (MTP) of a model, with a memory of their own for `n_seq` sequences. Compute thread only.
 
     A row is a token and the model's last hidden state of the position before it.
     """
@@ -369,12 +371,12 @@ class Heads(Protocol):
     n_batch: int  # most rows of one call
     n_ctx_seq: int
     n_embd: int
-    state: np.ndarray  # (n_embd,) float32: what the heads gave for the last row that was read
+    state: np.ndarray  # (n_embd,) float32: the heads' hidden state for the last row that was read
 
     def read(self, seq_id: SeqId, tokens: np.ndarray, pos0: int, states: np.ndarray) -> tuple[int, TokenId]:
-        """(n,) int32 tokens at positions from pos0 on, (n, n_embd) float32 states of the positions before theirs.
+        """Read (n,) int32 tokens at positions from pos0 on; `states`: (n, n_embd) float32, of the position before each.
 
-        0 and the likeliest token after the last, or the backend's code of a failure and -1.
+        Returns 0 and the likeliest token after the last one, or the backend's error code and -1.
         """
 
     def truncate(self, seq_id: SeqId, n: int) -> None:
@@ -387,7 +389,7 @@ class Heads(Protocol):
 
 
 class Engine(Protocol):
-    """See the module head for who may call what."""
+    """The module's docstring says which thread may call which method."""
 
     info: EngineInfo
 
@@ -397,90 +399,91 @@ class Engine(Protocol):
     def n_vocab(self) -> int: ...
 
     def piece(self, token: TokenId, unparse_special: bool = False) -> bytes:
-        """The token's bytes (possibly half a character); of control tokens b"", or their text with
-        `unparse_special`.
+        """The token's bytes (possibly half a character); of control tokens b"", or their text with `unparse_special`.
+
+        Any thread.
         """
 
     def is_eog(self, token: TokenId) -> bool: ...
     def is_control(self, token: TokenId) -> bool:
-        """Not text: a control token, or one that its maker defined in angle brackets (`<think>`)."""
+        """Whether it is not text: a control token, or one that its maker defined in angle brackets (`<think>`)."""
 
     def chat_template(self) -> str | None:
         """The model's own Jinja template."""
 
     def special(self, name: str) -> str:
-        """Text of the "bos" or "eos" token, as chat templates want it; "" where the model has none."""
+        """Text of the "bos" or "eos" token, for chat templates; "" if the model has none."""
 
     def facts(self) -> ModelFacts:
-        """What clients may want to know of the model. Any thread."""
+        """Facts about the model that clients may want. Any thread."""
 
     # decode
     def set_adapters(self, seq_id: SeqId, adapters: AdapterSet) -> None:
-        """Compute the sequence with these of `info.adapters` from now on; () with none.
+        """Compute the sequence with these of `info.adapters` from now on; (): without adapters.
 
-        It is empty, or what it holds was computed so.
+        The sequence must be empty, or its KV must have been computed with the same adapters.
         """
 
     def sampler(self, params: SamplingParams, seed: int) -> Sampler:
-        """`params.logit_bias` holds tokens of the vocabulary, no texts."""
+        """Make a sampler. `params.logit_bias` must name tokens of the vocabulary, not texts."""
 
     def prepare(self, params: SamplingParams) -> None:
-        """Do what `sampler` would take long for. Any thread. Raises: BAD_REQUEST where this model cannot."""
+        """Do the slow part of `sampler` in advance. Any thread. Raises: BAD_REQUEST if this model cannot sample so."""
 
     def decode(self, batch: Batch, samplers: Sequence[Sampler | None]) -> DecodeOutcome:
-        """One decode call, then one token per row with logits, in batch order. None samples greedily.
+        """Compute one decode call, then draw one token per row with logits, in batch order. None samples greedily.
 
-        Rows of one sequence must be consecutive and continue at kv_len. Without `can_mix_adapters` all sequences have
-        the same adapters, else BAD_BATCH. A sequence of samplers that was passed before
-        still holds the same ones. Blocks; releases the GIL.
+        Rows of one sequence must be consecutive and continue at kv_len. Without `can_mix_adapters` all sequences must
+        have the same adapters, else BAD_BATCH. If the same `samplers` object is passed again, it must hold the same
+        samplers. Blocks; releases the GIL.
 
-        A draft's row (WANT_IF_HELD) is drawn from only where the token before it was drawn as drafted, so a sampler
-        sees what it would see without drafts. The KV of all rows is computed: `kv_truncate` takes back what was drafted
-        wrongly.
+        A token is drawn from a draft's row (WANT_IF_HELD) only if the token before it was drawn as drafted. So a
+        sampler sees the same rows as without drafts. The KV of all rows is computed: `kv_truncate` removes that of
+        drafts that did not hold.
         """
 
     def draw(self, row: int, sampler: Sampler | None) -> TokenId:
-        """The token of the last decode's row-th row, which wanted WANT_LOGITS.
+        """Draw the token of the last decode's row-th row, which must have WANT_LOGITS.
 
-        Each row at most once, before the next decode.
+        Call it at most once for each row, before the next decode.
         """
 
     def begin_next(self, wake_fd: int) -> None:
         """Begin the call after the last `decode`, whose batch goes on: the same rows with the tokens that were drawn.
 
-        Does not wait for the device. `wake_fd`: as the batch's. Does nothing without `computes_ahead`.
+        Does not wait for the device. `wake_fd`: like that of a batch. Does nothing without `computes_ahead`.
         """
 
     def settle(self) -> None:
-        """Take back what `begin_next` began. Other methods here do so where it matters to them; `decode` itself goes on
-        with it if that is what it is asked for.
+        """Take back the call that `begin_next` began. Other methods here do so if it matters to them; `decode` itself
+        goes on with the call if it is asked for the same one.
         """
 
     def logits(self, row: int) -> np.ndarray:
         """(n_vocab,) float32 view of the last decode's row-th logits, borrowed until the next decode.
 
-        Not after `begin_next`.
+        It must not be called after `begin_next`.
         """
 
     def hidden(self) -> np.ndarray:
-        """(rows, n_embd) float32: the last hidden states that a decoded batch with `want_hidden` wanted, in batch
-        order; where `keeps_hidden`, those of any batch's rows with logits.
+        """(rows, n_embd) float32: the last hidden states of a decoded batch with `want_hidden`, in batch order; with
+        `keeps_hidden`, those of any batch's rows with logits.
         """
 
     # resumable prefill; a sequence has at most one chunk in progress
     def prefill_open(self, seq_id: SeqId, tokens: np.ndarray, want_logits: bool, hidden: Rows | None = None) -> bool:
         """Begin one chunk (<= n_ubatch tokens) after the sequence's last position. False: all prefill slots are taken.
 
-        `hidden`: the chunk's last hidden states are wanted, of these rows, and no logits; ALL only up to
-        `EmbeddingInfo.n_rows` tokens.
+        `hidden`: the last hidden states of these rows are wanted, and no logits. ALL is for up to
+        `EmbeddingInfo.n_rows` tokens only.
 
-        Raises: KV_FULL, INSUFFICIENT_MEMORY, DECODE_FAILED where no chunk can be read any more; BAD_BATCH: our bug.
+        Raises: KV_FULL, INSUFFICIENT_MEMORY, DECODE_FAILED if no chunk can be read any more; BAD_BATCH: our bug.
         """
 
     def prefill_run(self, seq_id: SeqId, until_ns: int, quantum_ns: int, min_pieces: int) -> PrefillOutcome:
-        """Compute pieces of about `quantum_ns` while another one fits before `until_ns` (monotonic clock).
+        """Compute pieces of about `quantum_ns` while another piece fits before `until_ns` (monotonic clock).
 
-        Returns early at the next piece after `ring()`. At least `min_pieces` are computed.
+        Returns early, at the next piece, after `ring()`. Computes at least `min_pieces`.
         """
 
     def prefill_sample(self, seq_id: SeqId, sampler: Sampler | None) -> TokenId:
@@ -490,48 +493,50 @@ class Engine(Protocol):
         """(n_vocab,) float32 view, borrowed until the slot computes again."""
 
     def prefill_hidden(self, seq_id: SeqId) -> np.ndarray:
-        """(rows, n_embd) float32: what `hidden` wanted, after DONE; where `keeps_hidden`, the last rows of any chunk,
-        all of them if the engine can. The caller's own.
+        """(rows, n_embd) float32, after DONE: the hidden states that `hidden` asked for; with `keeps_hidden`, those of
+        the last rows of any chunk, or of all rows if the engine can. The caller owns the array.
         """
 
-    # where inputs are computed whole (EmbeddingInfo.is_whole); in between `prefill_run`, and at the end `prefill_close`
+    # for inputs that are computed whole (EmbeddingInfo.is_whole): open, then `prefill_run`, at the end `prefill_close`
     def encode_open(self, seq_id: SeqId, inputs: Sequence[np.ndarray], pooling: str) -> bool:
         """Begin one call for these inputs.
 
-        False: another one is under way. Raises: INSUFFICIENT_MEMORY, DECODE_FAILED.
+        False: another call is under way. Raises: INSUFFICIENT_MEMORY, DECODE_FAILED.
         """
 
     def encode_result(self, seq_id: SeqId) -> list[np.ndarray]:
-        """After DONE, for each input: (1, n) float32, or with pooling "none" a row for each token. The caller's own."""
+        """After DONE, an array for each input: (1, n) float32, or a row per token with pooling "none". The caller owns
+        the arrays.
+        """
 
     def handover(self, seq_id: SeqId) -> Transfer:
         """Make the computed chunks visible to `decode`. Frees the slot when it is done."""
 
     def prefill_close(self, seq_id: SeqId) -> None:
-        """Give up the slot: a chunk in progress and KV that was not handed over are dropped. Idempotent."""
+        """Give up the slot, and drop a chunk in progress and KV that was not handed over. Idempotent."""
 
     # KV memory
     def kv_len(self, seq_id: SeqId) -> int:
-        """Positions that `decode` sees; a slot's KV counts once it is handed over."""
+        """Number of positions that `decode` sees; a slot's KV counts once it has been handed over."""
 
     def kv_pages(self, seq_id: SeqId, n: int) -> np.ndarray:
-        """(pages,) int32: numbers of the pages that hold the first n positions; empty where `kv_page` is 1.
+        """(pages,) int32: numbers of the pages that hold the first n positions; empty if `kv_page` is 1.
 
-        The same number with two sequences is memory that they share.
+        Two sequences with the same page number share that page's memory.
         """
 
     def kv_truncate(self, seq_id: SeqId, n: int) -> bool:
-        """Keep the first n positions. False where the memory cannot roll back (then nothing changed)."""
+        """Keep the first n positions. False if the memory cannot roll back (then nothing has changed)."""
 
-    # where `has_states`; else every position will do
+    # with `has_states`; otherwise every position is resumable
     def resumable(self, seq_id: SeqId, n: int) -> int:
         """The last position up to n to which the sequence can be cut back or copied; 0: none."""
 
     def keep_states(self, seq_id: SeqId, positions: Sequence[int]) -> None:
-        """Keep the sequence's states after this many positions when they are computed; others no longer."""
+        """Keep the sequence's states after these numbers of positions, once they are computed, and drop any others."""
 
     def state_bytes(self, seq_id: SeqId, n: int) -> int:
-        """What `export_state` of positions up to n adds to theirs.
+        """Bytes of states that `export_state` of positions up to n adds to those of the positions.
 
         A sequence can continue only from a blob with a `resumable` end.
         """
@@ -540,7 +545,7 @@ class Engine(Protocol):
         """Append positions start..n of `src`, which may keep decoding, to `dst`, which holds `start` positions."""
 
     def export_state(self, seq_id: SeqId, n: int, start: int = 0) -> Export:
-        """Positions start..n as bytes that fit this model and KV type, whatever the number of sequences."""
+        """Export positions start..n as bytes that fit this model and KV type, with any number of sequences."""
 
     def import_state(
         self, seq_id: SeqId, blob: bytes | bytearray | memoryview, n: int, start: int = 0, origin: int = 0
@@ -556,25 +561,25 @@ class Engine(Protocol):
         """Make a running `prefill_run`, or the next one, return after a piece. Any thread."""
 
     def hush(self) -> None:
-        """Forget earlier rings: the caller is about to look at what they announced."""
+        """Forget earlier rings: the caller is about to look at the events that they announced."""
 
     def abort(self) -> None:
-        """Make a running decode call, or the next one, return ABORTED soon, where can_abort. Once. Any thread."""
+        """Make a running decode call, or the next one, return ABORTED soon, if `can_abort`. Once. Any thread."""
 
     def memory(self) -> MemoryUse:
-        """What it holds; nothing once it is closed. Any thread: a reload asks while streams run."""
+        """Memory that the engine holds; none once it is closed. Any thread: a reload asks while streams run."""
 
     def trim(self) -> int:
-        """Give memory that holds nothing back to the system, as far as that goes; returns bytes."""
+        """Give unused memory back to the system, as far as possible. Returns bytes."""
 
     def pump_log(self) -> None:
-        """Pass on what the backend logged: warnings and errors as such, the rest as debug. Any thread."""
+        """Pass on the backend's log lines: warnings and errors as such, the rest as debug. Any thread."""
 
     def slot_warnings(self) -> int:
         """How often an engine of this process found no cells for a batch, a chunk or a transfer. Any thread."""
 
     def pretend(self, seq_id: SeqId, n: int) -> None:
-        """Make an empty sequence n positions long without computing them: for timing steps over a context only."""
+        """Make an empty sequence n positions long without computing them. Only for timing steps over a context."""
 
     def close(self) -> None:
         """Free everything. Idempotent."""

@@ -1,8 +1,8 @@
-"""Bytes for snapshots. A large one is a mapping of its own, and not numpy's memory.
+"""Bytes for snapshots. A large blob is a mapping of its own, and not numpy's memory.
 
-numpy asks the system for large pages for arrays of 4 MiB and more. Where such an array lay in a hole of the C library's
-heap, the wish stays with those addresses when the array is gone, and later the kernel fills them with pages of 2 MiB
-for a few bytes in use: RSS grows without an allocation. A mapping goes, with what was asked for it, when it is dropped.
+numpy asks the system for large pages for arrays of 4 MiB and more. If such an array lies in a hole of the C library's
+heap, the request stays with those addresses when the array is gone. Later the kernel fills them with pages of 2 MiB
+for a few bytes in use: RSS grows without an allocation. A dropped mapping takes its request with it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 from uma_core.engine.lib import lib
 from uma_core.errors import ErrorCode, UmaError
 
-MAP_FROM_BYTES = 1 << 20  # below, a mapping would cost more than it is worth, and numpy asks for nothing
+MAP_FROM_BYTES = 1 << 20  # smaller blobs are not worth a mapping, and numpy asks no large pages for them
 
 
 def new_blob(n_bytes: int) -> memoryview:
-    """Room for `n_bytes`, freed with its last view. Large ones are zero, without being touched; small ones hold
-    anything.
+    """Allocate `n_bytes`, freed with the last view. Large blobs are zero, without being touched; small ones are not
+    initialized.
 
     Raises: INSUFFICIENT_MEMORY.
     """
@@ -28,7 +28,7 @@ def new_blob(n_bytes: int) -> memoryview:
         raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory for snapshots: what is left is for computing")
     flags = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
     if n_bytes >= MAP_FROM_BYTES and flags:
-        with contextlib.suppress(OSError):  # as many mappings as the system allows: the heap goes on
+        with contextlib.suppress(OSError):  # the system limits the number of mappings: beyond it, the heap is used
             return memoryview(mmap.mmap(-1, n_bytes, flags=flags))
     try:
         return np.empty(n_bytes, np.uint8).data

@@ -1,4 +1,4 @@
-"""What ggml's registry says of the machine's devices. The registry owns them."""
+"""The machine's devices, from ggml's registry. The registry owns them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FOR_GPUS = ("CUDA", "ROCm", "Vulkan")  # backends that a build may have on a mac
 
 
 def backend_name() -> str:
-    """The first device that is not the CPU names the backend, as ggml's registry lists them."""
+    """Return the backend's name: that of the first device in ggml's registry that is not the CPU."""
     for i in range(lib.ggml_backend_dev_count()):
         device = lib.ggml_backend_dev_get(i)
         if lib.ggml_backend_dev_type(device) in GPUS:
@@ -25,7 +25,7 @@ def device_names() -> tuple[str, ...]:
 
 
 def missing_gpu() -> str:
-    """What `status` says where this build is for a GPU and found none; "" otherwise."""
+    """Return the note for `status` if this build is for a GPU and found none; "" otherwise."""
     if backend_name() != "cpu":
         return ""
     registered = map(lib.ggml_backend_reg_get, range(lib.ggml_backend_reg_count()))

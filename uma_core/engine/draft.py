@@ -1,6 +1,6 @@
 """A draft model: a small model that shares the served one's vocabulary, in an engine of its own.
 
-What does not fit is refused by the headers, before anything is loaded.
+A model that does not fit is refused by its header, before anything is loaded.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from uma_core.errors import ErrorCode, UmaError
 from uma_core.models import default_model_path
 
 OPTION = "speculation.draft_model"
-N_SEQ = 2  # for which it drafts at a time, see policy/stages/speculate.py
-N_BATCH = 64  # of a prompt read at once: a stream waits for no more
+N_SEQ = 2  # streams for which it drafts at a time, see policy/stages/speculate.py
+N_BATCH = 64  # most tokens of a prompt that it reads at once: a stream waits for no more
 # tokens by which vocabularies of one family differ in length, as llama.cpp allows (common/speculative.cpp)
 PADDING = 128
 EAGLE_ARCH = "eagle3"
-# its own embedding, and which tokens its output is of; either may be missing
+# its own embedding, and the list of tokens that its output is for; either may be missing
 EAGLE_TOKENS = ("token_embd.weight", "d2t")
 EAGLE_COUNTS = ("embedding_length", "attention.head_count", "attention.head_count_kv", "context_length")
 F16_BYTES = 2
@@ -64,7 +64,7 @@ def is_eagle(engine: EngineOptions, path: str) -> bool:
 
 
 def for_drafts(engine: EngineOptions, speculation: SpeculationOptions) -> EngineOptions:
-    """These options, so that the engine verifies what it can, and keeps what the draft model reads.
+    """Change the options so that the engine verifies drafts if it can, and keeps the states that a draft model reads.
 
     Raises: MODEL_LOAD_FAILED.
     """
@@ -85,8 +85,8 @@ def _target_layers(header: Header) -> tuple[int, ...]:
 
 
 def open_heads(options: EngineOptions, path: str, engine: Engine) -> Heads:
-    """What drafts from the engine's hidden states: an EAGLE 3 model, or with an empty `path` the model's own prediction
-    heads. To be closed before the engine.
+    """Open the drafter that reads the engine's hidden states: an EAGLE 3 model, or with an empty `path` the model's own
+    prediction heads. Close it before the engine.
 
     Blocks. Raises as `check_draft`, `check_heads` and `LlamaHeads` do.
     """
@@ -99,9 +99,9 @@ def open_heads(options: EngineOptions, path: str, engine: Engine) -> Heads:
 
 
 def estimate_with_draft(engine: EngineOptions, speculation: SpeculationOptions) -> MemoryUse:
-    """What the engine and its draft model, if there is one, would take, found without taking it.
+    """Estimate the memory of the engine and of its draft model, if there is one, without allocating it.
 
-    Raises as `check_draft` and `estimate_engine` do, and CONFIG_INVALID where `engine.mtp` asks for heads in vain.
+    Raises as `check_draft` and `estimate_engine` do, and CONFIG_INVALID if `engine.mtp` asks for heads in vain.
     """
     path = speculation.draft_model
     need = estimate_engine(for_drafts(engine, speculation))
@@ -112,7 +112,7 @@ def estimate_with_draft(engine: EngineOptions, speculation: SpeculationOptions) 
     if not path:
         return need
     check_draft(engine, path)
-    if is_eagle(engine, path):  # its file is mapped, and its memory is that of one layer
+    if is_eagle(engine, path):  # its file is mapped, and its KV is that of one layer
         return need._replace(weights=need.weights + os.path.getsize(path), kv=need.kv + _one_layer(engine, path))
     return _sum(need, estimate_engine(_options(engine, path)))
 
@@ -129,7 +129,7 @@ def _one_layer(engine: EngineOptions, path: str) -> int:
 
 
 def _count(header: Header, key: str) -> int:
-    """Of the one layer, where the file has a list by layers; 0: it says nothing."""
+    """The value of the one layer, if the file has a list by layers; 0: the file has no such value."""
     value = header.of_arch().get(key)
     value = value[0] if isinstance(value, list) and value else value
     return value if isinstance(value, int) else 0
@@ -140,7 +140,7 @@ def _sum(one: MemoryUse, other: MemoryUse) -> MemoryUse:
 
 
 def _estimate_heads(engine: EngineOptions) -> MemoryUse:
-    """Raises: MODEL_LOAD_FAILED; CONFIG_INVALID for a model without prediction heads."""
+    """Estimate the heads. Raises: MODEL_LOAD_FAILED; CONFIG_INVALID for a model without prediction heads."""
     if engine.engine == "fake":
         raise UmaError(
             ErrorCode.CONFIG_INVALID, "engine.mtp: a simulated model has no prediction heads", option="engine.mtp"
@@ -185,7 +185,7 @@ def _check_kv(engine: EngineOptions, path: str) -> None:
 
 
 def _check_eagle(draft: Header, target: Header, path: str) -> None:
-    """It reads the inputs of layers that the model has, of the model's width."""
+    """Check that the layers whose inputs it reads exist in the model, and that their width is the model's."""
     width, n_layer = (target.of_arch().get(key) for key in ("embedding_length", "block_count"))
     wanted = draft.of_arch().get("target_hidden_size")
     if wanted != width:
@@ -207,7 +207,7 @@ def _check_eagle(draft: Header, target: Header, path: str) -> None:
 
 
 def _compare(draft: Header, target: Header, path: str) -> None:
-    """Each token has to mean the same to both."""
+    """Check that each token means the same to both models."""
     kinds = [header.meta.get("tokenizer.ggml.model") for header in (draft, target)]
     if kinds[0] != kinds[1]:
         raise _unfit(path, f"its tokenizer is {kinds[0]!r}, that of the model is {kinds[1]!r}")
@@ -235,7 +235,9 @@ def _engine(engine: EngineOptions, path: str) -> str:
 
 
 def _options(engine: EngineOptions, path: str) -> EngineOptions:
-    """As large a context for each text as the model has, and nothing that one text at a time does not need."""
+    """Options of the draft model's engine: each text has as large a context as in the model; features that one text
+    at a time does not need are off.
+    """
     name, n_each = "fake", engine.n_ctx // max(1, engine.n_seq)
     if engine.engine != "fake":
         name = _engine(engine, path)

@@ -1,4 +1,4 @@
-"""A model file's identity: what KV snapshots, calibrations and caches are keyed by."""
+"""A model file's identity: the key of KV snapshots, calibrations and caches."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _PART = re.compile(r"^(.*)-00001-of-(\d{5})\.gguf$", re.DOTALL)
 def fingerprint(path: str) -> str:
     """sha256 over the file's size, its first MiB (header and metadata) and evenly spread samples, 32 hex digits.
 
-    Of a model that is split into several files, over all of them that are there.
+    For a model that is split into several files, all of them that exist are sampled.
 
-    Reading all of a 40 GB file would cost a minute at every start; two files that agree in size,
-    metadata and 64 samples of weights are the same model for every purpose here.
+    Reading all of a 40 GB file would take a minute at every start. Two files that agree in size, metadata and 64
+    samples of weights are the same model for every purpose here.
     """
     digest = hashlib.sha256()
     for part in (path, *filter(os.path.exists, _others(path))):

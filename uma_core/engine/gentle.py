@@ -1,4 +1,4 @@
-"""Short turns of work for a process that must not be felt by another one that computes (native/runtime/gentle.c)."""
+"""Short turns of work for a process that must not disturb another one that computes (native/runtime/gentle.c)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from uma_core.engine.lib import ffi, lib
 
-# A tenth of a processor, in turns that are short beside a step of a small model: 0.7 ms. A tenth reads a prompt of 100
-# KB in half a second.
+# A tenth of a processor, in turns shorter than a small model's step (0.7 ms). A tenth reads a prompt of 100 KB in half
+# a second.
 RUN_NS, PAUSE_NS = 150_000, 1_350_000
 
 
@@ -17,7 +17,7 @@ RUN_NS, PAUSE_NS = 150_000, 1_350_000
 def gently(is_crowded: mmap.mmap) -> Iterator[None]:
     """Pause again and again while the shared byte is not 0.
 
-    Only where the process has one thread: it may hold any lock in a pause.
+    Only for a process with one thread, because the thread may hold any lock while it pauses.
     """
     lib.uma_gentle_begin(ffi.from_buffer("uint8_t *", is_crowded), RUN_NS, PAUSE_NS)
     try:

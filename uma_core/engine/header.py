@@ -1,5 +1,5 @@
-"""What a GGUF says of itself, through gguf.h: metadata, and where each tensor lies in the file, or in which of
-several files.
+"""The header of a GGUF, read through gguf.h: metadata, and the place of each tensor in the file, or in one of several
+files.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Value = Scalar | list[int] | list[float] | list[bool]
 
 _QKV_AND_GATE = ("attn_qkv.weight", "attn_gate.weight")
 _MAMBA_2 = ("ssm_conv1d.weight", (("ssm_conv1d.bias",),))
-# What a layer that has the first tensor needs: one of these sets. llama.cpp loads such a layer without them too, and
-# would read from nowhere when it lays its graph out.
+# A layer that has the first tensor needs one of these sets. llama.cpp loads such a layer without them too, and would
+# read from a missing tensor when it lays out its graph.
 NEEDS: dict[str, tuple[str, tuple[tuple[str, ...], ...]]] = {
     "phi3": ("attn_norm.weight", (("attn_qkv.weight",), ("attn_q.weight", "attn_k.weight", "attn_v.weight"))),
     "qwen35": ("ssm_conv1d.weight", (_QKV_AND_GATE,)),
@@ -32,18 +32,18 @@ NEEDS: dict[str, tuple[str, tuple[tuple[str, ...], ...]]] = {
     "nemotron_h_moe": _MAMBA_2,
     "kimi-k3": ("ffn_gate_shexp.weight", (("ffn_up_shexp.weight", "ffn_down_shexp.weight"),)),
 }
-# GLM 5's layers that choose the positions which attention sees, instead of taking the choice of the layer before, need
-# these, and llama.cpp loads them without.
+# Some layers of GLM 5 choose the positions that attention sees; the others take the choice of the layer before. Layers
+# that choose need these tensors, but llama.cpp loads them without.
 INDEXER = ("indexer.attn_q_b.weight", "indexer.attn_k.weight", "indexer.proj.weight")
-GLM_5_2_CONTEXT = 1 << 20  # from there on every fourth layer does, where the file does not say which
+GLM_5_2_CONTEXT = 1 << 20  # with this context or more, every fourth layer chooses if the file does not list them
 
 # These architectures have no rotary positions, but their files may give a count of them, even 0.
 NOT_ROTATED = frozenset({"kimi-linear", "kimi-k3", "glm5-next"})
 # ggml asserts that one of their sections of rotary positions is not empty.
 IN_SECTIONS = frozenset({"qwen2vl", "qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe"})
 
-# What ggml adds to rows, multiplies them with or otherwise has for F32 alone (LLM_TENSOR_INFOS of llama.cpp's
-# llama-arch.cpp). So is each norm, bias and scale.
+# Tensors that ggml adds to rows, multiplies them with, or uses in other operations that exist for F32 alone
+# (LLM_TENSOR_INFOS of llama.cpp's llama-arch.cpp). The same holds for each norm, bias and scale.
 OF_FLOATS = frozenset({
     "altup_correct_scale", "attn_conv_base", "attn_res_score", "attn_sinks", "channel_mix_lerp_k", "channel_mix_lerp_r",
     "ffn_conv_base", "ffn_res_score", "hc_attn_base", "hc_attn_scale", "hc_ffn_base", "hc_ffn_scale",
@@ -55,9 +55,9 @@ OF_FLOATS = frozenset({
 })  # fmt: skip
 _OF_LAYER = re.compile(r"^(?:\w+\.)?blk\.\d+\.")
 
-# Files that are not models, or none that is served, by their `general.type`, or their architecture. llama.cpp says of
-# them that something is missing, or names an option of its own; decoding with T5 before its encoder has read something
-# ends the process.
+# Files that are not models, or not models that can be served, by their `general.type` or their architecture. llama.cpp
+# would report that something is missing, or name an option of its own. Decoding with T5 before its encoder has read
+# something ends the process.
 _PROJECTOR = "a projector (mmproj) of pictures or sound for another model: only text is served here"
 _T5 = "a model with an encoder of its own (T5), which is not served"
 NO_MODELS = {
@@ -71,12 +71,12 @@ NO_MODELS = {
 }
 LFS = b"version https://git-lfs"  # how a Git LFS pointer begins
 
-N_FILES_MOST = 65_535  # of a split model: gguf-split counts them in 16 bits
+N_FILES_MOST = 65_535  # most files of a split model: gguf-split counts them in 16 bits
 
 
 def is_of_weights(kind: int) -> bool:
-    """Whether weights can have this ggml_type. Two quantized ones are of activations only: ggml has no products with
-    weights of them, and would call a function that does not exist.
+    """Whether weights can have this ggml_type. Two quantized types are for activations only: ggml has no products with
+    weights of these types, and would call a function that does not exist.
     """
     if kind in (lib.GGML_TYPE_Q8_1, lib.GGML_TYPE_Q8_K):
         return False
@@ -84,7 +84,7 @@ def is_of_weights(kind: int) -> bool:
 
 
 def is_of_floats(name: str) -> bool:
-    """Whether the tensor has to be of F32: llama.cpp loads it in any type, and ggml ends the process at the first row
+    """Whether the tensor must be F32. llama.cpp loads it in any type, but ggml then ends the process at the first row
     that it computes.
     """
     stem, _, kind = _OF_LAYER.sub("", name).rpartition(".")
@@ -94,7 +94,7 @@ def is_of_floats(name: str) -> bool:
 
 
 def check_file(path: str) -> None:
-    """Refuse what is plainly no GGUF before the loader touches it: a pipe would block it for ever.
+    """Refuse a file that is plainly no GGUF before the loader touches it: a pipe would block the loader for ever.
 
     Raises: MODEL_LOAD_FAILED.
     """
@@ -115,15 +115,15 @@ def check_file(path: str) -> None:
 
 
 def refusal(path: str, mark: int) -> UmaError:
-    """Why llama.cpp did not load the file, in its own words since the log line `mark`: for want of memory, or
-    because of the file.
+    """Make the error for a file that llama.cpp did not load, with its log messages since the line `mark`: for lack of
+    memory, or because of the file.
     """
     error = ErrorCode.INSUFFICIENT_MEMORY if lib.uma_guard_is_short() else ErrorCode.MODEL_LOAD_FAILED
     return UmaError(error, f"{path}: {words_of_failure(mark)}", path=path)
 
 
 def words_of_failure(mark: int) -> str:
-    """What llama.cpp says of a call that failed on this thread."""
+    """Return llama.cpp's message about a call that failed on this thread."""
     return tap.errors(mark) or text(lib.uma_guard_message()) or "llama.cpp refused it"
 
 
@@ -133,16 +133,16 @@ class TensorPlace(NamedTuple):
     name: str
     type: int
     ne: tuple[int, int, int, int]
-    offset: int  # from its file's begin
+    offset: int  # offset from the beginning of its file
     n_bytes: int
-    file: int = 0  # of a model in several files: which of `Header.paths`
+    file: int = 0  # index of its file in `Header.paths`, for a model in several files
 
 
 class Header:
     """Owns a gguf_context per file and a ggml_context of its tensors, which have no data. `close` frees them."""
 
     def __init__(self, path: str) -> None:
-        """`path`: of a model in several files, the first one. Raises: MODEL_LOAD_FAILED."""
+        """`path`: the first file, if the model has several. Raises: MODEL_LOAD_FAILED."""
         self.path = path
         self.paths = [path]
         self._handles: list[Any] = []
@@ -201,7 +201,7 @@ class Header:
         return paths
 
     def check_computable(self) -> None:
-        """Refuse what is no model, and what loads and would end the process when it is computed with.
+        """Refuse files that are not models, and models that load but would end the process when they compute.
 
         Raises: MODEL_LOAD_FAILED.
         """
@@ -233,9 +233,12 @@ class Header:
         return UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{self.path}: {what}", path=self.path)
 
     def _check_rope(self) -> None:
-        """ggml rotates pairs of a head's elements, and never ends where there are none. Raises: MODEL_LOAD_FAILED."""
+        """Check rotary positions: ggml rotates pairs of a head's elements, and would loop for ever without any.
+
+        Raises: MODEL_LOAD_FAILED.
+        """
         meta = self.of_arch()
-        if self.arch in NOT_ROTATED or meta.get("rope.scaling.finetuned") is False:  # Granite's word for that
+        if self.arch in NOT_ROTATED or meta.get("rope.scaling.finetuned") is False:  # Granite's key for "not rotated"
             return
         sections = meta.get("rope.dimension_sections")
         if self.arch in IN_SECTIONS and isinstance(sections, list) and not any(n > 0 for n in sections[:3]):
@@ -251,7 +254,7 @@ class Header:
                 raise self._damaged(f"rope.dimension_count{kind} of {n} in heads of {length}")
 
     def _missing(self) -> str:
-        """The first tensor that NEEDS or INDEXER names and the file lacks, or ""."""
+        """Return the first tensor of NEEDS or INDEXER that the file lacks, or ""."""
         for i in self._choosing_layers():
             for name in INDEXER:
                 if f"blk.{i}.{name}" not in self.tensors:
@@ -266,7 +269,7 @@ class Header:
         return ""
 
     def _choosing_layers(self) -> list[int]:
-        """Source: llama.cpp's models/glm-dsa.cpp."""
+        """List the layers that choose positions (INDEXER). Source: llama.cpp's models/glm-dsa.cpp."""
         meta = self.of_arch()
         n_layer, n_ctx, types = (meta.get(key) for key in ("block_count", "context_length", "attention.indexer.types"))
         if self.arch != "glm-dsa" or not isinstance(n_layer, int) or not isinstance(n_ctx, int):
@@ -280,7 +283,7 @@ class Header:
         return list(layers) if types is None or types else []
 
     def leave_out(self, first_layer: int) -> None:
-        """Forget the tensors of layers from there on: they are not read."""
+        """Forget the tensors of this layer and all after it: they are not read."""
         layers = ((name, name.split(".")) for name in self.tensors)
         unread = {
             name
@@ -328,12 +331,12 @@ class Header:
         return str(self.meta.get("general.architecture", "unknown"))
 
     def of_arch(self) -> dict[str, Value]:
-        """The architecture's own metadata, without its prefix."""
+        """The architecture's own metadata, its keys without the architecture's prefix."""
         prefix = self.arch + "."
         return {key.removeprefix(prefix): value for key, value in self.meta.items() if key.startswith(prefix)}
 
     def strings(self, key: str) -> list[bytes]:
-        """An array of texts, as a vocabulary is; empty where there is none of that name."""
+        """Return an array of texts, such as a vocabulary; empty if no array has that name."""
         handle = self._handles[0]
         i = lib.gguf_find_key(handle, key.encode())
         if i < 0 or lib.gguf_get_kv_type(handle, i) != lib.GGUF_TYPE_ARRAY:
@@ -343,7 +346,7 @@ class Header:
         return [ffi.string(lib.gguf_get_arr_str(handle, i, k)) for k in range(int(lib.gguf_get_arr_n(handle, i)))]
 
     def arrays(self) -> list[str]:
-        """Keys of metadata that is an array."""
+        """Keys of metadata whose values are arrays."""
         handle = self._handles[0]
         keys = range(int(lib.gguf_get_n_kv(handle)))
         return [
@@ -357,7 +360,7 @@ class Header:
             lib.ggml_free(self.contexts.pop())
 
 
-MOST_READ = 4096  # numbers of an array: those of layers. A vocabulary's are many, and nobody here asks for them
+MOST_READ = 4096  # longest array of numbers that is read, enough for all layers. A vocabulary's arrays are not needed
 
 
 def _read_array(handle: Any, i: int) -> list[int] | list[float] | list[bool] | None:

@@ -2,8 +2,8 @@
 
 A file holds pairs of low-rank matrices: with A (n_in, rank) and B (rank, n_out), a product W x becomes
 W x + scale * alpha / rank * B (A x) (Hu et al., arXiv:2106.09685). For the token embedding A has a row of rank numbers
-for each token. llama.cpp looks at less: what passes its check and does not fit would end the process while a graph is
-built.
+for each token. llama.cpp checks less: a file that passes its check but does not fit would end the process while a graph
+is built.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class AdapterFile:
     def __init__(self, name: str, path: str, scale: float) -> None:
         """Raises: ADAPTER_LOAD_FAILED."""
         self.name = name
-        self.n_unused = 0  # vectors of norms: llama.cpp does not apply them either
+        self.n_unused = 0  # unused vectors of norms: llama.cpp does not apply them either
         try:
             self.header = Header(path)
         except UmaError as error:
@@ -61,7 +61,7 @@ class AdapterFile:
             raise
 
     def factor(self, pair: Pair) -> float:
-        """What the request's scale is multiplied with."""
+        """Factor by which the request's scale is multiplied."""
         return self.alpha / pair.rank if self.alpha else 1.0
 
     def _refusal(self, why: str) -> UmaError:
@@ -100,7 +100,7 @@ class AdapterFile:
         return {name: Pair(both["lora_a"], both["lora_b"]) for name, both in halves.items()}
 
     def check(self, model: Header) -> None:
-        """Hold it against the model's own header. Raises: ADAPTER_LOAD_FAILED."""
+        """Compare it with the model's own header. Raises: ADAPTER_LOAD_FAILED."""
         path, arch = self.header.path, self.header.arch
         if arch != model.arch:
             raise self._refusal(f"{path}: it is for the architecture {arch}, the model is {model.arch}")
@@ -125,7 +125,7 @@ class AdapterFile:
 
 
 def _misfit(name: str, pair: Pair, base: TensorPlace) -> str:
-    """Why the pair is not one for this tensor of the model; "" where it is."""
+    """Why the pair does not fit this tensor of the model; "" if it fits."""
     n_in, n_out, n_each, _ = base.ne
     rank = pair.rank
     wanted = (
@@ -145,7 +145,10 @@ def _misfit(name: str, pair: Pair, base: TensorPlace) -> str:
 
 
 def open_adapters(options: EngineOptions, model: Header) -> list[AdapterFile]:
-    """The configured adapters, each of which fits the model; the caller's to close. Raises: ADAPTER_LOAD_FAILED."""
+    """Open the configured adapters, and check that each fits the model. The caller closes them.
+
+    Raises: ADAPTER_LOAD_FAILED.
+    """
     scales: Mapping[str, float] = options.lora_scale
     with ExitStack() as opened:
         files = []
@@ -158,7 +161,7 @@ def open_adapters(options: EngineOptions, model: Header) -> list[AdapterFile]:
 
 
 def check_adapters(options: EngineOptions, path: str) -> int:
-    """Bytes of the adapters for the model at `path`.
+    """Return the bytes of the adapters for the model at `path`.
 
     Blocks: reads headers. Raises: ADAPTER_LOAD_FAILED, MODEL_LOAD_FAILED.
     """

@@ -1,9 +1,9 @@
-"""Before the libraries are loaded: whether this processor runs them, and which build of ggml's CPU backend is the best
-for it.
+"""Checks before the libraries are loaded: whether this processor runs them, and which build of ggml's CPU backend is
+the best for it.
 
-Rules: nothing of llama.cpp is loaded here. A portable build has that backend several times, each under the same name in
-a folder of its own: the one that is loaded first serves everybody who asks for the name (ld.so(8): a library is known
-by its DT_SONAME).
+Rules: nothing of llama.cpp is loaded here. A portable build has several variants of that backend, all with the same
+name in different folders. The one that is loaded first serves every library that asks for the name (ld.so(8): a library
+is known by its DT_SONAME).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RECORD = "build.json"
 LIBRARY = "libuma_processor.dylib" if sys.platform == "darwin" else "libuma_processor.so"
 BACKEND = "libggml-cpu.so.0"
 ISA = "UMA_ISA"
-LACKS = {  # beginnings of /proc/cpuinfo's names
+LACKS = {  # features that a processor of this kind lacks, as beginnings of /proc/cpuinfo's names
     "avx512vnni": ("amx",),
     "avx512": ("amx", "avx512_vnni", "avx512vbmi", "avx512_bf16", "avx_vnni"),
     "avxvnni": ("amx", "avx512"),
@@ -35,7 +35,10 @@ LACKS = {  # beginnings of /proc/cpuinfo's names
 
 
 def prepare(folder: Path = FOLDER) -> str:
-    """Load the CPU backend for this processor. Its name; "" where the build has but one. Raises: WRONG_PROCESSOR."""
+    """Load the CPU backend for this processor. Returns its name; "" if the build has only one.
+
+    Raises: WRONG_PROCESSOR.
+    """
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -50,7 +53,7 @@ def prepare(folder: Path = FOLDER) -> str:
 
 
 def features(folder: Path) -> frozenset[str]:
-    """What the processor has. Source: native/processor/processor.c, /proc/cpuinfo's names."""
+    """Features of the processor, with /proc/cpuinfo's names. Source: native/processor/processor.c."""
     try:
         ask = ctypes.CDLL(str(folder / LIBRARY)).uma_processor
     except OSError as error:
@@ -61,12 +64,12 @@ def features(folder: Path) -> frozenset[str]:
 
 
 def limited(has: frozenset[str], isa: str) -> frozenset[str]:
-    """What a processor would have whose best kernels of ours were those of `isa` (`engine.isa`)."""
+    """Features of a processor on which the best of our kernels would be those for `isa` (`engine.isa`)."""
     return frozenset(name for name in has if not name.startswith(LACKS.get(isa, ())))
 
 
 def check(record: dict[str, Any], has: frozenset[str]) -> None:
-    """Raises: WRONG_PROCESSOR where the build has instructions that this processor lacks."""
+    """Raise WRONG_PROCESSOR if the build needs instructions that this processor lacks."""
     missing = [name for name in record.get("needs", ()) if name not in has]
     if has and missing:
         how = "for the processor of another machine" if record.get("is_native_cpu") else "for newer processors"
@@ -78,7 +81,7 @@ def check(record: dict[str, Any], has: frozenset[str]) -> None:
 
 
 def best(record: dict[str, Any], has: frozenset[str]) -> str:
-    """The first variant of the record, which has the best first, that this processor runs; "" for the one beside the
-    other libraries.
+    """Return the first variant of the record, which lists the best first, that this processor runs; "" for the backend
+    beside the other libraries.
     """
     return next((name for name, needs in record.get("variants", ()) if has.issuperset(needs)), "")

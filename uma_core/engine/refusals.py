@@ -1,15 +1,14 @@
-"""How often an engine found no KV cells for what it was asked: admission reserves them, so each time is a fault of
-ours.
+"""Counts how often an engine found no KV cells for a call. Admission reserves cells, so each time is our own bug.
 
-Rules: counted where the engine refuses, whether that is llama.cpp's memory or our pages; of the process, like its
-metrics.
+Rules: a refusal is counted where the engine refuses, be it llama.cpp's memory or our pages. There is one counter per
+process, as for metrics.
 """
 
 from __future__ import annotations
 
 
 class Refusals:
-    """Counted by whoever owns an engine; any thread may look."""
+    """The counter. The owner of an engine adds to it; any thread may read it."""
 
     def __init__(self) -> None:
         self.n = 0

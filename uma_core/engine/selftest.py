@@ -1,8 +1,8 @@
 """Proves at import that the compiled bindings, the headers they came from and the loaded llama.cpp library are one
 build.
 
-Why: cffi checks a struct only when it is first used, and nothing checks the library; both would otherwise show as a
-crash or as silently exchanged fields.
+Reason: cffi checks a struct only when it is first used, and nothing checks the library. Without this check, differences
+would show as a crash or as silently exchanged fields.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from uma_core.errors import ErrorCode, UmaError
 
-# functions that answer what `uma_built_<name>` has baked in
+# functions of the library whose strings `uma_built_<name>` holds as of the build
 _STRINGS = (
     "llama_version",
     "ggml_version",
@@ -35,8 +35,8 @@ def check_bindings(ffi: Any, lib: Any) -> None:
 
 
 def built_with(ffi: Any, lib: Any, name: str) -> str:
-    """One of the strings baked in at build: llama_version, ggml_version, ggml_commit, backend, headers, structs,
-    enums.
+    """Return one of the strings baked in at build: llama_version, ggml_version, ggml_commit, backend, headers,
+    structs, enums.
     """
     return str(ffi.string(getattr(lib, f"uma_built_{name}")), "utf-8")
 

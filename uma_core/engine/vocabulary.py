@@ -11,7 +11,7 @@ from uma_core.types import TokenId
 
 
 class Vocabulary:
-    """Loads vocabulary and chat template: some tens of MB. Raises: what loading a model raises."""
+    """Loads vocabulary and chat template: some tens of MB. Raises the same errors as loading a model."""
 
     def __init__(self, path: str) -> None:
         self._model = model = LlamaModel(path, EngineOptions(model=path), None, Parts.VOCABULARY)

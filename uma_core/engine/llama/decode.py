@@ -1,4 +1,4 @@
-"""The decode context: all sequences' KV, one decode call at a time, tokens sampled in the same C call."""
+"""The decode context: KV of all sequences, one decode call at a time. The same C call samples the tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from uma_core.engine.refusals import refusals
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import AdapterSet, TokenId
 
-NO_CELLS = 1  # of llama_decode
+NO_CELLS = 1  # llama_decode's code for a lack of cells
 BAD = DecodeOutcome(DecodeStatus.BAD_BATCH, [], 0, 0)
 BROKEN = BAD._replace(status=DecodeStatus.FATAL)
 STATUS_OF = {0: DecodeStatus.OK, 1: DecodeStatus.FULL, 2: DecodeStatus.ABORTED, -1: DecodeStatus.BAD_BATCH}
@@ -37,7 +37,7 @@ class Hidden:
         self._gate.hidden = ffi.NULL
 
     def take(self) -> np.ndarray:
-        """(rows, n_embd) float32. Raises: UNSUPPORTED where the model's graph has no such rows."""
+        """(rows, n_embd) float32. Raises: UNSUPPORTED if the model's graph has no such rows."""
         rows, self._rows = self._rows, np.zeros((0, self._n_embd), np.float32)
         if self._gate.n_hidden != rows.size:
             raise UmaError(
@@ -48,7 +48,7 @@ class Hidden:
 
 
 class Kept:
-    """Layers' inputs that a context keeps of every call, for what drafts from them. `layers` empty: none."""
+    """Inputs of layers that a context keeps from every call, for drafters that read them. `layers` empty: none."""
 
     def __init__(self, context: Any, layers: Sequence[int], n_embd: int) -> None:
         self._context = context
@@ -61,7 +61,7 @@ class Kept:
         return bool(self._layers)
 
     def rows(self, n: int) -> np.ndarray:
-        """(n, layers * n_embd) float32, the caller's own: of the n tokens of the last call."""
+        """(n, layers * n_embd) float32 of the last call's n tokens. The caller owns the array."""
         parts = []
         for layer in self._layers:
             at = lib.uma_hidden_rows(self._context, layer)
@@ -78,8 +78,8 @@ class DecodeContext:
     """
 
     def __init__(self, model: LlamaModel, params: Any) -> None:
-        self.is_broken = False  # neither used nor freed any more
-        self.adapters: AdapterSet = ()  # that it computes with
+        self.is_broken = False  # if True, it is neither used nor freed any more
+        self.adapters: AdapterSet = ()  # adapters that it computes with
         self.gate = ffi.new("uma_gate *")
         self.abort_flag = ffi.new("int32_t *")
         params.cb_eval = ffi.addressof(lib, "uma_gate_cb")
@@ -98,10 +98,10 @@ class DecodeContext:
         self._views: tuple[Batch | None, list[Any]] = (None, [])
         self._handles = ffi.new("uma_sampler *[]", max(1, params.n_outputs_max))
         self._out = ffi.new("llama_token[]", max(1, params.n_outputs_max))
-        self._samplers: Sequence[Sampler | None] | None = None  # whose handles are set
+        self._samplers: Sequence[Sampler | None] | None = None  # samplers whose handles are set
 
     def _point_at(self, batch: Batch) -> None:
-        """Batches are reused tick after tick: their buffers are wrapped once."""
+        """Wrap a batch's buffers, once for each batch: batches are reused tick after tick."""
         if self._views[0] is not batch:
             rows = self._rows
             views = [ffi.from_buffer(f"{t} *", a) for t, a in _fields(batch)]
@@ -110,7 +110,7 @@ class DecodeContext:
             self._views = (batch, views)
 
     def decode(self, batch: Batch, samplers: Sequence[Sampler | None]) -> DecodeOutcome:
-        if not 0 < batch.n <= self.n_batch:  # llama.cpp asserts it
+        if not 0 < batch.n <= self.n_batch:  # llama.cpp would fail an assertion
             return BAD
         self._point_at(batch)
         rows = self._rows
@@ -148,7 +148,7 @@ class DecodeContext:
         return DecodeOutcome(STATUS_OF.get(rc, DecodeStatus.FATAL), [], rows.call_ns, 0)
 
     def take_hidden(self) -> np.ndarray:
-        """(rows, n) float32: what an embedding wanted, or what is kept of rows with logits."""
+        """(rows, n) float32: the hidden states for an embedding, or those that are kept of rows with logits."""
         batch, _ = self._views
         if batch is None or self._is_embedded or not self.kept:
             return self.hidden.take()
@@ -156,12 +156,12 @@ class DecodeContext:
         return rows[batch.want_logits[: batch.n] != 0] if len(rows) else rows
 
     def draw(self, row: int, sampler: Sampler | None) -> TokenId:
-        """Of the wanted rows."""
+        """Draw the token of the row-th wanted row."""
         handle = ffi.NULL if sampler is None else sampler.handle  # type: ignore[attr-defined]
         return int(lib.uma_decode_draw(self.handle, row, handle))
 
     def logits(self, row: int) -> np.ndarray:
-        """The row-th wanted row: llama.h addresses logits by position in the batch."""
+        """Logits of the row-th wanted row. (llama.h addresses logits by position in the batch.)"""
         batch, _ = self._views
         assert batch is not None
         index = int(np.flatnonzero(batch.want_logits[: self._rows.n])[row])

@@ -1,8 +1,8 @@
 """EncoderEngine: models that make vectors or scores and never text (BERT and its kin, rerankers), through llama.h.
 
 Inputs are computed whole, several in one call, and llama.cpp pools them. The call pauses between pieces of its graph
-like a prompt's chunk (native/llama/prefill.c), so cancels and commands never wait for its end; the next call does.
-There is no KV that outlives a call: sequences only tell the requests apart.
+like a prompt's chunk (native/llama/prefill.c), so cancels and commands never wait for its end; only the next call does.
+No KV outlives a call: sequences only distinguish the requests.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import AdapterSet, SamplingParams, SeqId, TokenId
 
 RANK = "rank"
-DEFAULT_POOLING = "mean"  # of encoders whose file says nothing
-N_CONTEXTS = 2  # kept: for the pooling that the file names, and for the last other one that was asked for
+DEFAULT_POOLING = "mean"  # for encoders whose file names none
+N_CONTEXTS = 2  # contexts that are kept: for the file's pooling, and for the last other pooling that was asked for
 POOLING_TYPES = {name: f"LLAMA_POOLING_TYPE_{name.upper()}" for name in POOLINGS}
 
 
-# llama.cpp gives these architectures no memory of what was read (llama_model::create_memory), or one that their graph
-# does not look at (llama-embed), whatever the file says of `attention.causal`. EmbeddingGemma's says nothing of it.
+# llama.cpp gives these architectures no KV memory (llama_model::create_memory), or one that their graph does not use
+# (llama-embed), whatever `attention.causal` in the file is. EmbeddingGemma's file has no such key.
 NO_MEMORY = frozenset({
     "bert", "jina-bert-v2", "jina-bert-v3", "nomic-bert", "nomic-bert-moe", "neo-bert", "eurobert", "modern-bert",
     "gemma-embedding", "llama-embed", "wavtokenizer-dec", "dream", "llada", "llada-moe", "rnd1",
 })  # fmt: skip
-# vectors are what it makes of hidden states (LFM2-ColBERT), which only llama.cpp's own calls apply
+# this layer turns hidden states into vectors (LFM2-ColBERT), and only llama.cpp's own calls apply it
 DENSE = "dense_2.weight"
 
 
 def is_encoder(path: str) -> bool:
-    """Whether the file's model sees what follows a token, ranks, or is for vectors alone: it cannot continue a text.
+    """Whether the model cannot continue a text: it sees the tokens after a token, it ranks, or it only makes vectors.
 
-    Raises: MODEL_LOAD_FAILED, for files too that would end the process: this is the first look at every model.
+    Raises: MODEL_LOAD_FAILED, also for files that would end the process: this is the first look at every model.
     """
     header = Header(path)
     try:
@@ -90,7 +90,7 @@ class Encoder:
         params.cb_eval = ffi.addressof(lib, "uma_prefill_cb")
         params.cb_eval_user_data = self.native
         try:
-            with tap.quiet():  # of poolings that the file does not name, and of calls longer than an input may be
+            with tap.quiet():  # it warns of poolings that the file does not name, and of calls longer than an input
                 self.handle = new_context(model, params, "encoder")
         except UmaError:
             lib.uma_prefill_free(self.native)
@@ -99,7 +99,7 @@ class Encoder:
         self._memory = lib.llama_get_memory(self.handle)
         n_out = int(lib.llama_model_n_embd_out(model.handle))
         self._n_out = int(lib.llama_model_n_cls_out(model.handle)) if pooling == RANK else n_out
-        # llama.cpp sets a row of logits aside for each token, though there are none
+        # llama.cpp sets aside a row of logits for each token, though there are no logits
         self.n_bytes = context_bytes(mark) + params.n_batch * (model.n_vocab + n_out) * 4
         self._sizes: list[int] = []
         self._run = ffi.new("uma_run *")
@@ -125,7 +125,7 @@ class Encoder:
         return PrefillOutcome(status, run.n_pieces, run.fraction, run.elapsed_ns, run.longest_ns)
 
     def result(self) -> list[np.ndarray]:
-        """For each input (1, n_out), or (tokens, n_out) without pooling: float32, the caller's own."""
+        """For each input (1, n_out), or (tokens, n_out) without pooling: float32. The caller owns the arrays."""
         if self.pooling != "none":
             return [self._rows(lib.llama_get_embeddings_seq(self.handle, i), 1) for i in range(len(self._sizes))]
         rows = self._rows(lib.llama_get_embeddings(self.handle), sum(self._sizes))
@@ -140,7 +140,7 @@ class Encoder:
         return rows
 
     def end(self) -> None:
-        """Give up what is under way, and empty the memory that causal models have."""
+        """Give up the call under way, and empty the memory that causal models have."""
         if self._sizes and not self.is_broken:
             lib.uma_prefill_cancel(self.native)
             if self._memory:
@@ -180,7 +180,10 @@ class EncoderEngine(TextOfModel):
             raise
 
     def _warm_up(self) -> None:
-        """Page faults, thread start and what pieces take: paid before the first request. Raises: MODEL_LOAD_FAILED."""
+        """Compute once before the first request, which then pays for no page faults or thread start, and time pieces.
+
+        Raises: MODEL_LOAD_FAILED.
+        """
         tokens = np.zeros(min(16, self.info.n_ubatch), np.int32)
         for _ in range(2):
             self.encode_open(0, [tokens], self._default_pooling)
@@ -286,7 +289,7 @@ class EncoderEngine(TextOfModel):
             self._busy[1].end()
             self._busy = None
 
-    # what it cannot do
+    # methods for abilities that it lacks
 
     def _refuse(self) -> NoReturn:
         raise UmaError(ErrorCode.UNSUPPORTED, "this model makes vectors or scores, no text")
@@ -295,19 +298,19 @@ class EncoderEngine(TextOfModel):
         return LlamaSampler(params, seed, self.model, self.info.n_ctx_seq)
 
     def prepare(self, params: SamplingParams) -> None:
-        """Nothing is sampled."""
+        """Do nothing: encoders sample no tokens."""
 
     def decode(self, batch: Batch, samplers: Sequence[Sampler | None]) -> DecodeOutcome:
         return DecodeOutcome(DecodeStatus.BAD_BATCH, [], 0, 0)
 
     def set_adapters(self, seq_id: SeqId, adapters: AdapterSet) -> None:
-        """It has none."""
+        """Do nothing: encoders have no adapters."""
 
     def begin_next(self, wake_fd: int) -> None:
-        """Begins nothing."""
+        """Do nothing: there are no decode calls."""
 
     def settle(self) -> None:
-        """Nothing is begun ahead."""
+        """Do nothing: no call is begun ahead."""
 
     def logits(self, row: int) -> np.ndarray:
         self._refuse()
@@ -334,7 +337,7 @@ class EncoderEngine(TextOfModel):
         return min(n, self.kv_len(seq_id))
 
     def keep_states(self, seq_id: SeqId, positions: Sequence[int]) -> None:
-        """There are none."""
+        """Do nothing: there are no states."""
 
     def state_bytes(self, seq_id: SeqId, n: int) -> int:
         return 0
@@ -362,7 +365,7 @@ class EncoderEngine(TextOfModel):
         return True
 
     def pretend(self, seq_id: SeqId, n: int) -> None:
-        """There is nothing to pretend."""
+        """Do nothing: there is no KV."""
 
     # life
 
@@ -373,7 +376,7 @@ class EncoderEngine(TextOfModel):
         self._bell[0] = 1
 
     def abort(self) -> None:
-        """Its calls are left between two pieces, by `ring`."""
+        """Do nothing: `ring` ends its calls between two pieces."""
 
     def memory(self) -> MemoryUse:
         return MemoryUse(self.info.weight_bytes, 0, sum(encoder.n_bytes for encoder in self._encoders))

@@ -1,9 +1,9 @@
-"""LlamaEngine: the Engine contract over llama.h. It wires model, decode context and prefill slots; nothing clever.
+"""LlamaEngine: the Engine contract over llama.h. It only connects model, decode context and prefill slots.
 
-Prompts are read in prefill slots (their own contexts over the same weights) so that a chunk can pause between
-pieces of its graph; each finished chunk's KV is copied into the decode context. That needs one KV stream per
-sequence, V stored by rows, and one cache per layer; `probe` proves it on the loaded model, else prompts are
-read in sized chunks by the decode context.
+Prompts are read in prefill slots (their own contexts over the same weights), so that a chunk can pause between
+pieces of its graph. Each finished chunk's KV is copied into the decode context. That needs one KV stream per
+sequence, V stored by rows, and one cache per layer. `probe` proves this on the loaded model; if it fails, the decode
+context reads prompts in sized chunks.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class LlamaEngine(TextOfModel):
         self.model = LlamaModel(path, options, progress)
         self.decoder: DecodeContext | None = None
         self.prefill_slots: list[PrefillSlot] = []
-        self._sets: list[AdapterSet] = [()] * options.n_seq  # by sequence
-        # tokens that a recurrent memory can take back, by sequence: those after its first row in the last call
+        self._sets: list[AdapterSet] = [()] * options.n_seq  # adapters by sequence
+        # by sequence, tokens that a recurrent memory can take back: those after its first row in the last call
         self._n_undo: dict[SeqId, int] = {}
         try:
             self._adapters = LlamaAdapters(self.model, options)
@@ -99,7 +99,7 @@ class LlamaEngine(TextOfModel):
         assert self.decoder is not None
         lib.uma_kv_open_copier(self.decoder.gate)
         for _ in range(options.prefill_lanes):
-            with tap.quiet():  # the decode context has warned of the same
+            with tap.quiet():  # the decode context has already given the same warnings
                 slot = PrefillSlot(self.model, prefill_params(options, self.n_ctx_seq, self.model.n_vocab), self._bell)
             self.prefill_slots.append(slot)
             warm_up(slot)
@@ -217,10 +217,10 @@ class LlamaEngine(TextOfModel):
         return self.decoder.draw(row, sampler)
 
     def begin_next(self, wake_fd: int) -> None:
-        """Begins nothing: with an eval callback llama_decode returns when all is computed."""
+        """Begin nothing: with an eval callback, llama_decode returns only when all is computed."""
 
     def settle(self) -> None:
-        """Nothing is begun ahead."""
+        """Do nothing: no call is begun ahead."""
 
     def logits(self, row: int) -> np.ndarray:
         assert self.decoder is not None
@@ -236,7 +236,7 @@ class LlamaEngine(TextOfModel):
         return next((slot for slot in self.prefill_slots if slot.seq_id == seq_id), None)
 
     def _pick_slot(self, seq_id: SeqId) -> PrefillSlot | None:
-        """Raises: DECODE_FAILED where none can be used any more."""
+        """Pick a slot for the sequence. Raises: DECODE_FAILED if no slot can be used any more."""
         usable = [slot for slot in self.prefill_slots if not slot.is_broken]
         if not usable:
             raise UmaError(
@@ -324,7 +324,7 @@ class LlamaEngine(TextOfModel):
         return min(n, self.kv_len(seq_id))
 
     def keep_states(self, seq_id: SeqId, positions: Sequence[int]) -> None:
-        """There are none."""
+        """Do nothing: this engine keeps no states."""
 
     def state_bytes(self, seq_id: SeqId, n: int) -> int:
         return 0
@@ -370,7 +370,7 @@ class LlamaEngine(TextOfModel):
         )
 
     def trim(self) -> int:
-        """Pages of empty sequences and of prefill slots without work go back to the system."""
+        """Give pages of empty sequences, and of prefill slots without work, back to the system."""
         if not self._has_direct_kv or self.decoder is None:
             return 0
         for slot in self.prefill_slots:
@@ -391,7 +391,7 @@ class LlamaEngine(TextOfModel):
         size = min(self.info.n_batch, MARK_TOKENS_MAX)
         for p0 in range(0, n, size):
             lib.uma_kv_mark(self.decoder.handle, self.decoder.gate, seq_id, p0, min(size, n - p0))
-        if self._has_direct_kv:  # else the cells were cleared at load, one by one
+        if self._has_direct_kv:  # otherwise the cells were cleared at load, one by one
             touch_stream(self.decoder.gate, seq_id, n)
 
     def close(self) -> None:
@@ -403,19 +403,20 @@ class LlamaEngine(TextOfModel):
 
 
 def _n_drafts(batch: Batch) -> dict[SeqId, int]:
-    """By sequence of a batch: how many rows it has after its first one."""
+    """Count, for each sequence of a batch, its rows after the first one."""
     sequences, counts = np.unique(batch.seq_id[: batch.n], return_counts=True)
     return dict(zip(sequences.tolist(), (counts - 1).tolist(), strict=True))
 
 
-DEFAULT_POOLING = "last"  # of decoders whose file says nothing: only the last token has seen all the others
+DEFAULT_POOLING = "last"  # for decoders whose file names none: only the last token has seen all the others
 ALL_KERNELS = 7  # the bit set of native/runtime/uma_runtime.h
 
 
 def use_kernels(is_wanted: bool, isa: str = "auto") -> str:
-    """Switch our CPU kernels on or off for the process, before a model is loaded. Their instruction set; "" when off.
+    """Switch our CPU kernels on or off for the process, before a model is loaded. Returns their instruction set; ""
+    when off.
 
-    ggml's own stay in use where this processor would only have the portable ones, or is to be taken for such a one.
+    ggml's own kernels stay in use if this processor has only our portable ones, or if `isa` asks for these.
     Raises: CONFIG_INVALID for an instruction set that this processor does not have.
     """
     if lib.uma_accel_use(ffi.NULL if isa == "auto" else isa.encode()) != 0:
@@ -430,7 +431,7 @@ def use_kernels(is_wanted: bool, isa: str = "auto") -> str:
 
 
 def isa_notes(isa: str, kernels: str) -> tuple[str, ...]:
-    """What computes where another instruction set was asked for: only our kernels can be told."""
+    """Note what computes if `engine.isa` is set: only our own kernels follow it."""
     if isa == "auto":
         return ()
     ours = f"our kernels use {kernels}" if kernels else "our kernels are off"
@@ -457,7 +458,7 @@ def expert_bytes(path: str) -> int:
 
 
 def _estimate_kv_bytes(model: LlamaModel, kv_type: str) -> int:
-    """Attention caches hold n_layer x (K + V) x n_head_kv x head dim; SWA and recurrent models hold less."""
+    """Estimate n_layer x (K + V) x n_head_kv x head dim, as attention caches hold; SWA and recurrent ones hold less."""
     block, size = {"f16": (1, 2), "bf16": (1, 2), "q8_0": (32, 34), "q4_0": (32, 18)}[kv_type]
     n_head = int(lib.llama_model_n_head(model.handle))
     head_dim = model.meta_int("attention.key_length", int(lib.llama_model_n_embd(model.handle)) // max(1, n_head))

@@ -1,7 +1,7 @@
-"""What a model would take, before a byte of its weights is read: llama.cpp lays out model and contexts without
+"""Estimates a model's memory before a byte of its weights is read: llama.cpp lays out model and contexts without
 allocating.
 
-Also the cheapest proof that a GGUF is whole: llama.cpp compares every tensor's place with the file's size.
+This is also the cheapest proof that a GGUF is whole: llama.cpp compares every tensor's place with the file's size.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _COMPUTE_SIZE = re.compile(r"compute buffer size = +([\d.]+) MiB")
 
 
 def estimate(path: str, options: EngineOptions, is_encoding: bool = False) -> MemoryUse:
-    """Weights, KV and compute buffers of the model at `path` with these options. Blocks: reads the header and
+    """Estimate weights, KV and compute buffers of the model at `path` with these options. Blocks: reads the header and
     vocabulary.
 
     Raises: MODEL_LOAD_FAILED, INSUFFICIENT_MEMORY.

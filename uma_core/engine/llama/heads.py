@@ -1,9 +1,9 @@
-"""What drafts from a model's hidden states, in a context of llama.cpp's: the prediction heads (MTP) in the model's own
-file, or an EAGLE 3 model, which is a file of its own.
+"""Drafters that read a model's hidden states, in a context of llama.cpp: the prediction heads (MTP) in the model's own
+file, or an EAGLE 3 model in a file of its own.
 
-Either is about one layer, and shares the embedding and the output's matrix with the served model. With llama.cpp's
-engine these are the engine's own. Beside the graph engine llama.cpp maps the model's file once more; the pages of the
-other layers, which nothing reads again, are dropped.
+Either is about one layer, and shares the matrices of embedding and output with the served model. With llama.cpp's
+engine these are the engine's own. Beside the graph engine, llama.cpp maps the model's file once more, and the pages of
+other layers are dropped, because nothing reads them again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import SeqId, TokenId
 
 MTP, EAGLE = "engine.mtp", "speculation.draft_model"  # the options that ask for them
-N_BATCH = 64  # of a text read at once: a stream waits for no more
+N_BATCH = 64  # most tokens of a text that are read at once: a stream waits for no more
 
 
 class LlamaHeads:
@@ -71,7 +71,7 @@ class LlamaHeads:
         self._context = self._new_context(model, params, option)
 
     def _load(self, path: str, options: EngineOptions) -> Any:
-        """Beside the graph engine, which is one of a CPU, mapped."""
+        """Load the file for heads beside the graph engine, which computes on a CPU: mapped."""
         if self._owner is None:
             options = replace(options, load_mode="mmap", n_gpu_layers=0)
         model = _load(path, options)
@@ -91,7 +91,7 @@ class LlamaHeads:
         return context
 
     def _open_target(self, path: str, options: EngineOptions) -> Any:
-        """A context of the served model, through which llama.cpp finds the matrices that are shared."""
+        """Open a context of the served model, through which llama.cpp finds the shared matrices."""
         if self._owner is not None:
             assert self._owner.decoder is not None
             return self._owner.decoder.handle
@@ -112,7 +112,7 @@ class LlamaHeads:
         return int(rc), int(self._heads.token) if rc == 0 else -1
 
     def _fuse(self, states: np.ndarray) -> tuple[int, np.ndarray]:
-        """Of several layers' states one for each row."""
+        """Combine the states of several layers into one state for each row."""
         fused = np.empty((len(states), self.n_embd), np.float32)
         source, target = (ffi.from_buffer("float *", rows) for rows in (states, fused))
         return int(lib.uma_heads_fuse(self._context, self._heads, source, len(states), target)), fused
@@ -121,7 +121,7 @@ class LlamaHeads:
         lib.llama_memory_seq_rm(self._memory, seq_id, n, -1)
 
     def memory(self) -> MemoryUse:
-        """The contexts'; the weights are pages of the files."""
+        """Memory of the contexts; the weights are pages of the files."""
         return MemoryUse(0, self._n_bytes, 0)
 
     def close(self) -> None:
@@ -132,9 +132,9 @@ class LlamaHeads:
 
 
 def _load(path: str, options: EngineOptions, is_dry: bool = False) -> Any:
-    """The llama_model; the caller's to free. `is_dry`: without its weights. Raises: MODEL_LOAD_FAILED."""
+    """Load a llama_model, which the caller frees. `is_dry`: without its weights. Raises: MODEL_LOAD_FAILED."""
     params, kept = model_params(replace(options, moe_top_k=0, kv_type="f16", mtp=True), path)
-    params.use_extra_bufts = False  # a second copy of a weight
+    params.use_extra_bufts = False  # they would hold a second copy of a weight
     if is_dry:
         params.no_alloc, params.load_mode = True, lib.LLAMA_LOAD_MODE_NONE
     mark = tap.pump()
@@ -146,7 +146,7 @@ def _load(path: str, options: EngineOptions, is_dry: bool = False) -> Any:
 
 
 def _params(options: EngineOptions, n_ctx: int, option: str) -> Any:
-    """llama_context_params. `n_ctx`: of all sequences."""
+    """Return llama_context_params. `n_ctx`: cells of all sequences."""
     params = decode_params(replace(options, n_ctx=n_ctx, n_batch=N_BATCH, n_ubatch=N_BATCH, takes_back=False), 0)
     if option == MTP:
         params.ctx_type = lib.LLAMA_CONTEXT_TYPE_MTP
@@ -155,9 +155,9 @@ def _params(options: EngineOptions, n_ctx: int, option: str) -> Any:
 
 
 def estimate_heads(path: str, options: EngineOptions) -> MemoryUse:
-    """What MTP's heads would take, found without taking it.
+    """Estimate the memory of prediction heads (MTP) without allocating it.
 
-    Raises: MODEL_LOAD_FAILED; CONFIG_INVALID where there are no heads, or none that llama.cpp computes.
+    Raises: MODEL_LOAD_FAILED; CONFIG_INVALID if there are no heads, or none that llama.cpp computes.
     """
     check_heads(path)
     with tap.quiet():
@@ -173,7 +173,7 @@ def estimate_heads(path: str, options: EngineOptions) -> MemoryUse:
 
 
 def check_heads(path: str) -> None:
-    """Raises: MODEL_LOAD_FAILED; CONFIG_INVALID for a file without prediction heads."""
+    """Check for heads. Raises: MODEL_LOAD_FAILED; CONFIG_INVALID for a file without prediction heads."""
     header = Header(path)
     try:
         n_heads = header.of_arch().get("nextn_predict_layers", 0)
@@ -185,7 +185,7 @@ def check_heads(path: str) -> None:
 
 
 def needs_target(path: str) -> bool:
-    """An EAGLE 3 file without an embedding or an output's matrix uses the served model's."""
+    """Whether an EAGLE 3 file has no embedding or output matrix of its own, and uses the served model's."""
     header = Header(path)
     try:
         return not {"token_embd.weight", "output.weight"} <= header.tensors.keys()

@@ -1,4 +1,4 @@
-"""KV on its way between contexts, sequences and host bytes, in slices (native/llama/kv.c)."""
+"""Moves of KV between contexts, sequences and host bytes, in slices (native/llama/kv.c)."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from uma_core.engine.lib import ffi, lib
 from uma_core.engine.refusals import refusals
 from uma_core.errors import ErrorCode, UmaError
 
-NO_CELLS = 1  # of llama_decode
-MARK_TOKENS = 64  # cells marked per slice while somebody waits: marking fills an attention mask of that many rows
-MARK_TOKENS_MAX = 512  # ... and while nobody does
+NO_CELLS = 1  # llama_decode's code for a lack of cells
+MARK_TOKENS = 64  # cells marked per slice while a stream waits: marking fills an attention mask of so many rows
+MARK_TOKENS_MAX = 512  # ... and while no stream waits
 UNHURRIED_NS = 20_000_000
 
 
 class Span:
     """One end of a move: a stream of a cache, or host bytes that begin at position `stream`.
 
-    Keeps what C points at alive.
+    Keeps the objects alive that C points at.
     """
 
     def __init__(self, gate: Any, stream: int, n_cells: int, host: Any = None) -> None:
@@ -31,7 +31,7 @@ class Span:
 
 
 class Cells(Protocol):
-    """A context that has to know of cells which others fill."""
+    """A context that must be told of cells which others fill."""
 
     handle: Any
     gate: Any
@@ -41,9 +41,7 @@ class Cells(Protocol):
 
 
 class Move:
-    """A Transfer: marks cells in `into` (where its target's bookkeeping does not know them), then copies rows
-    p0..p1.
-    """
+    """A Transfer: marks cells in `into` (if its bookkeeping does not know them yet), then copies rows p0..p1."""
 
     def __init__(self, source: Span, target: Span, p0: int, p1: int, into: tuple[Cells, int] | None) -> None:
         shape = source.gate or target.gate
@@ -98,7 +96,7 @@ class Move:
 
 
 class HostExport(Move):
-    """A move into bytes that it owns. They are not zeroed: the first touch of 100 MB would be a pause of its own."""
+    """A move into bytes that it owns. They are not zeroed: to touch 100 MB for the first time would be a long pause."""
 
     def __init__(self, source: Span, start: int, n: int) -> None:
         self.blob: bytearray | memoryview[int] = new_blob(int(lib.uma_kv_bytes(source.gate, n - start)))

@@ -20,8 +20,8 @@ WARN, ERROR = 3, 4  # ggml_log_level
 LEVELS = {WARN: logging.WARNING, ERROR: logging.ERROR}
 MAX_LOUD = 20  # warnings and errors per pump; a storm must not push other lines out of our own log
 N_KEPT = 1024
-N_ERRORS = 2  # the first says what is wrong; those after the second only that the caller gave up
-PIECE_BYTES = 399  # native/runtime/log.c cuts there, and then the line end is lost
+N_ERRORS = 2  # the first error says what is wrong; those after the second only say that the caller gave up
+PIECE_BYTES = 399  # native/runtime/log.c cuts longer pieces, which then lose their line end
 
 
 class Line(NamedTuple):
@@ -41,7 +41,7 @@ class Tap:
         self._n_quiet = 0
 
     def pump(self) -> int:
-        """Take what llama.cpp logged since the last call. Returns the number of the next line."""
+        """Take the lines that llama.cpp logged since the last call. Returns the number of the next line."""
         with self._lock:
             n_loud = 0
             for level, piece in take_log():
@@ -70,12 +70,12 @@ class Tap:
             return [line for line in self._kept if line.number >= number]
 
     def errors(self, number: int) -> str:
-        """The first errors from `number` on: what llama.cpp says about a failure, beside its return code."""
+        """The first errors from line `number` on: llama.cpp's explanation of a failure, beside its return code."""
         return "; ".join([line.text for line in self.since(number) if line.level >= ERROR][:N_ERRORS])
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """Everything that is logged inside is debug."""
+        """Log everything inside as debug."""
         self.pump()
         self._n_quiet += 1
         try:

@@ -1,6 +1,6 @@
 """LoRA adapters in llama.cpp's engine: loaded once with the model, and set for each context before it computes.
 
-A context that changes its set lays its graphs out anew, which takes about as long as building a few of them.
+When its set changes, a context lays out its graphs again, which takes about as long as building a few of them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ ONE_SET = "requests with different LoRA adapters are computed in calls of their 
 
 
 class LlamaAdapters:
-    """The model owns what is loaded here and frees it.
+    """The adapters of a model, which owns and frees them.
 
-    Load before contexts are made: their graphs have room for what is loaded then.
+    Load them before contexts are made: graphs have room only for adapters that are loaded by then.
     """
 
     def __init__(self, model: LlamaModel, options: EngineOptions) -> None:
@@ -48,7 +48,7 @@ class LlamaAdapters:
         self.notes = (ONE_SET, *(note for file in files for note in file.notes))
 
     def set(self, context: Any, adapters: AdapterSet) -> None:
-        """Compute with these, and no others, in a llama_context that is not computing."""
+        """Make a llama_context, which must not be computing, compute with these adapters and no others."""
         handles = ffi.new("struct llama_adapter_lora *[]", [self._handles[name] for name, _ in adapters])
         scales = ffi.new("float[]", [scale for _, scale in adapters])
         lib.llama_set_adapters_lora(context, handles, len(adapters), scales)

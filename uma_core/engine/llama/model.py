@@ -1,4 +1,4 @@
-"""One loaded GGUF through llama.h: weights, vocabulary, metadata. Shared by every context of the process."""
+"""One GGUF loaded through llama.h: weights, vocabulary, metadata. All contexts of the process share it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from uma_core.engine.llama.sampler import Links
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import TokenId
 
-PIECE_BYTES = 256  # room for a token's text at first; there are longer ones
+PIECE_BYTES = 256  # first size of the buffer for a token's text; some are longer
 
 INT32_MIN = -(1 << 31)
 Progress = Callable[[float], bool]  # gets the loaded share, 0..1, on the loading thread; False gives the load up
@@ -44,7 +44,7 @@ POOLING = {1: "mean", 2: "cls", 3: "last", 4: "rank"}  # llama.h: enum llama_poo
 
 
 class Parts(enum.Enum):
-    """What of a model is loaded."""
+    """Which parts of a model are loaded."""
 
     ALL = enum.auto()
     LAYOUT = enum.auto()  # vocabulary, metadata and the places of weights, for an engine that has its own weights
@@ -52,7 +52,7 @@ class Parts(enum.Enum):
 
 
 class LlamaModel:
-    """Owns a llama_model. `close` frees it; every context on it must be gone by then."""
+    """Owns a llama_model. `close` frees it; every context on it must be freed before."""
 
     def __init__(
         self, path: str, options: EngineOptions, progress: Progress | None = None, what: Parts = Parts.ALL
@@ -73,11 +73,11 @@ class LlamaModel:
         params.progress_callback = callback
         mark = tap.pump()
         self.handle = lib.llama_model_load_from_file(path.encode(), params)
-        del kept  # what the parameters point at had to live until here
+        del kept  # the objects that the parameters point at had to live until here
         if not self.handle:
             raise refusal(path, mark)
         n_layer = int(lib.llama_model_n_layer(self.handle))
-        self.hidden_layers = (n_layer,) if options.mtp else options.hidden_layers  # that contexts on it keep
+        self.hidden_layers = (n_layer,) if options.mtp else options.hidden_layers  # layers that contexts on it keep
         self.vocab = lib.llama_model_get_vocab(self.handle)
         self.n_vocab = lib.llama_vocab_n_tokens(self.vocab)
         scratch = ffi.new("char[]", PIECE_BYTES)
@@ -89,7 +89,10 @@ class LlamaModel:
         self.suppressed: tuple[TokenId, ...] = tuple(found[i] for i in range(n[0]))  # never to be generated
 
     def piece(self, token: TokenId, unparse_special: bool) -> bytes:
-        """Control tokens have no text for a reader: b"", unless `unparse_special`. Any thread."""
+        """The token's bytes; b"" for control tokens unless `unparse_special`, as they have no text for readers.
+
+        Any thread.
+        """
         return self.pieces[token] or (
             self._to_piece(token, True, ffi.new("char[]", PIECE_BYTES)) if unparse_special else b""
         )
@@ -112,7 +115,7 @@ class LlamaModel:
         while True:
             out = ffi.new("llama_token[]", capacity)
             n = lib.llama_tokenize(self.vocab, data, len(data), out, capacity, add_special, parse_special)
-            if n == INT32_MIN:  # what a failed call gives (native/runtime/guard.h)
+            if n == INT32_MIN:  # the result of a failed call (native/runtime/guard.h)
                 raise UmaError(ErrorCode.INTERNAL, f"llama.cpp cannot read this text: {text(lib.uma_guard_message())}")
             if n >= 0:
                 return ffi.unpack(out, n) if n else []
@@ -131,7 +134,7 @@ class LlamaModel:
 
     @property
     def pooling(self) -> str:
-        """As the file says; "" where it says nothing."""
+        """The pooling that the file names; "" if it names none."""
         return POOLING.get(self.meta_int("pooling_type", -1), "")
 
     @property
@@ -152,12 +155,12 @@ class LlamaModel:
         return bool(lib.llama_model_is_recurrent(self.handle) or lib.llama_model_is_hybrid(self.handle))
 
     def special(self, name: str) -> str:
-        """Text of the bos or eos token, as chat templates want it; "" where the model has none."""
+        """Text of the bos or eos token, for chat templates; "" if the model has none."""
         token = getattr(lib, f"llama_vocab_{name}")(self.vocab)
         return text(lib.llama_vocab_get_text(self.vocab, token)) if token >= 0 else ""
 
     def facts(self) -> ModelFacts:
-        """Reads the loaded file's metadata and vocabulary: any thread."""
+        """Read facts from the loaded file's metadata and vocabulary. Any thread."""
         tool_use = lib.llama_model_chat_template(self.handle, b"tool_use")
         buffer = ffi.new("char[]", 256)
         lib.llama_model_desc(self.handle, buffer, len(buffer))
@@ -177,7 +180,7 @@ class LlamaModel:
         )
 
     def _described(self) -> str:
-        """In llama.cpp's words, which has none for a model whose weights it did not load."""
+        """llama.cpp's description. It has none for a model whose weights it did not load."""
         number = self.meta("general.file_type") or ""
         kind = ffi.typeof("enum llama_ftype").elements.get(int(number), "") if number.isdecimal() else ""
         name = kind.removeprefix("LLAMA_FTYPE_").removeprefix("MOSTLY_").removeprefix("ALL_")
@@ -185,7 +188,7 @@ class LlamaModel:
 
     @property
     def rerank_template(self) -> str:
-        """A reranker's prompt, with {query} and {document} in it; "" where the file has none."""
+        """A reranker's prompt, with {query} and {document} in it; "" if the file has none."""
         pointer = lib.llama_model_chat_template(self.handle, b"rerank")
         return text(pointer) if pointer else ""
 
@@ -202,8 +205,8 @@ class LlamaModel:
 
 
 def new_context(model: LlamaModel, params: Any, what: str) -> Any:
-    """Raises: INSUFFICIENT_MEMORY: what else llama.cpp may refuse was found when it laid out the same context
-    without memory.
+    """Make a context. Raises: INSUFFICIENT_MEMORY. Other reasons to refuse were found when llama.cpp laid out the same
+    context without memory.
     """
     mark = tap.pump()
     keep_experts_in_place(model.handle, params)

@@ -1,7 +1,7 @@
-"""Pages of empty KV, and of mapped files, go back to the system, and come again. Host memory on Linux only: elsewhere
-the system has no such request for it.
+"""Gives pages of empty KV and of mapped files back to the system, and gets them again. Only for host memory on Linux:
+other systems have no such request.
 
-Rules: ctypes for the operating system alone. Cells that nobody marked as used may read as zeros at any time.
+Rules: ctypes for the operating system alone. Cells that are not marked as used may read as zeros at any time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MADV_DONTNEED = 4  # Linux: anonymous pages are dropped at once, and read as zer
 
 
 def release_stream(gate: Any, stream: int) -> int:
-    """Give back the pages that only this stream's cells use; returns how many bytes that could be."""
+    """Give back the pages that only this stream's cells use. Returns how many bytes these may be at most."""
     if not sys.platform.startswith("linux"):
         return 0
     n_bytes = 0
@@ -44,7 +44,7 @@ Mappings = frozenset[tuple[int, int]]  # of files, from address to address
 
 
 def read_only_mappings() -> Mappings:
-    """Those that no writing can change, as llama.cpp's of weights. Linux, proc(5); none elsewhere."""
+    """Mappings that no write can change, such as llama.cpp's of weights. Linux, proc(5); none elsewhere."""
     try:
         lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
     except OSError:
@@ -57,14 +57,14 @@ def read_only_mappings() -> Mappings:
 
 
 def release_mappings(mappings: Mappings) -> None:
-    """llama.cpp has the system read whole files at load. What is used comes again, from the system's cache."""
+    """Give back mapped pages. llama.cpp reads whole files at load; pages in use return from the system's cache."""
     for begin, end in mappings:
         _drop(begin, end)
 
 
 def touch_stream(gate: Any, stream: int, n: int) -> None:
-    """Make the system give real memory to a stream's first n cells: untouched pages all read from one that is always
-    in the cache.
+    """Make the system give real memory to a stream's first n cells. Untouched pages would all read from a single page,
+    which is always in the cache.
     """
     for tensor in [*gate.k[0 : gate.n_layer], *gate.v[0 : gate.n_layer]]:
         if n and lib.ggml_backend_buffer_is_host(tensor.buffer):

@@ -1,4 +1,4 @@
-"""From the engine's options to llama.cpp's parameters. Whoever opens or only measures contexts takes them from here."""
+"""Turns the engine's options into llama.cpp's parameters, both for opening contexts and for measuring them only."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ FLASH = {
     "off": "LLAMA_FLASH_ATTN_TYPE_DISABLED",
 }
 KV_BLOCK = 32  # elements that q8_0 and q4_0 quantize together
-# drafts of a call that a recurrent memory can take back, where speculation is on: llama.cpp keeps as many states of
-# each sequence
+# drafts of a call that a recurrent memory can take back, if speculation is on: llama.cpp keeps so many states of each
+# sequence
 N_UNDO = 7
-N_OUTPUTS_MIN = 16  # rows with logits per decode call; the compute buffer grows with it
-ENCODER_BYTES = 1 << 30  # of rows that llama.cpp sets aside for an encoder's call
-ENCODER_LEAST = 64  # tokens of a call, however large the vocabulary is
-ENCODER_INPUTS = 64  # of one call: more of them are not computed any faster
-OUTPUT_BYTES = 16 << 20  # of rows that llama.cpp sets aside beside hidden states, which it copies in one go: about 3 ms
+N_OUTPUTS_MIN = 16  # fewest rows with logits per decode call; the compute buffer grows with it
+ENCODER_BYTES = 1 << 30  # most bytes of rows that llama.cpp sets aside for an encoder's call
+ENCODER_LEAST = 64  # fewest tokens of a call, however large the vocabulary is
+ENCODER_INPUTS = 64  # most inputs of one call: more inputs are not computed any faster
+OUTPUT_BYTES = 16 << 20  # most bytes of logits set aside beside hidden states, whose copy in one go takes about 3 ms
 
 
 def model_params(options: EngineOptions, path: str) -> tuple[Any, Any]:
-    """llama_model_params, and what they point at: to be kept until the model is loaded.
+    """Return llama_model_params, and the objects they point at, which must be kept until the model is loaded.
 
     Raises: MODEL_LOAD_FAILED, CONFIG_INVALID for options that this model cannot have.
     """
@@ -62,9 +62,9 @@ def model_params(options: EngineOptions, path: str) -> tuple[Any, Any]:
 
 
 def check_model(options: EngineOptions, path: str) -> tuple[str, int]:
-    """The architecture, and how many experts a layer has, where an option asks for that; ("", 0) where none does.
+    """Return the architecture, and how many experts a layer has, if an option asks for that; ("", 0) if none does.
 
-    llama.cpp asserts what is checked here, or tells it apart from a lack of memory by the text of a log line only.
+    llama.cpp would fail an assertion on these errors, or tell them from a lack of memory only in a log line.
 
     Raises: MODEL_LOAD_FAILED, CONFIG_INVALID.
     """
@@ -110,9 +110,9 @@ def n_outputs(options: EngineOptions) -> int:
 
 
 def decode_params(options: EngineOptions, n_ctx_train: int) -> Any:
-    """llama_context_params of the context that all sequences share."""
+    """Return llama_context_params of the context that all sequences share."""
     n_ctx = options.n_ctx or n_ctx_train * options.n_seq
-    # llama.cpp keeps a row more than it can take back in one piece, which has to be shorter than its batch
+    # llama.cpp keeps one row more than it can take back; this piece must be shorter than its batch
     n_piece = min(options.n_ubatch, options.n_batch, n_ctx // options.n_seq * options.n_seq)
     return _context_params(
         options,
@@ -126,7 +126,7 @@ def decode_params(options: EngineOptions, n_ctx_train: int) -> Any:
 
 
 def prefill_params(options: EngineOptions, n_ctx_seq: int, n_vocab: int) -> Any:
-    """llama_context_params of a prefill slot: one sequence, one chunk at a time."""
+    """Return llama_context_params of a prefill slot: one sequence, one chunk at a time."""
     n_outputs = prefill_outputs(options, n_vocab)
     return _context_params(
         options, n_ctx=n_ctx_seq, n_seq_max=1, kv_unified=True, n_outputs_max=n_outputs, n_batch=options.n_ubatch
@@ -134,21 +134,21 @@ def prefill_params(options: EngineOptions, n_ctx_seq: int, n_vocab: int) -> Any:
 
 
 def prefill_outputs(options: EngineOptions, n_vocab: int) -> int:
-    """Most tokens of a slot's chunk whose hidden states can be had: llama.cpp sets a row of logits aside for each."""
+    """Most tokens of a slot's chunk that can give hidden states: llama.cpp sets aside a row of logits for each."""
     return max(1, min(options.n_ubatch, max(N_OUTPUTS_MIN, OUTPUT_BYTES // (4 * n_vocab))))
 
 
 def encoder_shape(options: EngineOptions, n_ctx_train: int, n_vocab: int) -> tuple[int, int, int]:
     """Most tokens of an encoder's input, tokens of one call, and inputs of one call.
 
-    Unless `engine.encoder_ctx` says otherwise, an input is no longer than what llama.cpp's rows of logits, of which an
-    encoder has none but for which memory is taken, leave of ENCODER_BYTES.
+    Without `engine.encoder_ctx`, ENCODER_BYTES limit an input: llama.cpp allocates a row of logits for each of its
+    tokens, though an encoder has no logits.
     """
     n_most = max(ENCODER_LEAST, ENCODER_BYTES // (4 * n_vocab))
     n_input = min(n_ctx_train, options.encoder_ctx or n_most)
     n_batch = max(n_input, min(options.n_ubatch, n_most))
     n_inputs = min(ENCODER_INPUTS, n_batch)
-    # every sequence has the same share: so llama.cpp lays out such batches
+    # every sequence has the same share, because llama.cpp lays out such batches so
     return (
         n_input,
         -(-n_batch // n_inputs) * n_inputs,
@@ -157,7 +157,7 @@ def encoder_shape(options: EngineOptions, n_ctx_train: int, n_vocab: int) -> tup
 
 
 def encoder_params(options: EngineOptions, n_ctx_train: int, n_vocab: int) -> Any:
-    """llama_context_params of an encoder: whole inputs, all in one call."""
+    """Return llama_context_params of an encoder: whole inputs, all in one call."""
     _, n_batch, n_inputs = encoder_shape(options, n_ctx_train, n_vocab)
     params = _context_params(
         options, n_ctx=n_batch, n_seq_max=n_inputs, kv_unified=True, n_outputs_max=n_batch, n_batch=n_batch
@@ -182,7 +182,7 @@ def _context_params(options: EngineOptions, **values: Any) -> Any:
 
 
 def context_params(**values: Any) -> Any:
-    """llama_context_params with the given fields set over llama.cpp's defaults."""
+    """Return llama.cpp's default llama_context_params with the given fields set."""
     params = lib.llama_context_default_params()
     for name, value in values.items():
         setattr(params, name, value)
@@ -190,10 +190,9 @@ def context_params(**values: Any) -> Any:
 
 
 def check_threads(n_threads: int) -> None:
-    """Before anything is computed: OpenMP ends the process where it cannot start its threads. Raises:
-    INSUFFICIENT_MEMORY.
+    """Check, before anything is computed, that OpenMP can start its threads: otherwise it would end the process.
 
-    Each thread that computes has a team of its own: the one that loads, and the one that serves.
+    The thread that loads and the thread that serves each have a team of their own. Raises: INSUFFICIENT_MEMORY.
     """
     if not lib.uma_threads_fit(2 * (n_threads - 1)):
         raise UmaError(
@@ -203,12 +202,12 @@ def check_threads(n_threads: int) -> None:
 
 
 def n_threads_of(options: EngineOptions) -> int:
-    """As configured, or as many as this process has processors' time for."""
+    """The configured number of threads, or as many as this process has processors' time for."""
     return options.threads or n_compute_threads()
 
 
 def meta_of(model: Any, key: str) -> str | None:
-    """A key of a llama_model's file."""
+    """The value of a key in a llama_model's file."""
     buffer = ffi.new("char[]", 256)
     n = lib.llama_model_meta_val_str(model, key.encode(), buffer, 256)
     return text(buffer) if n >= 0 else None
@@ -216,10 +215,10 @@ def meta_of(model: Any, key: str) -> str | None:
 
 def keep_experts_in_place(model: Any, params: Any) -> None:
     """Set parameters of a context on this llama_model so that experts in the machine's memory are multiplied there, and
-    not on a GPU that they would be copied to.
+    not copied to a GPU and multiplied there.
 
-    Such a copy takes the experts that the call chose. A call that is cut short (a chunk that is given up, cells that
-    are marked) skips the rest of its part for one device and goes on with the next, where nobody has chosen any: ggml
+    Such a copy takes the experts that the call chose. A call that is cut short (a chunk is given up, cells are marked)
+    skips the rest of its part for one device and goes on with the next device, for which no experts were chosen. ggml
     ends the process on numbers that are not an expert's (GGML_ASSERT in ggml_backend_sched_compute_splits).
     """
     architecture = meta_of(model, "general.architecture")

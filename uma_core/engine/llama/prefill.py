@@ -17,9 +17,9 @@ from uma_core.engine.refusals import refusals
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import AdapterSet
 
-FILL_NS = 5_000_000  # of copying between two looks at the bell
+FILL_NS = 5_000_000  # time of copying between two looks at the bell
 WARM_UP_SEQ = 0
-WARM_UP_TOKENS = 64  # a common tile size: what a row costs there holds for larger chunks
+WARM_UP_TOKENS = 64  # a common tile size: a row takes as long in larger chunks
 
 
 class PrefillSlot:
@@ -32,8 +32,8 @@ class PrefillSlot:
 
     def __init__(self, model: LlamaModel, params: Any, bell: Any) -> None:
         self.handle: Any = None
-        self.is_broken = False  # neither used nor freed any more
-        self.adapters: AdapterSet = ()  # that it computes with
+        self.is_broken = False  # if True, it is neither used nor freed any more
+        self.adapters: AdapterSet = ()  # adapters that it computes with
         self.native = lib.uma_prefill_new(params.n_ubatch)
         if not self.native:
             raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory for a prefill slot")
@@ -56,12 +56,12 @@ class PrefillSlot:
         self.n_shared = 0
         self.n_chunk = 0
         self.n_chunk_done = 0
-        self._fill: Move | None = None  # what the decode context has of the sequence, and the slot lacks
+        self._fill: Move | None = None  # copies cells that the decode context has and the slot lacks
         self._bell = bell
         self._run = ffi.new("uma_run *")
 
     def learn(self) -> None:
-        """Read a chunk once, so that pieces are predicted from measurements from the first prompt on."""
+        """Read a chunk once, so that from the first prompt on pieces are predicted from measurements."""
         self.take(WARM_UP_SEQ, None, 0, 0)
         for _ in range(2):
             self.start(np.zeros(min(WARM_UP_TOKENS, self.n_batch), np.int32), False)
@@ -75,8 +75,8 @@ class PrefillSlot:
     def take(self, seq_id: int, source: DecodeContext | None, n_cells: int, n: int) -> None:
         """Serve `seq_id`, whose first n positions are in the decode context.
 
-        What the slot lacks of them is copied by the next `run`s, in slices: after a restored prefix that is
-        nearly all of the prompt.
+        The next `run`s copy the cells that the slot lacks, in slices: after a restored prefix they are nearly all of
+        the prompt.
         """
         n_warm = min(self.n_kv, n) if self.warm_seq == seq_id else 0
         self.kv_truncate(0, n_warm)
@@ -92,11 +92,11 @@ class PrefillSlot:
         return bool(lib.llama_memory_seq_rm(self.memory, seq_id, n, -1))
 
     def forget(self, n: int) -> None:
-        """The sequence that the slot is warm for has only its first n positions left."""
+        """Note that the sequence for which the slot is warm has only its first n positions left."""
         self.n_kv = min(self.n_kv, n)
 
     def _fill_up(self, until_ns: int) -> bool:
-        """True when the slot has all that the decode context has."""
+        """Copy cells of the decode context that the slot lacks. True when it has all of them."""
         while self._fill is not None and not self._bell[0]:
             if self._fill.step(min(until_ns, lib.uma_now_ns() + FILL_NS)):
                 self._fill = None
@@ -138,7 +138,7 @@ class PrefillSlot:
         return outcome
 
     def take_hidden(self) -> np.ndarray:
-        """(rows, n) float32: what an embedding wanted, or what is kept of all tokens."""
+        """(rows, n) float32: the hidden states for an embedding, or those that are kept of all tokens."""
         return self.hidden.take() if self._is_embedded or not self.kept else self.kept.rows(self.n_chunk_done)
 
     def logits(self) -> np.ndarray:

@@ -1,4 +1,6 @@
-"""What a loaded model's memory really is: found and proven at start, never assumed from an architecture's name."""
+"""Finds the layout of a loaded model's KV memory and proves it at start. It is never assumed from an architecture's
+name.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from uma_core.engine.llama.prefill import PrefillSlot
 
 OPEN, DISCOVER = 0, 2
-N_PROBE = 40  # tokens of the proof: below every tile size, enough to leave a wrong cell no hiding place
+N_PROBE = 40  # tokens of the proof: below every tile size, enough to show a wrong cell
 MAX_DEVIATION = 0.05  # of the logits' standard deviation: far above kernel noise, far below a wrong cell
 
 
@@ -34,7 +36,7 @@ def _decode(context: HasGate, tokens: list[int]) -> None:
 
 
 def warm_up(context: HasGate) -> None:
-    """First calls pay for page faults, kernel compilation and thread start; nobody's token should."""
+    """Compute once at start: the first calls pay for page faults, kernel compilation and thread start."""
     _decode(context, [0])
     _decode(context, [0] * min(4, context.n_batch))
 
@@ -59,8 +61,8 @@ def discover(context: HasGate, model: LlamaModel) -> list[str]:
 def proves_direct_kv(engine: LlamaEngine) -> bool:
     """Read a prompt in a slot, hand it over, roll back, read more, and let both caches predict the next token.
 
-    The same one-row step over the same positions must give the same logits; a cell that is not where its
-    position says would change them by their own size.
+    The same one-row step over the same positions must give the same logits. A cell in a wrong place would change them
+    by as much as their own size.
     """
     decoder, slot = engine.decoder, engine.prefill_slots[0]
     assert decoder is not None

@@ -1,8 +1,8 @@
 """Samplers over llama.h's chains, one per session (native/sampling/sample.c), in the order and meaning of
 common/sampling.cpp.
 
-A chain over a vocabulary of 152k costs 0.1 to 20 ms a row, so the C side first leaves out candidates that it cannot
-use. `bounds` says which those are; where nothing is known of them, all are kept.
+A chain over a vocabulary of 152k takes 0.1 to 20 ms a row, so the C side first leaves out candidates that the chain
+cannot use. `bounds` says which ones; if it cannot tell, all are kept.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from uma_core.engine.lib import ffi, lib
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import SamplingParams, TokenId
 
-# Left out are candidates with less than e^-32 of the best one's probability: 152k of them together have 2e-9.
+# Candidates with less than e^-32 of the best one's probability are left out: 152k of them together have 2e-9.
 KEEP_NATS = 32.0
-POSSIBLE_NATS = 80.0  # e^-87 is the least that f32 holds
-MIROSTAT_M = 100  # candidates of which Mirostat 1 estimates the slope; the paper's value, as in common/sampling.cpp
+POSSIBLE_NATS = 80.0  # e^-87 is the smallest number that f32 holds
+MIROSTAT_M = 100  # candidates from which Mirostat 1 estimates the slope; the paper's value, as in common/sampling.cpp
 ALL = math.inf
-INFILL_BYTES = 512  # of llama.cpp's buffers
-N_PREPARED = 16  # DRY links kept for requests like earlier ones: some 100 kB each
+INFILL_BYTES = 512  # size of llama.cpp's buffers
+N_PREPARED = 16  # most DRY links that are kept for similar requests: some 100 kB each
 
 
 class Links:
@@ -35,11 +35,15 @@ class Links:
         self._vocab = vocab
         self._n_vocab = len(pieces)
         has_end = lib.llama_vocab_eot(vocab) >= 0 or lib.llama_vocab_eos(vocab) >= 0
-        self._can_infill = has_end and max(map(len, pieces)) <= INFILL_BYTES  # llama.cpp ends the process on others
+        # with longer pieces llama.cpp ends the process
+        self._can_infill = has_end and max(map(len, pieces)) <= INFILL_BYTES
         self._dry: OrderedDict[tuple[Any, ...], Any] = OrderedDict()  # replaced, never changed
 
     def prepare(self, params: SamplingParams, n_ctx: int) -> None:
-        """Make what takes long: DRY's breakers are looked for in every token of the vocabulary. Raises: BAD_REQUEST."""
+        """Make the slow links in advance: DRY searches every token of the vocabulary for its breakers.
+
+        Raises: BAD_REQUEST.
+        """
         if params.has_dry:
             self._dry_like(params, n_ctx)
         if params.has("infill") and not self._can_infill:
@@ -65,7 +69,7 @@ class Links:
         return link
 
     def chain(self, params: SamplingParams, seed: int, n_ctx: int) -> Any:
-        """Owned by the caller. NULL where the largest logit decides."""
+        """Make a chain, owned by the caller. NULL if the largest logit decides."""
         links = self._penalties(params, n_ctx) if params.takes_best else self._all(params, seed, n_ctx)
         if not links:
             return ffi.NULL
@@ -98,7 +102,7 @@ class Links:
         return [*links, lib.llama_sampler_init_dist(seed)]
 
     def _link(self, name: str, params: SamplingParams, seed: int, n_ctx: int) -> list[Any]:
-        """The links of a sampler; none where it is off."""
+        """The links of a sampler; none if it is off."""
         if name == "penalties" and params.has_penalties:
             window = _window(params.repeat_last_n, n_ctx)
             repeat, frequency, presence = params.repeat_penalty, params.frequency_penalty, params.presence_penalty
@@ -143,11 +147,11 @@ def has_xtc(params: SamplingParams) -> bool:
 
 
 def bounds(params: SamplingParams) -> tuple[int, float]:
-    """What a chain can use of a row: how many of the best candidates (0: any number), and how far below the best.
+    """The candidates of a row that a chain can use: how many of the best (0: any number), and how far below the best.
 
-    Tokens that penalties may move come on top (native/sampling/sample.c). Left out together is what has 2e-9 of the
-    probability; samplers to which every candidate counts, however unlikely, get all, unless a cut that is exact comes
-    before them.
+    Tokens that penalties may move come on top (native/sampling/sample.c). The candidates that are left out have 2e-9 of
+    the probability together. A sampler to which every candidate counts, however unlikely, gets all of them, unless an
+    exact cut comes before it.
     """
     if params.takes_best:
         return 1, ALL
@@ -156,7 +160,7 @@ def bounds(params: SamplingParams) -> tuple[int, float]:
     )
     if params.mirostat:
         return 0, (POSSIBLE_NATS if params.mirostat == 1 else KEEP_NATS) * hottest
-    gap = 0.0  # XTC removes candidates down to its threshold: the rest's best one is that far below
+    gap = 0.0  # XTC removes candidates down to its threshold: the best of the others is so far below
     if has_xtc(params):
         gap = hottest * -math.log(params.xtc_threshold) if params.xtc_threshold > 0.0 else ALL
     order = params.samplers
@@ -187,7 +191,7 @@ def _cuts(name: str, params: SamplingParams) -> bool:
 
 
 def _counts_all(name: str, params: SamplingParams) -> bool:
-    """How many candidates there are, or what the unlikeliest are like, changes what it does."""
+    """Whether the sampler's result depends on the number of candidates, or on the unlikeliest ones."""
     if name == "top_n_sigma":
         return params.top_n_sigma > 0.0
     if name == "temperature":
@@ -198,7 +202,7 @@ def _counts_all(name: str, params: SamplingParams) -> bool:
 
 
 class LlamaSampler:
-    """Owns a uma_sampler and what it points at, but not the mask. Edits come first, then penalties, cuts, the draw."""
+    """Owns a uma_sampler and the objects it points at, but not the mask. Order: edits, penalties, cuts, the draw."""
 
     __slots__ = (
         "_early",
@@ -254,7 +258,7 @@ class LlamaSampler:
             return
         if mask.nbytes != 4 * self._n_words:
             raise ValueError(f"a mask of {mask.nbytes} bytes instead of {4 * self._n_words}")
-        self._mask = ffi.from_buffer("uint32_t *", mask)  # holds the array
+        self._mask = ffi.from_buffer("uint32_t *", mask)  # keeps the array alive
         self.handle.mask = self._mask
 
     def _all_edits(self) -> list[tuple[TokenId, float]]:

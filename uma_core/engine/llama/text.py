@@ -1,4 +1,4 @@
-"""The half of the Engine contract that is about text: all engines here have llama.cpp's vocabulary."""
+"""The text methods of the Engine contract: all engines here use llama.cpp's vocabulary."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from uma_core.types import TokenId
 
 
 class TextOfModel:
-    """See engine.api.Engine for every method's contract. The engine that inherits it sets both attributes."""
+    """See engine.api.Engine for every method's contract. An engine that inherits from it sets both attributes."""
 
     info: EngineInfo
     model: LlamaModel

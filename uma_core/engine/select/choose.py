@@ -1,7 +1,8 @@
-"""`--engine auto`: which engine computes a model, and why; where that is kept.
+"""`--engine auto`: which engine computes a model, why, and where the choice is stored.
 
-Rules: the graph engine is taken only where it understands the whole model and was measured faster on this machine, with
-these options. Here nothing is measured (compare.py): what is not known yet is llama.cpp's, and due to be compared.
+Rules: the graph engine is chosen only if it understands the whole model and was measured faster on this machine, with
+these options. compare.py does the measuring. A model without a stored choice gets llama.cpp's engine, and a comparison
+is due.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from uma_core.engine.llama.params import n_threads_of
 
 log = logging.getLogger(__name__)
 
-VERSION = 6  # of what is measured; stored choices of another version do not count
+VERSION = 6  # version of the measurement; stored choices of another version do not count
 
 
 class Choice(NamedTuple):
     engine: str  # "llama" or "graph"
     reason: str
-    is_due: bool = False  # the engines are to be compared where that is possible; until then this holds
+    is_due: bool = False  # the engines should be compared if possible; until then this choice holds
 
 
 def choose(path: str, options: EngineOptions) -> Choice:
-    """What is known without loading the model. Blocks: reads the header. Raises: MODEL_LOAD_FAILED."""
+    """Choose without loading the model. Blocks: reads the header. Raises: MODEL_LOAD_FAILED."""
     missing = missing_in_graph(path, options)
     if missing:
         return Choice("llama", f"the graph engine lacks {missing}")
@@ -56,7 +57,7 @@ def choose(path: str, options: EngineOptions) -> Choice:
 
 
 def missing_in_graph(path: str, options: EngineOptions) -> str:
-    """What the graph engine lacks for the model, as its header shows; "" where nothing is known to be missing."""
+    """What the graph engine lacks for the model, judged by the header; "" if nothing is known to be missing."""
     header = Header(path)
     try:
         check(header, options)
@@ -68,7 +69,7 @@ def missing_in_graph(path: str, options: EngineOptions) -> str:
 
 
 def store(path: str, options: EngineOptions, choice: Choice) -> None:
-    """Losing it costs no more than another comparison: a failure to store it is only worth a warning."""
+    """Store the choice. A failure is only worth a warning: it means just another comparison."""
     try:
         measured.save(stored_in(path, options), {"engine": choice.engine, "reason": choice.reason})
     except OSError as error:
@@ -76,7 +77,7 @@ def store(path: str, options: EngineOptions, choice: Choice) -> None:
 
 
 def stored_in(path: str, options: EngineOptions) -> Path:
-    """The file of the choice for this model, machine and what changes the engines' times."""
+    """The file of the choice for this model, machine, and all that changes the engines' times."""
     shape = (
         options.n_ctx,
         options.n_seq,

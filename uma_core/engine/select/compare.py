@@ -1,9 +1,9 @@
 """Times both engines on one model, for `--engine auto`, and chooses one.
 
-Rules: an engine is loaded only where all of it fits into memory, both at once only where both do. Of each shape the
-fastest call counts, once some calls agree with it: other work makes calls slower, never faster. Where both engines are
-open their calls take turns; where other work keeps them from agreeing, calls next to each other are compared, and what
-follows holds for this start only.
+Rules: an engine is loaded only if all of it fits into memory, and both at once only if both fit. For each shape the
+fastest call counts, once some calls agree with it: other work makes calls slower, never faster. If both engines are
+open, their calls alternate. If other work keeps calls from agreeing, neighbouring calls are compared, and the choice
+holds for this start only.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from uma_core.errors import ErrorCode, UmaError
 
 N_AGREE = 3  # calls of a shape, the fastest among them, ...
 SPREAD = 1.15  # ... that differ by no more than this factor: its time is known
-N_MOST = 12  # calls of a shape that wait for it
-SHAPE_NS = 4_000_000_000  # no more than N_AGREE calls of a shape that takes this long
+N_MOST = 12  # most calls of a shape if they do not agree
+SHAPE_NS = 4_000_000_000  # a shape that takes this long gets no more than N_AGREE calls
 CONTEXTS = (256, 2048)
 N_ROWS = 4
 N_CHUNK = 128
-SLOWEST_NS = 150_000_000  # one row: the comparison of a slower model would take more than some seconds
-NO_WORSE = 0.97  # of llama.cpp's speed, at the least good shape: below is slower, not noise
-FASTER = 1.05  # over all shapes; less is not worth another engine
+SLOWEST_NS = 150_000_000  # time of one row: the comparison of a slower model would take more than some seconds
+NO_WORSE = 0.97  # least share of llama.cpp's speed for the worst shape: anything below is slower, not noise
+FASTER = 1.05  # least gain over all shapes; a smaller one is not worth another engine
 
 log = logging.getLogger(__name__)
 
@@ -57,14 +57,14 @@ class Shape(NamedTuple):
 
 class Outcome(NamedTuple):
     choice: Choice
-    engine: Engine | None  # the chosen one, where it is open: the caller's
-    is_lasting: bool  # holds for later starts too
+    engine: Engine | None  # the chosen engine, if it is open; the caller owns it
+    is_lasting: bool  # whether the choice holds for later starts too
 
 
 def compare(open_as: Open, options: EngineOptions, needs: Sequence[MemoryUse], trial: Trial) -> Outcome:
     """Open both engines and time them. `needs`: memory of the llama and of the graph engine. Blocks for seconds.
 
-    Raises: what opening the llama engine raises; SHUTTING_DOWN when the trial was given up.
+    Raises: the errors of opening the llama engine; SHUTTING_DOWN when the trial was given up.
     """
     free = device_of(options).free_bytes()
     if not all(trial.fits(need, free) for need in needs):
@@ -87,7 +87,7 @@ def compare(open_as: Open, options: EngineOptions, needs: Sequence[MemoryUse], t
 def _compare(
     engines: dict[str, Engine], open_as: Open, options: EngineOptions, trial: Trial, is_room_for_both: bool
 ) -> tuple[Choice, bool]:
-    """Fills `engines` with what is open."""
+    """Compare, and put the open engines into `engines`."""
     engines["llama"] = open_as("llama")
     n_train = engines["llama"].info.n_ctx_train
     shapes = shapes_of(options.n_ctx or n_train * options.n_seq, options.n_seq, options.n_batch, is_unified(options))
@@ -113,14 +113,14 @@ def _compare(
 
 
 def _close(engines: dict[str, Engine]) -> None:
-    """Close them all, and see to it that nothing of them stays in memory."""
+    """Close all engines, and make sure that no part of them stays in memory."""
     while engines:
         engines.popitem()[1].close()
     gc.collect()
 
 
 def verdict(llama: Times, graph: Times, are_in_turn: bool = True) -> tuple[Choice, bool]:
-    """The choice by the calls' times, and whether the machine was calm enough to keep to it. Pure.
+    """Choose by the calls' times. Also returns whether the machine was calm enough to keep the choice. Pure.
 
     are_in_turn: call i of one engine was next to call i of the other, so that other work slowed both.
     """
@@ -130,7 +130,8 @@ def verdict(llama: Times, graph: Times, are_in_turn: bool = True) -> tuple[Choic
     ratios = {shape: _ratio(calls, graph[shape]) for shape, calls in llama.items()}
     mean = geometric_mean(ratios.values())
     worst = min(ratios, key=lambda shape: ratios[shape])
-    is_vetoed = is_calm and ratios[worst] < NO_WORSE  # beside other work one shape's times say little, the mean more
+    # beside other work a single shape's times say little, the mean says more
+    is_vetoed = is_calm and ratios[worst] < NO_WORSE
     each = ", ".join(f"{ratio:.2f} with {shape}" for shape, ratio in ratios.items())
     reason = f"the graph engine has {mean:.2f} times llama.cpp's speed ({each})"
     if mean >= FASTER and is_vetoed:
@@ -167,7 +168,7 @@ def shapes_of(n_ctx: int, n_seq: int, n_batch: int, is_unified: bool) -> list[Sh
 
 
 def measure(engines: Sequence[Engine], shapes: Sequence[Shape], trial: Trial) -> list[Times]:
-    """Time the shapes in order, the engines in turn; of one engine alone, end after a shape whose calls do not agree.
+    """Time the shapes in order, the engines in turn. With a single engine, end after a shape whose calls do not agree.
     Leaves every sequence empty.
 
     Raises: DECODE_FAILED, SHUTTING_DOWN.
@@ -197,7 +198,7 @@ def _measure(engines: Sequence[Engine], shape: Shape, trial: Trial) -> list[list
 
 
 def _call(engine: Engine, shape: Shape, step: int) -> int:
-    """Ticks leave their rows: not every engine can cut a sequence back by one."""
+    """Time a call. A tick's rows stay in their sequences, as not every engine can cut a sequence back by one row."""
     batch = Batch(shape.n)
     if shape.n_kv:
         for seq_id in range(shape.n):

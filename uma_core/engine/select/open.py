@@ -1,4 +1,4 @@
-"""Picks and opens the engine that the configuration asks for. The bindings load here, and only when they are needed."""
+"""Picks and opens the engine that the configuration asks for. The bindings are loaded here, when they are needed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def open_engine(
 ) -> Engine:
     """Load `path` (default: the configured model, else the embedded one). Blocks for seconds; releases the GIL.
 
-    With a `trial`, `auto` compares the engines where that is due; without one it goes by what is known.
+    With a `trial`, `auto` compares the engines if that is due. Without one it uses the present choice.
 
     Raises: MODEL_LOAD_FAILED, ADAPTER_LOAD_FAILED, INSUFFICIENT_MEMORY, BINDINGS_MISMATCH, CONFIG_INVALID.
     """
@@ -59,8 +59,8 @@ def open_engine(
 
 
 def as_trained(options: EngineOptions, path: str) -> tuple[EngineOptions, str]:
-    """With no more cells than the sequences can use: past the positions that a model was trained for it writes
-    nonsense. And the note that says so; "": nothing was changed.
+    """Limit the cells to those that the sequences can use: past the positions of its training a model writes nonsense.
+    Also returns a note about it; "": nothing was changed.
 
     Raises: MODEL_LOAD_FAILED.
     """
@@ -111,13 +111,13 @@ def _open_chosen(options: EngineOptions, path: str, progress: Progress | None, t
 def _compared(
     options: EngineOptions, path: str, progress: Progress | None, trial: Trial
 ) -> tuple[Choice, Engine | None]:
-    """The choice after measuring, kept for later starts, and its engine where it is open already."""
+    """The choice after measuring, which is stored for later starts, and its engine if it is open already."""
     choosing = importlib.import_module("uma_core.engine.select.choose")
     compare = importlib.import_module("uma_core.engine.select.compare").compare
     need = _estimate("llama", options, path)
     try:
         needs = (need, _estimate("graph", options, path))
-    except UmaError as error:  # what the header does not show
+    except UmaError as error:  # a problem that the header does not show
         if error.error is not ErrorCode.CONFIG_INVALID:
             raise
         choice, engine, is_lasting = choosing.Choice("llama", error.message), None, True
@@ -129,8 +129,8 @@ def _compared(
 
 
 def estimate_engine(options: EngineOptions, path: str = "") -> MemoryUse:
-    """What `open_engine` would take, found without taking it; also finds files that cannot be loaded. Blocks: reads the
-    header.
+    """Estimate the memory of `open_engine` without allocating it. Also finds files that cannot be loaded. Blocks: reads
+    the header.
 
     Raises: MODEL_LOAD_FAILED, INSUFFICIENT_MEMORY, BINDINGS_MISMATCH, CONFIG_INVALID.
     """
@@ -159,7 +159,7 @@ def _is_encoder(path: str) -> bool:
 
 
 def _check_generates(path: str) -> None:
-    """llama.cpp opens some models that only draft for another one, and what they say by themselves is nonsense.
+    """Refuse models that only draft for another one: llama.cpp opens some, but alone they write nonsense.
 
     Raises: MODEL_LOAD_FAILED.
     """

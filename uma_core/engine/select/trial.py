@@ -1,4 +1,4 @@
-"""What a comparison of the engines may do: told by whoever wants an engine to whoever opens it."""
+"""Limits of a comparison of the engines, from the code that wants an engine to the code that opens it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from uma_core.engine.api import MemoryUse
 class Trial:
     """All three are called on the loading thread."""
 
-    # whether this much can be loaded without pushing anything out, into a device with so many free bytes (None: the
-    # machine's memory)
+    # whether so much memory can be loaded without pushing anything out, into a device with so many free bytes (None:
+    # into the machine's memory)
     fits: Callable[[MemoryUse, int | None], bool] = lambda need, free: True
     goes_on: Callable[[], bool] = lambda: True  # False: the daemon stops
-    tell: Callable[[str], None] = lambda doing: None  # for whoever waits
+    tell: Callable[[str], None] = lambda doing: None  # reports progress to clients that wait
