@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 
 class Side(str, Enum):
-    """Says who has to act."""
+    """The side that must act."""
 
     CLIENT = "client"  # the request is wrong; the same request fails again
     SERVER = "server"  # the server cannot now; the same request may succeed later
@@ -23,9 +23,9 @@ class Spec(NamedTuple):
     code: str  # stable on the wire
     name: str  # stable on the wire
     side: Side
-    retryable: bool  # worth sending the same request again
+    retryable: bool  # the same request is worth sending again
     closes: bool  # the connection is closed after the event
-    exit_status: int  # of uma-cli / uma-ctl: 2 server error, 3 protocol error, 1 could not start
+    exit_status: int  # exit status of uma-cli / uma-ctl: 2 server error, 3 protocol error, 1 could not start
     summary: str
 
 
@@ -124,7 +124,7 @@ class ErrorCode(Enum):
         True,
         False,
         1,
-        "the load exceeds the memory budget, or the machine's",
+        "the load exceeds the memory budget, or the machine's memory",
     )
     MODEL_CHANGED = Spec(
         "E_MODEL_005",
@@ -133,7 +133,7 @@ class ErrorCode(Enum):
         True,
         False,
         2,
-        "the request names another model than the one served: see `props`",
+        "the request names another model than the served one: see `props`",
     )
     UNSUPPORTED = Spec(
         "E_MODEL_006",
@@ -147,7 +147,7 @@ class ErrorCode(Enum):
 
     ADAPTER_LOAD_FAILED = Spec(
         "E_ADAPTER_001", "adapter_load_failed", Side.CLIENT, False, False, 1,
-        "a LoRA adapter is absent, damaged, of a kind that is not served, or of another model; `detail.adapter` names "
+        "a LoRA adapter is absent, damaged, of a kind that is not served, or for another model; `detail.adapter` names "
         "it",
     )  # fmt: skip
 
@@ -204,7 +204,7 @@ class ErrorCode(Enum):
         False,
         False,
         2,
-        "a cancel ended the request, which has no `eos` to say so",
+        "a cancel ended the request, which has no `eos` to report it",
     )
     TIMED_OUT = Spec(
         "E_STATE_005",
@@ -213,13 +213,13 @@ class ErrorCode(Enum):
         True,
         False,
         2,
-        "`timeout_ms` passed, and the request has no `eos` to say so",
+        "`timeout_ms` passed, and the request has no `eos` to report it",
     )
 
     CONSTRAINT_REFUSED = Spec(
         "E_CONSTRAINT_001", "constraint_refused", Side.CLIENT, False, False, 2,
-        "the schema or grammar cannot be enforced; `detail.field` names it, `detail.keyword` and `detail.path` what "
-        "in a schema",
+        "the schema or grammar cannot be enforced; `detail.field` names it, `detail.keyword` and `detail.path` the "
+        "place in a schema",
     )  # fmt: skip
     CONSTRAINT_FAILED = Spec(
         "E_CONSTRAINT_002",
@@ -228,7 +228,7 @@ class ErrorCode(Enum):
         False,
         False,
         2,
-        "the answer left its grammar or found no way on in it, or the grammar grew too complex",
+        "the answer left its grammar or reached a dead end in it, or the grammar grew too complex",
     )
     CONSTRAINTS_UNAVAILABLE = Spec(
         "E_CONSTRAINT_003",
@@ -237,7 +237,7 @@ class ErrorCode(Enum):
         False,
         False,
         2,
-        "llguidance is absent, or of another version",
+        "llguidance is absent, or its version is another one",
     )
 
     FORBIDDEN = Spec("E_ACCESS_001", "forbidden", Side.CLIENT, False, True, 2, "this peer may not connect")
@@ -271,12 +271,12 @@ class ErrorCode(Enum):
     )
 
     BAD_BATCH = Spec(
-        "E_INTERNAL_001", "bad_batch", Side.OURS, False, False, 2, "we built a batch that the engine refuses"
+        "E_INTERNAL_001", "bad_batch", Side.OURS, False, False, 2, "the daemon built a batch that the engine refuses"
     )
     PLAN_INVALID = Spec(
         "E_INTERNAL_002", "plan_invalid", Side.OURS, False, False, 2, "a policy stage broke the plan's contract"
     )
-    INTERNAL = Spec("E_INTERNAL_003", "internal", Side.OURS, True, False, 2, "an unexpected error of ours")
+    INTERNAL = Spec("E_INTERNAL_003", "internal", Side.OURS, True, False, 2, "an unexpected error in the daemon")
 
     @property
     def code(self) -> str:

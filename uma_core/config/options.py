@@ -1,8 +1,8 @@
 """Every option, declared once: flags, variables, YAML keys, checks, docs/CONFIG.md and `--print-config` follow from
 here.
 
-Rules: values only; nothing here reads a file, a variable or a flag (config_load.py does). Times are `_ms` here
-and nowhere else: `Scheduler.to_scheduler_config` is the one conversion for the policy, `ns()` for everybody else.
+Rules: values only; nothing here reads a file, a variable or a flag (config_load.py does). Times are `_ms` only here:
+`Scheduler.to_scheduler_config` is the one conversion for the policy, `ns()` the one for all other code.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from uma_core.suggest import suggest
 from uma_core.types import Priority
 
 ADAPTER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_SCHEDULER = SchedulerConfig()  # the policy's own defaults: they have no second home here
+_SCHEDULER = SchedulerConfig()  # the policy's own defaults: they are not repeated here
 _NS_PER_MS = 1_000_000
-_DAYS = 1_000_000_000  # ms, 11 days: their ns are far from the ends of int64
+_DAYS = 1_000_000_000  # ms, 11 days: in ns far below the limit of int64
 _MAX_ID = (1 << 32) - 2  # the last uid is "none" to the kernel
 _PRIORITIES = ("interactive", "background")
 
@@ -35,7 +35,7 @@ def ns(ms: float) -> int:
 
 
 def loopback(text: str) -> tuple[str, int] | None:
-    """(host, port) of `127.0.0.1:9464`, `[::1]:9464` or `localhost:9464`; None where it is not a loopback address
+    """(host, port) of `127.0.0.1:9464`, `[::1]:9464` or `localhost:9464`; None if the text is not a loopback address
     with a port.
     """
     host, _, port = text.strip().rpartition(":")
@@ -49,7 +49,7 @@ def loopback(text: str) -> tuple[str, int] | None:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What is loaded, and how it is computed."""
+    """Which model is loaded, and how it is computed."""
 
     RELOAD: ClassVar = "engine"
     model: str = option(
@@ -73,16 +73,16 @@ class EngineOptions:
     )
     n_ctx: int = option(
         16384,
-        "total number of KV cells, divided among the sequences; lowered where a sequence would get more than the "
-        "context that the model was trained with; 0: exactly that for each",
+        "total number of KV cells, divided among the sequences; lowered if a sequence would get more than the "
+        "context that the model was trained with; 0: exactly that context for each sequence",
         unit="tokens",
         min=0,
         max=1 << 24,
     )
     encoder_ctx: int = option(
         0,
-        "longest input to an encoder or reranker; 0: what the model was trained with, as far as 1 GiB allows "
-        "(llama.cpp needs 4 bytes x vocabulary for each token)",
+        "longest input to an encoder or reranker; 0: the context that the model was trained with, as far as 1 GiB "
+        "allows (llama.cpp needs 4 bytes x vocabulary for each token)",
         unit="tokens",
         min=0,
         max=1 << 20,
@@ -90,7 +90,7 @@ class EngineOptions:
     )
     threads: int = option(
         0,
-        "compute threads; 0: one for each processor, fewer where a control group limits their time",
+        "compute threads; 0: one for each processor, fewer if a control group limits their time",
         min=0,
         max=1024,
         words={"auto": 0},
@@ -114,7 +114,7 @@ class EngineOptions:
     kv_type: str = option("f16", "element type of K and V", choices=("f16", "bf16", "q8_0", "q4_0"))
     flash_attn: str = option(
         "auto",
-        "fused attention kernels; auto: where the device that holds the KV has them",
+        "fused attention kernels; auto: on if the device that holds the KV has them",
         choices=("auto", "on", "off"),
     )
     prefill_lanes: int = option(
@@ -125,22 +125,22 @@ class EngineOptions:
     )
     cpu_kernels: bool = option(
         True,
-        "small-batch matmul and attention kernels of ours inside ggml's CPU backend; off: ggml's own",
+        "use our small-batch matmul and attention kernels inside ggml's CPU backend; off: ggml's own",
         env="UMA_CPU_KERNELS",
-        reload="restart",  # they are the process's: a running engine's threads must not change them within a graph
+        reload="restart",  # one switch per process: a running engine's kernels must not change within a graph
     )
     isa: str = option(
         "auto",
-        "instruction set of our CPU kernels; auto: the best of the processor. Another one shows what a processor with "
-        "less would do; ggml's own operations follow in a portable build, else they keep what they were built for",
+        "instruction set of our CPU kernels; auto: the best that the processor has. Another one shows how a "
+        "processor with fewer instructions would behave; ggml's own operations follow it in a portable build only",
         choices=("auto", "avx512vnni", "avx512", "avxvnni", "avx2", "neon-i8mm", "neon-dotprod", "neon", "portable"),
         reload="restart",
     )
     deterministic: bool = option(
         False,
-        "serve only where an answer never depends, to the last bit, on what else is computed: the graph engine on a "
-        "CPU with our kernels. Otherwise the daemon does not start; without this option `status` "
-        "says whether answers are deterministic anyway",
+        "serve only if an answer never depends, to the last bit, on other work: with the graph engine on a CPU with "
+        "our kernels. Otherwise the daemon does not start. Without this option `status` says whether answers are "
+        "deterministic anyway",
     )
     moe_top_k: int = option(
         0, "experts per token of a mixture-of-experts model; 0: the model's own", flag="--moe-top-k", min=0, max=256
@@ -152,8 +152,8 @@ class EngineOptions:
         flag="--lora",
     )
     lora_scale: Mapping[str, float] = option(
-        {}, "the scale that an adapter has in requests without `lora`, as id=scale; without an entry such requests do "
-            "not use it",
+        {}, "the scale of an adapter in requests without `lora`, as id=scale; such requests do not use adapters "
+            "without an entry",
         flag="--lora-scale", values=float, min=-1000, max=1000,
     )  # fmt: skip
     load_mode: str = option(
@@ -167,8 +167,8 @@ class EngineOptions:
     )
     repack_cache_mb: int = option(
         32_768,
-        "disk space for the files of repacked weights, of all models together; the least recently used are removed "
-        "first, and weights that are larger than this are not kept",
+        "disk space for the files of repacked weights, for all models together; the least recently used files are "
+        "removed first, and weights that are larger than this are not kept",
         unit="MiB",
         min=0,
         max=1 << 30,
@@ -192,26 +192,26 @@ class EngineOptions:
     )
     cuda_graphs: bool = option(
         False,
-        "let ggml record CUDA graphs: steps get up to 6 % shorter, but one takes twice as long whenever a batch changes"
-        " (off sets GGML_CUDA_DISABLE_GRAPHS)",
+        "let ggml record CUDA graphs: steps get up to 6 % shorter, but a step takes twice as long whenever the batch "
+        "changes (off sets GGML_CUDA_DISABLE_GRAPHS)",
         reload="restart",
     )
     mtp: bool = option(
         False,
-        "load the prediction heads (MTP) in the model's own file: they draft as a draft model does, for requests whose "
+        "load the prediction heads (MTP) in the model's own file: they draft like a draft model, for requests whose "
         "`speculate` is auto or draft",
     )
     decode_ahead: str = option(
         "auto",
-        "the graph engine begins a step as soon as the last one's tokens are announced; auto: on GPUs",
+        "the graph engine begins a step as soon as the last step's tokens are announced; auto: on GPUs",
         choices=("auto", "on", "off"),
     )
     memory_budget_mb: int = option(
-        0, "refuse to load what would need more memory; 0: no budget", unit="MiB", min=0, max=1 << 30
+        0, "refuse to load a model that needs more memory; 0: no budget", unit="MiB", min=0, max=1 << 30
     )
     calibrate: str = option(
         "auto",
-        "measure the cost model, and compare the engines, at start: auto reuses what is stored for the same model, "
+        "measure the cost model, and compare the engines, at start; auto: reuse stored results for the same model, "
         "device and options",
         choices=("auto", "off", "force"),
     )
@@ -223,13 +223,14 @@ class EngineOptions:
         max=_DAYS,
         reload="live",
     )
-    # No options: both follow from what drafts. Whether a memory that takes tokens back by copies of itself makes them.
+    # The next two are no options: both follow from the source of drafts. Whether a memory that takes tokens back with
+    # copies of itself makes these copies.
     takes_back: bool = False
-    # Layers whose inputs are kept for what drafts; one after the last: what the head of the vocabulary is given.
+    # Layers whose inputs are kept for the drafter; one past the last layer: the input of the vocabulary's head.
     hidden_layers: tuple[int, ...] = ()
 
     def backend_environ(self) -> dict[str, str]:
-        """Return the variables that are read when ggml's backends are loaded; they test some for presence only."""
+        """Return the variables that ggml's backends read when they are loaded; for some only the presence counts."""
         environ = {"GGML_METAL_RESIDENCY_KEEP_ALIVE_S": str(self.metal_keep_alive_s)}
         if self.isa != "auto":
             environ["UMA_ISA"] = self.isa
@@ -244,25 +245,25 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class IpcOptions:
-    """The socket and what one connection may do to it."""
+    """The socket, and the limits of one connection."""
 
     RELOAD: ClassVar = "live"
     uds_path: str = option(
         "",
-        "path of the Unix socket; empty: $XDG_RUNTIME_DIR/uma.sock, or /tmp/uma.sock where you have no such folder",
+        "path of the Unix socket; empty: $XDG_RUNTIME_DIR/uma.sock, or /tmp/uma.sock without such a folder",
         flag="--socket",
         env="UMA_SOCK",
         reload="restart",
     )
     check_folder: bool = option(
         True,
-        "refuse a socket in a folder in which another user could replace it; switch this off only "
-        "where there is no other user",
+        "refuse a socket in a folder in which another user could replace it; switch this off only on a machine without "
+        "other users",
         reload="restart",
     )
     backlog: int = option(
         64,
-        "connections that may wait to be accepted; others wait in connect, or fail there",
+        "connections that may wait to be accepted; further ones wait in connect, or fail there",
         min=1,
         max=65_535,
         reload="restart",
@@ -276,8 +277,8 @@ class IpcOptions:
     )
     max_frame_bytes: int = option(
         1 << 20,
-        "largest frame or line; checked before the body is buffered. A larger limit could not tell a frame's header "
-        "from text",
+        "largest frame or line; checked before the body is buffered. With a larger limit a frame's header could look "
+        "like text",
         unit="bytes",
         min=1024,
         max=FRAME_CAP_LIMIT,
@@ -291,14 +292,14 @@ class IpcOptions:
     )
     tx_soft_bytes: int = option(
         64 << 10,
-        "unsent bytes past which a slow reader pauses its own sequences",
+        "unsent bytes beyond which a slow reader's own sequences pause",
         unit="bytes",
         min=1024,
         max=1 << 30,
         cap="ipc.tx_hard_bytes",
     )
     tx_hard_bytes: int = option(
-        4 << 20, "unsent bytes past which a slow reader is dropped", unit="bytes", min=4096, max=1 << 30
+        4 << 20, "unsent bytes beyond which a slow reader is dropped", unit="bytes", min=4096, max=1 << 30
     )
     write_timeout_ms: float = option(
         30_000.0, "a reader that takes no byte for this long is dropped; 0: never", unit="ms", min=0, max=_DAYS
@@ -327,14 +328,14 @@ class IpcOptions:
 
 @dataclass(frozen=True)
 class LimitOptions:
-    """What a request may ask, and how many may wait."""
+    """Limits of a request, and of the queues."""
 
     RELOAD: ClassVar = "live"
     max_sessions: int = option(
         32,
         "requests that are queued or running; further ones are refused, except that clients without a request may "
-        "exceed this by one eighth. The limits of the two queues matter only where they are lower; their defaults are "
-        "higher",
+        "exceed this by one eighth. The limits of the two queues have an effect only if they are lower; their defaults "
+        "are higher",
         min=1,
         max=100_000,
     )
@@ -343,8 +344,8 @@ class LimitOptions:
     )
     trusted_prompt_bytes: int = option(
         8 << 20,
-        "largest prompt of a request with an `account`, which only trusted peers may name, and largest text that they "
-        "may have tokenized",
+        "largest prompt of a request with an `account`, which only trusted peers may name, and largest text that "
+        "trusted peers may have tokenized",
         unit="bytes",
         min=1,
         max=1 << 30,
@@ -352,7 +353,7 @@ class LimitOptions:
     )
     max_tokens: int = option(
         2048,
-        "most tokens that one request may generate; larger wishes are cut to it",
+        "most tokens that one request may generate; larger `max_tokens` are lowered to it",
         unit="tokens",
         min=1,
         max=1 << 24,
@@ -366,10 +367,10 @@ class LimitOptions:
         cap="limits.max_tokens",
     )
     queue_interactive: int = option(
-        64, "interactive requests that wait; more are refused with `retry_after_ms`", min=0, max=100_000
+        64, "interactive requests that may wait; more are refused with `retry_after_ms`", min=0, max=100_000
     )
     queue_background: int = option(
-        256, "background requests that wait; more are refused with `retry_after_ms`", min=0, max=100_000
+        256, "background requests that may wait; more are refused with `retry_after_ms`", min=0, max=100_000
     )
     max_in_flight: int = option(16, "requests in flight on one connection", min=1, max=100_000)
     request_timeout_ms: float = option(
@@ -390,8 +391,8 @@ class SchedulerOptions:
     RELOAD: ClassVar = "live"
     stages: tuple[str, ...] = option(
         _SCHEDULER.stages,
-        "the policy pipeline, in order; leave one out to switch it off, but neither admission, decode_first, "
-        "prefill_order nor prefill_budget, without which some request is never served",
+        "the policy pipeline, in order; leave a stage out to switch it off. admission, decode_first, prefill_order and "
+        "prefill_budget must stay: without any one of them, some request is never served",
     )
     tick_budget_ms: float = option(
         _SCHEDULER.tick_budget_ns / _NS_PER_MS,
@@ -402,7 +403,7 @@ class SchedulerOptions:
     )
     start_target_tokens: int = option(
         _SCHEDULER.start_target_tokens,
-        "first chunk of the adaptive token budget, where prefill cannot be paused",
+        "first value of the adaptive token budget, if prefill cannot be paused",
         unit="tokens",
         min=1,
         max=1 << 20,
@@ -432,29 +433,29 @@ class SchedulerOptions:
     )
     starvation_ticks: int = option(
         _SCHEDULER.starvation_ticks,
-        "a prompt without progress for this many rounds of the streams, in predicted time, has one piece read by "
-        "force; four times as many where a round and a piece together exceed the limit of a long gap",
+        "if a prompt makes no progress for this many rounds of the streams, in predicted time, one piece of it is "
+        "forced; after four times as many if a round and a piece together exceed the limit of a long gap",
         min=1,
         max=100_000,
     )
     slo_ttft_ms: float = option(
         _SCHEDULER.slo_ttft_ns / _NS_PER_MS,
-        "target for the first token of requests that give none; 0: none",
+        "target for the first token, for requests that give none; 0: no target",
         unit="ms",
         min=0,
         max=_DAYS,
     )
     slo_tbt_ms: float = option(
         _SCHEDULER.slo_tbt_ns / _NS_PER_MS,
-        "target between tokens for requests that give none; 0: none",
+        "target for the time between tokens, for requests that give none; 0: no target",
         unit="ms",
         min=0,
         max=_DAYS,
     )
     interactive_share: float = option(
         _SCHEDULER.interactive_share,
-        "share of the time that an interactive prompt gets beside background streams, where reading it can be paused; "
-        "they decode in the rest",
+        "share of the time that an interactive prompt gets beside background streams, if prefill can be paused; "
+        "the streams decode in the rest",
         min=0.05,
         max=0.99,
     )
@@ -470,14 +471,14 @@ class SchedulerOptions:
     aging_ms: float = option(
         _SCHEDULER.aging_ns / _NS_PER_MS,
         "a background session without progress for this long is ordered as an interactive one; this changes the order, "
-        "not what the latency guard lets in",
+        "not the amount of work that the latency guard lets in",
         unit="ms",
         min=0,
         max=_DAYS,
     )
     bmt_budget: float = option(
         _SCHEDULER.bmt_budget,
-        "memory bandwidth that ticks may use; 0: off; auto (-1): the measured one",
+        "memory bandwidth that ticks may use; 0: off; auto (-1): the measured bandwidth",
         unit="GB/s",
         min=-1,
         max=1_000_000,
@@ -485,8 +486,8 @@ class SchedulerOptions:
     )
     auto_lane_tokens: int = option(
         512,
-        "a request without a priority that has more prompt tokens to read than this, cached ones not counted, is "
-        "background; so is one with several inputs",
+        "a request without a priority is background if it has more prompt tokens to read than this, cached ones not "
+        "counted, or several inputs",
         unit="tokens",
         min=0,
         max=1 << 24,
@@ -508,7 +509,7 @@ class CacheOptions:
     prefix: bool = option(True, "reuse the KV of prompts that begin alike", flag="--prefix-cache")
     ram_mb: int = option(
         512,
-        "memory for KV snapshots and parked chats; what finds no room there goes to disk_dir alone",
+        "memory for KV snapshots and parked chats; those that find no room there go to disk_dir alone",
         flag="--cache-ram-mb",
         unit="MiB",
         min=0,
@@ -526,7 +527,7 @@ class CacheOptions:
     )
     pressure: str = option(
         "auto",
-        "when the system runs short of memory, give up cached KV, then what idle sequences hold; never streams",
+        "when the system runs short of memory, give up cached KV, then the KV of idle sequences, never that of streams",
         flag="--memory-pressure",
         choices=("auto", "off"),
     )
@@ -534,7 +535,7 @@ class CacheOptions:
 
 @dataclass(frozen=True)
 class AccessOptions:
-    """Who may connect, by the kernel's word. The daemon's owner and root always may."""
+    """Users that may connect, as the kernel identifies them. The daemon's owner and root always may."""
 
     RELOAD: ClassVar = "live"
     allow_uids: tuple[int, ...] = option((), "further users that may connect", of=int, min=0, max=_MAX_ID)
@@ -546,7 +547,7 @@ class AccessOptions:
     )
     trusted_uids: tuple[int, ...] = option(
         (),
-        "further users whose gateways may name the `account` they ask for, and get the trusted limits",
+        "further users whose gateways may name the `account` of a request, and get the trusted limits",
         of=int,
         min=0,
         max=_MAX_ID,
@@ -573,12 +574,12 @@ class DrainOptions:
 
 @dataclass(frozen=True)
 class MetricsOptions:
-    """How often figures are brought up to date, and where else they can be read."""
+    """How often figures are updated, and where else they can be read."""
 
     RELOAD: ClassVar = "live"
     tick_interval_ms: float = option(
         1000.0,
-        "how often gauges and sliding windows are brought up to date",
+        "how often gauges and sliding windows are updated",
         flag="--metrics-interval-ms",
         unit="ms",
         min=50,
@@ -595,7 +596,7 @@ class MetricsOptions:
 
 @dataclass(frozen=True)
 class LogOptions:
-    """What is written to stderr, and to the trace's file."""
+    """The log on stderr, and the file of the trace."""
 
     RELOAD: ClassVar = "live"
     level: str = option(
@@ -612,13 +613,13 @@ class LogOptions:
     prompts: bool = option(False, "write prompt text into the log", flag="--log-prompts")
     trace: str = option(
         "",
-        "file that each plan is written to, with the state that it came from: `python -m uma_core.trace replay FILE`; "
+        "file for each plan and the state that it was made from, for `python -m uma_core.trace replay FILE`; "
         "empty: none",
         flag="--log-trace",
     )
     trace_mb: int = option(
         64,
-        "size at which that file is renamed to FILE.1, in place of an earlier one, and begun anew",
+        "size at which that file is renamed to FILE.1, replacing an earlier one, and a new file is begun",
         flag="--log-trace-mb",
         unit="MiB",
         min=1,
@@ -633,24 +634,24 @@ class SpeculationOptions:
     RELOAD: ClassVar = "live"
     mode: str = option(
         "off",
-        "where drafts come from, for requests that give neither `speculate` nor `prediction`. lookup: draft what the "
-        "text, or an earlier answer to the same account, repeats; draft: what the draft model says; auto: both, where "
-        "a token does not depend on which others are computed with it",
+        "source of drafts, for requests that give neither `speculate` nor `prediction`. lookup: repeats of the text or "
+        "of earlier answers to the same account; draft: the draft model; auto: both, if a token does not depend on "
+        "the others that are computed with it",
         flag="--speculate",
         env="UMA_SPECULATE",
         choices=("auto", "lookup", "draft", "off"),
     )
     draft_model: str = option(
         "",
-        "GGUF of a small model with the same vocabulary, or of an EAGLE 3 model, which drafts for one or two streams "
-        "that repeat nothing; empty: none",
+        "GGUF of a small model with the same vocabulary, or of an EAGLE 3 model. It drafts for one or two streams "
+        "whose text repeats nothing; empty: none",
         reload="engine",
     )
     max_draft_tokens: int = option(15, "most draft tokens of a stream in one step", unit="tokens", min=1, max=64)
     history_tokens: int = option(
         32_768,
-        "most tokens of earlier answers that are kept for each account, of the 64 accounts that were answered last; "
-        "150 bytes each; 0: none",
+        "most tokens of earlier answers that are kept for each of the 64 accounts that were answered last; 150 bytes "
+        "a token; 0: none",
         unit="tokens",
         min=0,
         max=1 << 24,
@@ -659,7 +660,7 @@ class SpeculationOptions:
 
 @dataclass(frozen=True)
 class HttpOptions:
-    """The HTTP gateway, as a process of its own beside the daemon (docs/GATEWAY.md). Needs the extra `[http]`."""
+    """The HTTP gateway, a separate process beside the daemon (docs/GATEWAY.md). Needs the extra `[http]`."""
 
     RELOAD: ClassVar = "live"
     port: int = option(

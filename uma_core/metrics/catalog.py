@@ -1,7 +1,7 @@
 """Every metric, declared once. Prometheus text, the JSON of the documents and docs/METRICS.md iterate METRICS.
 
 Call sites keep the series: `ttft = registry.histogram(metrics.TTFT, lane="interactive")`, then `ttft.observe(ns)`.
-Label values are closed sets; what has no bound (clients, requests) belongs into `status`, not here.
+Label values are closed sets. Unbounded sets (clients, requests) belong in `status`, not here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LATENCY = log_buckets(100 * _US, 100_000 * _MS)  # 0.1 ms .. 100 s
 _SHORT = log_buckets(1 * _US, 10_000 * _MS)  # 1 us .. 10 s
 _RATIO = log_buckets(0.001, 10)
 _ROWS = (*range(1, 17), 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096)
-_EXPORT_EVERY = 4  # 6 bounds a decade are enough outside
+_EXPORT_EVERY = 4  # 6 bounds a decade are enough for readers of metrics
 
 _LANE = {"lane": tuple(priority.name.lower() for priority in Priority)}
 _SLO = {"kind": ("ttft", "tbt"), **_LANE}
@@ -83,32 +83,34 @@ SERVED_DECODERS = _gauge("served_decoders", "streams that got a token in the las
 TICKS_OVER_BUDGET = _counter(
     "ticks_over_budget_total", "ticks that took longer than the guard allowed", json="ticks_over_budget"
 )
-TICK_TIME = _times("tick_seconds", "one tick: plan, calls and outcomes", _LATENCY)
-TICK_OVERHEAD = _times("tick_overhead_seconds", "from a decode call's return to the next decode call", _SHORT)
-PLAN_TIME = _times("plan_seconds", "planning one tick", _SHORT)
+TICK_TIME = _times("tick_seconds", "time of one tick: plan, calls and outcomes", _LATENCY)
+TICK_OVERHEAD = _times("tick_overhead_seconds", "time from a decode call's return to the next decode call", _SHORT)
+PLAN_TIME = _times("plan_seconds", "time to plan one tick", _SHORT)
 
 # the engine's time
-DECODE_CALL = _times("decode_call_seconds", "one decode call, until its logits are readable", _LATENCY)
-DECODE_LAST = _gauge("decode_last_seconds", "the last decode call", "seconds", json="decode_ms_last")
+DECODE_CALL = _times("decode_call_seconds", "time of one decode call, until its logits are readable", _LATENCY)
+DECODE_LAST = _gauge("decode_last_seconds", "time of the last decode call", "seconds", json="decode_ms_last")
 DECODE_EWMA = _gauge("decode_ewma_seconds", "moving average of decode calls", "seconds", json="decode_ms_ewma")
 SOLO_STEP = _gauge(
     "solo_step_seconds", "predicted decode call of one stream alone: the baseline of the guard", "seconds"
 )
 PREFILL_PIECE = _times(
-    "prefill_piece_seconds", "longest piece of a prefill run: what a waiting decode tick would have paid", _LATENCY
+    "prefill_piece_seconds",
+    "longest piece of a prefill run: the longest that a decode tick would have waited",
+    _LATENCY,
 )
-DRAFTED = _counter("draft_tokens_total", "draft tokens that were verified, by where they came from", labels=_DRAFT)
+DRAFTED = _counter("draft_tokens_total", "draft tokens that were verified, by their source", labels=_DRAFT)
 ACCEPTED_DRAFTS = _counter("accepted_draft_tokens_total", "draft tokens that were accepted", labels=_DRAFT)
 SAMPLING_LAST = _gauge(
-    "sampling_last_seconds", "sampling all rows of the last tick", "seconds", json="sampling_ms_last"
+    "sampling_last_seconds", "time to sample all rows of the last tick", "seconds", json="sampling_ms_last"
 )
 LOGITS_TO_CHUNK = _gauge(
     "logits_to_first_chunk_seconds",
-    "from the last decode call's readable logits to the wake-up of the I/O thread for the events that it gave",
+    "time from the last decode call's readable logits to the wake-up of the I/O thread for the call's events",
     "seconds",
     json="time_logits_to_first_chunk",
 )
-OVERLAP_ACTIVE = _gauge("overlap_active", "1 where the last tokens were sent while the next decode call ran")
+OVERLAP_ACTIVE = _gauge("overlap_active", "1 if the last tokens were sent while the next decode call ran")
 PREDICTION_ERROR = Metric(
     "prediction_error_ratio",
     Kind.HISTOGRAM,
@@ -118,18 +120,18 @@ PREDICTION_ERROR = Metric(
     export_every=_EXPORT_EVERY,
 )
 
-# what users feel
-QUEUE_WAIT = _times("queue_seconds", "from acceptance to a sequence", _LATENCY, _LANE)
-TTFT = _times("time_to_first_token_seconds", "from the decoded frame to the first token event", _LATENCY, _LANE)
+# delays that users notice
+QUEUE_WAIT = _times("queue_seconds", "time from acceptance to a sequence", _LATENCY, _LANE)
+TTFT = _times("time_to_first_token_seconds", "time from the decoded frame to the first token event", _LATENCY, _LANE)
 INTER_TOKEN = _times("inter_token_seconds", "gap between two token events of one stream", _LATENCY, _LANE)
 GAP_STRETCH = Metric(
     "interactive_gap_stretch",
     Kind.HISTOGRAM,
     "ratio",
-    "gap between two tokens of an interactive stream / the limit that was promised to it; above 1: too long",
+    "gap between two tokens of an interactive stream / the limit of that gap; above 1: too long",
     buckets=(0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0),
 )
-TTF5 = _times("time_to_fifth_token_seconds", "from the decoded frame to the fifth token event", _LATENCY, _LANE)
+TTF5 = _times("time_to_fifth_token_seconds", "time from the decoded frame to the fifth token event", _LATENCY, _LANE)
 WORST_PAUSE = _times("early_pause_seconds", "longest gap in the first 3 s of a stream", _LATENCY, _LANE)
 SLO_VIOLATIONS = _counter(
     "slo_violations_total",
@@ -139,17 +141,17 @@ SLO_VIOLATIONS = _counter(
 )
 
 # constrained answers
-CONSTRAINT_COMPILE = _times("constraint_compile_seconds", "compiling a schema or grammar", _SHORT)
+CONSTRAINT_COMPILE = _times("constraint_compile_seconds", "time to compile a schema or grammar", _SHORT)
 CONSTRAINT_CACHE = _counter(
     "constraint_cache_total",
     "schemas and grammars of requests, found compiled or not",
     labels={"result": ("hit", "miss")},
 )
 CONSTRAINT_STEP = _times(
-    "constraint_step_seconds", "what a token of a constrained answer costs between two decode calls", _SHORT
+    "constraint_step_seconds", "time between two decode calls for a token of a constrained answer", _SHORT
 )
 TOKENS_FORCED = _counter(
-    "forced_tokens_total", "tokens that a grammar or a spent reasoning budget determined: nothing was sampled", "tokens"
+    "forced_tokens_total", "tokens that a grammar or a spent reasoning budget determined, without sampling", "tokens"
 )
 TOKENS_TAKEN_BACK = _counter(
     "taken_back_tokens_total", "tokens taken back because they completed a banned string", "tokens"
@@ -162,26 +164,30 @@ PLAN_VIOLATIONS = _counter("plan_violations_total", "plans that broke their cont
 BMT_ESTIMATE = _gauge(
     "bmt_estimate_bytes", "bytes that the last plan was expected to move", "bytes", json="bmt_estimate_last"
 )
-BMT_BUDGET = _gauge("bmt_budget_bytes", "bytes that it was allowed to move; 0: no budget", "bytes", json="bmt_budget")
+BMT_BUDGET = _gauge(
+    "bmt_budget_bytes", "bytes that the last plan was allowed to move; 0: no budget", "bytes", json="bmt_budget"
+)
 BMT_MOVED = _gauge(
     "bmt_moved_bytes",
-    "bytes that the last tick moved, by the rows and chunks that it did compute",
+    "bytes that the last tick moved, by the rows and chunks that it computed",
     "bytes",
     json="bmt_moved_last",
 )
-BMT_TIME = _gauge("bmt_seconds", "measured time of the engine calls that moved them", "seconds", json="bmt_ms_last")
+BMT_TIME = _gauge(
+    "bmt_seconds", "measured time of the engine calls that moved these bytes", "seconds", json="bmt_ms_last"
+)
 BMT_TOTAL = _counter(
-    "bmt_moved_bytes_total", "bytes that ticks moved, by the rows and chunks that they did compute", "bytes"
+    "bmt_moved_bytes_total", "bytes that ticks moved, by the rows and chunks that they computed", "bytes"
 )
 ENGINE_TIME = _counter("engine_seconds_total", "measured time of decode calls and prompt runs", "seconds")
 SERVING_TIME = _counter("serving_seconds_total", "time during which there was at least one request", "seconds")
 
 # KV memory
 KV_CELLS_USED = _gauge("kv_cells_used", "KV cells that hold a token", "cells")
-KV_CELLS_RESERVED = _gauge("kv_cells_reserved", "KV cells promised to running requests", "cells")
+KV_CELLS_RESERVED = _gauge("kv_cells_reserved", "KV cells reserved for running requests", "cells")
 KV_CELLS_SHARED = _gauge("kv_cells_shared", "tokens whose KV more than one sequence holds, each counted once", "cells")
-KV_CELLS_TOTAL = _gauge("kv_cells_capacity", "KV cells in all", "cells", json="kv_cells_total")
-ALLOC_WARNINGS = _counter("alloc_warnings_total", "times that an engine found no KV cells for what was admitted")
+KV_CELLS_TOTAL = _gauge("kv_cells_capacity", "total number of KV cells", "cells", json="kv_cells_total")
+ALLOC_WARNINGS = _counter("alloc_warnings_total", "times that an engine found no KV cells for admitted work")
 CACHE_HITS = _counter("cache_hits_total", "prompts whose beginning was restored", labels=_TIER)
 CACHE_MISSES = _counter("cache_misses_total", "prompts that found nothing to reuse")
 CACHE_TOKENS_SAVED = _counter("cache_tokens_saved_total", "prompt tokens restored instead of computed", "tokens", _TIER)
@@ -190,8 +196,8 @@ CACHE_FILES_REMOVED = _counter(
     "cache_files_removed_total", "files removed from the cache directory, by cause", labels=_REMOVAL
 )
 CACHE_BYTES = _gauge("cache_bytes", "bytes held by the cache", "bytes", _TIER)
-CACHE_RESTORE = _times("cache_restore_seconds", "restoring one prompt's beginning", _LATENCY, _TIER)
-KV_BYTES = _counter("kv_bytes_total", "KV that prompts got, computed or from the cache", "bytes")
+CACHE_RESTORE = _times("cache_restore_seconds", "time to restore one prompt's beginning", _LATENCY, _TIER)
+KV_BYTES = _counter("kv_bytes_total", "KV of prompts, computed or from the cache", "bytes")
 KV_COPIED_BYTES = _counter(
     "kv_copied_bytes_total", "KV copied: to the decode memory, between sequences, to and from snapshots", "bytes"
 )
