@@ -229,8 +229,8 @@ itself. In the JSON, labels nest (`"errors_total": {"E_PROTO_001": 0, ...}`), an
 
 Quantiles come from histograms with 24 buckets a decade: a reported quantile is within 5 % of the true one (times from
 0.1 ms to 100 s; planning and overhead from 1 us to 10 s). The Prometheus text shows every fourth bound. `uma_info`
-carries what is served as labels. Figures for single clients and requests are in `status`, not here: their number has no
-limit.
+describes the served model in its labels. Figures for single clients and requests are in `status`, not here: their
+number has no limit.
 
 """
 

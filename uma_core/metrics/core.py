@@ -1,4 +1,4 @@
-"""How a metric is declared and counted: cheap for the single thread that writes it, and a copy for every reader.
+"""How a metric is declared and counted: cheap for the one thread that writes it; readers get a copy.
 
 Rules: one writing thread per series (no locks); readers take a `Snapshot`. Times are ns inside and seconds or ms in
 exports. The sliding window is the difference between now and a copy made earlier, so it costs writers nothing.
@@ -34,7 +34,7 @@ class Metric:
     unit: str
     help: str
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # label -> all its values
-    buckets: tuple[float, ...] = ()  # inclusive upper bounds, in what is stored
+    buckets: tuple[float, ...] = ()  # inclusive upper bounds, in the unit that is stored
     export_every: int = 1  # Prometheus sees every n-th bound
     json: str = ""  # name in the JSON; default: the name, with _ms for _seconds
 
@@ -58,7 +58,7 @@ def log_buckets(low: float, high: float, per_decade: int = 24) -> tuple[float, .
 
 
 class Counter:
-    """Only grows."""
+    """A number that only grows."""
 
     __slots__ = ("value",)
 
@@ -93,7 +93,7 @@ class Histogram:
         self.highest: float = 0
 
     def observe(self, value: float) -> None:
-        """Count one value. Units: ns if the metric's unit is seconds."""
+        """Count one value, in ns if the metric's unit is seconds."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
         if value > self.highest:
@@ -131,7 +131,7 @@ class Distribution(NamedTuple):
         return min(middle, self.highest)
 
     def minus(self, counts: tuple[int, ...], total: float) -> Distribution:
-        """Return the values after an earlier copy."""
+        """Return the values that came after an earlier copy."""
         left = tuple(now - then for now, then in zip(self.counts, counts, strict=True))
         last = max((i for i, n in enumerate(left) if n), default=-1)
         bound = self.bounds[last] if 0 <= last < len(self.bounds) else self.highest
@@ -166,7 +166,7 @@ class Snapshot(NamedTuple):
 
 
 class Registry:
-    """Holds one series for every declared label set from the start, so that none is missing and none appears later."""
+    """Holds one series for every declared label set from the start. No series appears later, so none is missing."""
 
     def __init__(self, metrics: Iterable[Metric]) -> None:
         self._metrics = tuple(metrics)

@@ -33,15 +33,13 @@ def _bandwidth(snapshot: Snapshot) -> float:
 
 
 def _idle_share(snapshot: Snapshot) -> float | None:
-    """Return the share of idle time; None before the first request."""
+    """Share of idle device time; None before the first request."""
     serving = snapshot.value(m.SERVING_TIME)
     return round(max(0.0, 1.0 - snapshot.value(m.ENGINE_TIME) / serving), 4) if serving else None
 
 
 def _copy_free(snapshot: Snapshot) -> float | None:
-    """Return the share of KV that was not copied; None before the first prompt. KV that is copied twice counts
-    twice.
-    """
+    """Share of KV that was not copied; None before the first prompt. KV that is copied twice counts twice."""
     whole = snapshot.value(m.KV_BYTES)
     return round(max(0.0, 1.0 - snapshot.value(m.KV_COPIED_BYTES) / whole), 4) if whole else None
 
@@ -72,7 +70,7 @@ DERIVED: tuple[Derived, ...] = (
     ),
     Derived(
         "bmt_gb_per_s",
-        "memory bandwidth of the last tick's engine calls, by what they did compute",
+        "memory bandwidth of the last tick's engine calls, by the rows and chunks that they computed",
         lambda s: _bandwidth(s),
     ),
     Derived(
