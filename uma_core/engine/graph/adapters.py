@@ -1,7 +1,7 @@
-"""LoRA adapters in our own graph: beside a product with W, the rows' own scales times B (A x) are added to it.
+"""LoRA adapters in our own graph: B (A x), times each row's own scale, is added to a product with W.
 
-Rules: a graph holds the products of the adapters that some row of its batch has; a row without one of them has scale 0
-there. So any rows share a call, whatever their sets, and a batch without adapters has the graph that it always had.
+Rules: a graph holds the products of all adapters that some row of its batch has; rows without an adapter have scale 0
+for it. So any rows can share a call, whatever their sets, and a batch without adapters has the plain graph.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ NODES_PER_PAIR = 8  # two products, a scaling, an addition, and reshapes of expe
 class Part(NamedTuple):
     """One adapter's matrices for one tensor of the model."""
 
-    which: int  # of the adapters
-    factor: float  # that a request's scale is multiplied with
+    which: int  # number of the adapter
+    factor: float  # factor by which a request's scale is multiplied
     a: Any
     b: Any
 
 
 class Adapters:
-    """Owns the adapters' matrices on the device. `close` after the graphs over them are gone."""
+    """Owns the adapters' matrices on the device. Call `close` after the graphs over them are gone."""
 
     def __init__(self, model: Header, options: EngineOptions, device: Device, is_dry: bool) -> None:
-        """`is_dry`: nothing is read, for graphs that are only laid out.
+        """`is_dry`: read nothing, for graphs that are only laid out.
 
         Raises: ADAPTER_LOAD_FAILED, INSUFFICIENT_MEMORY.
         """
@@ -65,21 +65,21 @@ class Adapters:
             self._parts.setdefault(name, []).append(Part(which, file.factor(pair), a, b))
 
     def of(self, name: str, wanted: Sequence[int]) -> list[Part]:
-        """The parts for a tensor of those adapters that are wanted."""
+        """Parts of the wanted adapters for a tensor."""
         self._used.add(name)
         return [part for part in self._parts.get(name, ()) if part.which in wanted]
 
     def scales(self, adapters: AdapterSet) -> dict[int, float]:
-        """By the adapter's number."""
+        """Scales by the adapter's number."""
         return {self._number[name]: scale for name, scale in adapters}
 
     def n_nodes(self, wanted: Iterable[int]) -> int:
         return sum(len(self._files[which].pairs) for which in wanted) * NODES_PER_PAIR
 
     def check_used(self) -> None:
-        """After a whole graph was laid out.
+        """Check, after a whole graph was laid out, that every adapter's tensors were used.
 
-        Raises: Unsupported where it has no product that an adapter wants to change.
+        Raises: Unsupported if the graph lacks a product that an adapter changes.
         """
         unused = sorted(self._parts.keys() - self._used)
         if unused:
@@ -87,7 +87,7 @@ class Adapters:
 
     @property
     def factors(self) -> dict[str, Any]:
-        """What products read, by name."""
+        """Matrices that products read, by name."""
         return {
             f"{name}: {half}": getattr(part, half)
             for name, parts in self._parts.items()

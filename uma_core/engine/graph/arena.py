@@ -1,7 +1,7 @@
 """KV on the CPU: one arena of pages, laid out for paged attention.
 
-A page's bytes lie together: (layer, K and V, KV head, position, row), so that copies and returns to the system are of
-whole pages. It is as long as whole rows of every length fit into, so that a row has one number, counted from any page.
+A page's bytes lie together: (layer, K and V, KV head, position, row), so that copies and returns to the system take
+whole pages. A page's length is a multiple of every row length, so that rows have one numbering across all pages.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Arena:
             lib.ggml_free(self._context)
             self._buffer = None
             ffi.release(self._base)
-            # views of exports that are still being written keep it until they go
+            # views of exports that are still being written keep the memory until they are gone
             del (
                 self._data,
                 self._runs,
@@ -100,8 +100,8 @@ class Arena:
 
 
 def _memory(n_bytes: int) -> mmap.mmap:
-    """Private memory, zero until it is touched; in large pages of the system where it has them: a KV page is read in
-    many places.
+    """Private memory, zero until it is touched. It uses the system's large pages if there are any, because a KV page is
+    read in many places.
 
     Raises: INSUFFICIENT_MEMORY.
     """

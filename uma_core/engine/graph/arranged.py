@@ -1,7 +1,7 @@
-"""Matrices, and experts' matrices, laid out in the order in which our products read them, in large pages of memory of
+"""Matrices, also those of experts, laid out in the order in which our products read them, in large pages of memory of
 their own.
 
-Rules: only a product may read an arranged matrix; rows of the embedding are looked up where the file has them.
+Rules: only a product may read an arranged matrix; rows of the embedding are looked up in the file's layout.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from uma_core.engine.lib import ffi, lib
 from uma_core.errors import ErrorCode, UmaError
 
 EMBEDDING = "token_embd.weight"
-LOOKED_UP = "per_layer_token_embd.weight"  # rows of it are all that is ever read
+LOOKED_UP = "per_layer_token_embd.weight"  # it is only read by rows
 
 
 def arrangeable(header: Header) -> dict[str, int]:
-    """Tensors that products read and that our kernels arrange on this processor, with the bytes that they then take."""
+    """Tensors that products read and our kernels arrange on this processor, with their bytes when arranged."""
     sizes = {name: int(lib.uma_accel_arranged_bytes(header.tensor(name))) for name in header.tensors}
     is_tied = "output.weight" not in header.tensors
     return {name: size for name, size in sizes.items() if size and name != LOOKED_UP and (name != EMBEDDING or is_tied)}
 
 
 def bytes_with(header: Header, sizes: dict[str, int]) -> int:
-    """All weights in memory when these are arranged; a tied embedding is there twice."""
+    """Bytes of all weights when these are arranged; a tied embedding is in memory twice."""
     return sum(sizes.values()) + sum(
         place.n_bytes for name, place in header.tensors.items() if name not in sizes or name == EMBEDDING
     )
@@ -38,7 +38,7 @@ class Place(NamedTuple):
     type: int
     n_in: int
     n_out: int
-    n: int  # matrices
+    n: int  # number of matrices
     offset: int
 
 
@@ -64,15 +64,15 @@ class Arranged:
         lib.ggml_backend_buffer_set_usage(self._buffer, lib.GGML_BACKEND_BUFFER_USAGE_WEIGHTS)
 
     def set(self, name: str, offset: int, data: memoryview) -> None:
-        """Arrange rows of a tensor, as the file has them from byte `offset` of the tensor on.
+        """Arrange rows of a tensor; `data` has them in the file's layout, from byte `offset` of the tensor on.
 
-        They begin at a multiple of 64 rows of a matrix, and end there or at the end of one. Different threads may
-        arrange different rows.
+        They begin and end at a multiple of 64 rows of a matrix, or end with one. Different threads may arrange
+        different rows.
         """
         lib.ggml_backend_tensor_set(self.tensors[name], ffi.from_buffer(data), offset, len(data))
 
     def view(self) -> memoryview:
-        """The memory of all tensors, until `close`. What is between them has no meaning."""
+        """The memory of all tensors, until `close`. Bytes between them have no meaning."""
         size = int(lib.ggml_backend_buffer_get_size(self._buffer))
         return memoryview(ffi.buffer(lib.ggml_backend_buffer_get_base(self._buffer), size))
 

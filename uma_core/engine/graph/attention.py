@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Span(NamedTuple):
-    """Cells that a batch's attention reads; none where pages say what is read."""
+    """Cells that a batch's attention reads; none if it reads by pages."""
 
     first: int
     n: int
@@ -23,14 +23,14 @@ NO_SPAN = Span(0, 0)
 
 
 class Rows(NamedTuple):
-    """KV rows that K, or V, of layers alike is written to."""
+    """KV rows to which similar layers write K or V."""
 
     n_head: int  # rows of a position
-    page_rows: int  # from one page to the next
+    page_rows: int  # rows from one page to the next
 
 
 class BatchShape(NamedTuple):
-    """What a graph is built for."""
+    """The shape of batches that a graph is built for."""
 
     n: int  # tokens
     n_out: int  # rows that want logits
@@ -41,38 +41,38 @@ class BatchShape(NamedTuple):
 
 
 class Attention(Protocol):
-    """What one graph that computes, or is paused, has of its own: owned by a decoder or a slot."""
+    """The attention of one graph that computes or is paused. A decoder or a slot owns it."""
 
-    cells: tuple[Rows, ...]  # which inputs tell a graph where it writes K and V
-    recurrence: Recurrence | None  # of layers with states; None: there are none
+    cells: tuple[Rows, ...]  # inputs that tell a graph where it writes K and V
+    recurrence: Recurrence | None  # the plan of layers with states; None: there are none
     is_q_first: bool  # Q is computed before K and V are stored
 
     def span(self, rows: Any, pages: Pages) -> Span:
-        """Of the batch in `rows`, a uma_rows *."""
+        """The span of the batch in `rows`, a uma_rows *."""
 
     def room(self, span: Span, n: int) -> int:
-        """The longest span of a graph that is built for this one and n tokens: spans grow, and building takes as
-        long as a step.
+        """The longest span of a graph that is built for this span and n tokens. It has room, because spans grow, and
+        building a graph takes as long as a step.
         """
 
     def largest(self) -> int:
-        """The longest span of all."""
+        """The longest possible span."""
 
     def masks(self, b: Builder) -> tuple[Any, Any]:
-        """Inputs beside the builder's own: for layers that see everything, and for those with a window; None where
-        there is none.
+        """Make inputs beside the builder's own: a mask for layers that see everything, and one for layers with a
+        window; None for a mask that is not needed.
         """
 
     def store(self, b: Builder, x: Any, layer: int, part: int) -> Any:
-        """The node that writes K (part 0) or V (part 1): (dim, heads, n)."""
+        """Make the node that writes K (part 0) or V (part 1): (dim, heads, n)."""
 
     def attend(self, b: Builder, q: Any, stored: tuple[Any, Any], layer: int, sinks: Any) -> Any:
         """(dim_v * n_head, n). `sinks`: (n_head), scores without a value, or None."""
 
     def bind(self, native: Any, b: Builder, masks: tuple[Any, Any]) -> Any:
-        """Tell a uma_forward what attention needs, `masks` being addresses.
+        """Give a uma_forward the plans and masks that attention needs. `masks` are addresses.
 
-        Returns what must live as long as `native`.
+        Returns the object that must live as long as `native`.
         """
 
     def close(self) -> None: ...

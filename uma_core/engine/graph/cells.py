@@ -1,4 +1,4 @@
-"""KV on a device: K and V of each layer as one tensor of cells, which is what ggml's own attention reads."""
+"""KV on a device: K and V of each layer as one tensor of cells, because ggml's own attention reads such tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from uma_core.engine.graph.shape import Shape
 from uma_core.engine.graph.store import PAGE, Layout
 from uma_core.engine.lib import ffi, lib
 
-STEP = 256  # cells in which a span is counted (native/graph/masked.c): all of it must exist
+STEP = 256  # a span's length is a multiple of this (native/graph/masked.c), and all its cells must exist
 
 
 class Cells:
@@ -36,7 +36,7 @@ class Cells:
             self.close()
             raise
         if not is_dry:
-            lib.ggml_backend_buffer_clear(self._buffer, 0)  # what a mask hides is read all the same: it must be numbers
+            lib.ggml_backend_buffer_clear(self._buffer, 0)  # masked cells are read all the same: they must hold numbers
 
     def tensor(self, layer: int, part: int) -> Any:
         """(dim * KV heads, cells): K (part 0) or V (part 1) that `layer` writes."""
@@ -45,7 +45,7 @@ class Cells:
     def _stretches(
         self, page: int, begin: int, end: int, cells: list[np.ndarray]
     ) -> Iterator[tuple[Any, np.ndarray, int, int]]:
-        """Each tensor with its part of `cells`, and where the positions' bytes are in it: from, how many."""
+        """Yield each tensor with its part of `cells`, and the place of the positions' bytes in it: offset, length."""
         arrays = (array for run in cells for array in run)
         for tensor, part, array in zip(self._tensors, self.layout.parts, arrays, strict=True):
             yield tensor, array, (page * PAGE + begin) * part.position_bytes, (end - begin) * part.position_bytes
@@ -54,7 +54,7 @@ class Cells:
         """Its memory is there already."""
 
     def copy(self, src: int, dst: int, begin: int, end: int) -> None:
-        """On the device, without a way by host memory."""
+        """Copy on the device, not through host memory."""
         context = tensor_context(2)
         for tensor in self._tensors:
             lib.ggml_reset(context)

@@ -1,5 +1,5 @@
-"""One decode call: rows checked, pages made ready, the graph of their shape computed, tokens sampled in the same C
-call.
+"""Decode calls: rows are checked, pages made ready, the graph of the rows' shape computed, and tokens sampled in the
+same C call.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Decoder:
         self._n_batch = n_batch
         self._attention = compute.attention
         self.n_kv = [0] * pages.table.shape[0]
-        self.scales: list[dict[int, float]] = [{}] * len(self.n_kv)  # of LoRA adapters, by sequence
+        self.scales: list[dict[int, float]] = [{}] * len(self.n_kv)  # scales of LoRA adapters, by sequence
         self._last_scales: tuple[list[dict[int, float]], list[int]] = [], []
         self.forwards = Forwards(network, pages, compute)
         self._last: Forward | None = None
@@ -57,7 +57,7 @@ class Decoder:
         self._views: tuple[Batch | None, list[Any]] = (None, [])
 
     def decode(self, batch: Batch, samplers: Sequence[Sampler | None], reading: set[int]) -> DecodeOutcome:
-        """`reading`: sequences whose prompts are in progress; they cannot be in a batch."""
+        """Compute a call. `reading`: sequences whose prompts are in progress; they must not be in a batch."""
         runs = runs_of(batch)
         status = self._refusal(batch, runs, reading)
         if status is not DecodeStatus.OK:
@@ -74,7 +74,7 @@ class Decoder:
         span = self._attention.span(rows, self._pages)
         shape = BatchShape(batch.n, batch.n_rows, self._attention.room(span, batch.n), active, not batch.want_hidden)
         if self._last is None or shape != self._last.batch or span != self._last.span or scales != self._last_scales:
-            self.settle()  # what was begun is of another graph, which may have to make room
+            self.settle()  # the call that was begun uses another graph, which may have to make room
         try:
             self._last = forward = self.forwards.of(shape)
         except UmaError as error:  # no memory for another graph: these rows fail, the others go on
@@ -109,14 +109,14 @@ class Decoder:
         return DecodeOutcome(status, tokens, rows.call_ns, rows.sample_ns, rows.begun_ns)
 
     def _adapters(self, runs: list[Run]) -> tuple[tuple[list[dict[int, float]], list[int]], tuple[int, ...]]:
-        """Scales by run and how many rows each has, and which adapters that makes; nothing where no row has any."""
+        """Return the scales and row count of each run, and all adapters in use; nothing if no row has any."""
         scales = [self.scales[seq_id] for seq_id, _, _ in runs]
         if not any(scales):
             return ([], []), ()
         return (scales, [n for _, _, n in runs]), tuple(sorted({which for each in scales for which in each}))
 
     def _with_next(self, runs: list[Run]) -> tuple[list[Run], bool]:
-        """The runs and the position after each, whose pages the next call will need, where there is room for that."""
+        """Return the runs, each with the next position if there is room: the next call will need those pages."""
         longer = [(seq_id, pos0, n + 1) for seq_id, pos0, n in runs]
         return (longer, True) if self._pages.has_room(longer) else (runs, False)
 
@@ -127,12 +127,12 @@ class Decoder:
             lib.uma_forward_begin_next(self._last.native, self._rows)
 
     def settle(self) -> None:
-        """Wait for what was begun ahead, and forget it. Its pages stay with their sequences, which do not count it."""
+        """Wait for the call that was begun ahead, and forget it. Its pages stay with their sequences, uncounted."""
         if self._ahead.is_begun:
             lib.uma_forward_settle(self._ahead.handle)
 
     def _refusal(self, batch: Batch, runs: list[Run], reading: set[int]) -> DecodeStatus:
-        """What C would not survive is our bug; what does not fit is not. C itself looks at the tokens."""
+        """Refuse bad batches. One that would crash C is our bug; one that does not fit is not. C checks the tokens."""
         if not 0 < batch.n <= self._n_batch or len({seq_id for seq_id, _, _ in runs}) != len(runs):
             return DecodeStatus.BAD_BATCH
         for seq_id, pos0, _ in runs:
@@ -146,7 +146,7 @@ class Decoder:
         return DecodeStatus.FULL
 
     def _point_at(self, batch: Batch) -> None:
-        """Batches are reused tick after tick: their buffers are wrapped once."""
+        """Wrap a batch's buffers, once for each batch: batches are reused tick after tick."""
         if self._views[0] is not batch:
             rows = self._rows
             views = [ffi.from_buffer("int32_t *", array) for array in (batch.tokens, batch.pos, batch.seq_id)]
@@ -156,7 +156,7 @@ class Decoder:
             self._views = (batch, views)
 
     def warm_up(self, shapes: Iterable[tuple[int, int]]) -> None:
-        """Build the graphs of calls of this many rows, this many of which want logits, with the last call's room.
+        """Build graphs for these (rows, rows that want logits), with the last call's room.
 
         Raises: INSUFFICIENT_MEMORY.
         """
@@ -194,9 +194,9 @@ class Decoder:
 
 
 def drafts_of(runs: list[Run], batch: Batch) -> list[bool]:
-    """Which runs are drafts after a sequence's own row: where the first of several rows wants a token.
+    """Which runs are drafts after a sequence's own row: those whose first of several rows wants a token.
 
-    Prompts of which every row is scored look alike; as long ones they have no state for each row.
+    Prompts of which every row is scored look the same; long ones have no state for each row.
     """
     wants, row, found = batch.want_logits[: batch.n].tolist(), 0, []
     for _, _, n in runs:

@@ -1,4 +1,4 @@
-"""Where graphs are computed: ggml's CPU backend with our own operations, or any backend with ggml's operations only."""
+"""Devices that compute graphs: ggml's CPU backend with our own operations, or any backend with ggml's alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Device:
     """A device of ggml's registry, which owns it."""
 
     def __init__(self, handle: Any, is_stock: bool) -> None:
-        """`is_stock`: ggml's operations only, and memory of its own that host memory is copied to and from."""
+        """`is_stock`: use ggml's operations only, and separate memory that is copied to and from host memory."""
         self.handle = handle
         self.is_stock = is_stock
         self.is_cpu = lib.ggml_backend_dev_type(handle) == lib.GGML_BACKEND_DEVICE_TYPE_CPU
@@ -31,7 +31,7 @@ class Device:
         self.host_type = lib.ggml_backend_dev_host_buffer_type(handle) or lib.ggml_backend_cpu_buffer_type()
 
     def free_bytes(self) -> int | None:
-        """Of memory that is the device's alone; None: it shares the machine's."""
+        """Free bytes of the device's own memory; None: it shares the machine's."""
         if self.reads_host or lib.ggml_backend_dev_type(self.handle) != lib.GGML_BACKEND_DEVICE_TYPE_GPU:
             return None
         sizes = ffi.new("size_t[2]")
@@ -39,7 +39,7 @@ class Device:
         return int(sizes[0])
 
     def new_backend(self, n_threads: int) -> Any:
-        """A stream of computations; the caller's to free. Raises: INSUFFICIENT_MEMORY."""
+        """Make a backend (a stream of computations), which the caller frees. Raises: INSUFFICIENT_MEMORY."""
         backend = lib.ggml_backend_dev_init(self.handle, ffi.NULL)
         if not backend:
             raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, f"{self.description} cannot be used")
@@ -48,7 +48,7 @@ class Device:
         return backend
 
     def buffer_over(self, base: Any, size: int, longest: int) -> Any:
-        """A buffer that is host memory from `base` on, whose longest tensor has this many bytes; the caller's to free.
+        """Make a buffer over host memory from `base` on; `longest`: bytes of its longest tensor. The caller frees it.
 
         Raises: INSUFFICIENT_MEMORY.
         """
@@ -58,8 +58,8 @@ class Device:
         return buffer
 
     def place(self, context: Any, is_dry: bool) -> Any:
-        """A buffer with memory for all tensors of `context`, the caller's to free; `is_dry`: an empty one, for graphs
-        that are only laid out.
+        """Make a buffer with memory for all tensors of `context`, which the caller frees. `is_dry`: an empty one, for
+        graphs that are only laid out.
 
         Raises: INSUFFICIENT_MEMORY.
         """
@@ -78,7 +78,7 @@ class Device:
         return buffer
 
     def missing_for(self, graph: Any) -> str:
-        """The first operation of `graph` that it does not compute, or ""."""
+        """The first operation of `graph` that the device does not compute, or ""."""
         for i in range(lib.ggml_graph_n_nodes(graph)):
             node = lib.ggml_graph_node(graph, i)
             if not lib.ggml_backend_dev_supports_op(self.handle, node):
@@ -88,7 +88,7 @@ class Device:
 
 
 def tensor_context(n: int) -> Any:
-    """A ggml_context for n tensors without their data; the caller's to free. Raises: INSUFFICIENT_MEMORY."""
+    """Make a ggml_context for n tensors without their data, which the caller frees. Raises: INSUFFICIENT_MEMORY."""
     size = max(1, n) * lib.ggml_tensor_overhead()
     context = lib.ggml_init(ffi.new("struct ggml_init_params *", {"mem_size": size, "no_alloc": True})[0])
     if not context:
@@ -97,8 +97,8 @@ def tensor_context(n: int) -> Any:
 
 
 def device_of(options: EngineOptions, is_stock: bool = False) -> Device:
-    """The first GPU where layers are wanted on one, a GPU of the processor only where there is no other; else the CPU,
-    with our operations unless `is_stock`.
+    """The first GPU if the options want layers on a GPU (one in the processor only if there is no other); else the
+    CPU, with our operations unless `is_stock`.
     """
     gpus = [gpu for kind in GPUS if (gpu := lib.ggml_backend_dev_by_type(kind))]
     if gpus and options.n_gpu_layers:

@@ -1,7 +1,7 @@
-"""GraphEngine: the Engine contract over our own graph. It wires weights, pages, decoder and prefill slots.
+"""GraphEngine: the Engine contract over our own graph. It connects weights, pages, decoder and prefill slots.
 
 All sequences' KV is in one arena of pages. A prompt's chunk is written into the sequence's own pages while it is
-computed; handing it over only makes it count. The vocabulary, the chat template and the samplers are llama.cpp's.
+computed; the handover only makes it count. The vocabulary, the chat template and the samplers are llama.cpp's.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from uma_core.engine.refusals import refusals
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import AdapterSet, SamplingParams, SeqId, TokenId
 
-WARM_UP_TOKENS = 64  # of a chunk: what a row costs there holds for larger ones
+WARM_UP_TOKENS = 64  # tokens of a chunk: a row takes as long in larger chunks
 
 
 class GraphEngine(TextOfModel):
@@ -65,9 +65,7 @@ class GraphEngine(TextOfModel):
     def __init__(
         self, path: str, options: EngineOptions, progress: Progress | None = None, is_stock: bool = False
     ) -> None:
-        """`is_stock`: on the CPU too compute as on a GPU, with ggml's own operations and memory apart from the
-        host's.
-        """
+        """`is_stock`: compute on the CPU as on a GPU, with ggml's own operations and memory apart from the host's."""
         self._bell = ffi.new("int32_t *")
         self._abort_flag = ffi.new("int32_t *")
         loaded = load(path, options, Wish(progress, is_stock))
@@ -121,8 +119,8 @@ class GraphEngine(TextOfModel):
         return self._backends[-1]
 
     def _warm_up(self, shapes: Iterable[tuple[int, int]]) -> None:
-        """First calls pay for page faults and thread start; pieces are predicted from measurements from the first
-        prompt on.
+        """Compute once at load: first calls pay for page faults and thread start, and from the first prompt on pieces
+        are predicted from measurements.
         """
         batch = Batch(1)
         batch.add(0, 0, 0, True)
@@ -133,7 +131,7 @@ class GraphEngine(TextOfModel):
         n_most = min(self._loaded.n_ubatch, self._loaded.pages.n_ctx_seq)
         n = min(WARM_UP_TOKENS, n_most)
         for _ in self.prefill_slots:
-            # each slot takes its memory now: on a GPU, taking it later waits for all that is under way
+            # each slot takes its memory now: on a GPU, an allocation later waits for all work under way
             self.prefill_open(0, np.zeros(n_most, np.int32), True)
             self.prefill_close(0)
             for _ in range(2):
@@ -199,7 +197,7 @@ class GraphEngine(TextOfModel):
         )
 
     def repacked_memory(self) -> memoryview | None:
-        """The memory that products read, where weights are repacked, until `close`."""
+        """The memory that products read, if weights are repacked, until `close`."""
         return self._loaded.weights.repacked() if self._loaded is not None else None
 
     # decode
@@ -378,7 +376,7 @@ class GraphEngine(TextOfModel):
             self._pages.truncate(seq_id, self.kv_len(seq_id))
 
     def copy_prefix(self, src: SeqId, dst: SeqId, n: int, start: int = 0) -> Transfer:
-        """Whole pages are shared, not copied; positions before the first whole one are."""
+        """Share whole pages without a copy; only positions before the first whole page are copied."""
         pages = self._pages
         first = -(-start // PAGE)
         own_end = min(n, first * PAGE)

@@ -1,4 +1,4 @@
-"""What a model would take in the graph engine: everything is laid out as for loading, and no weight is read."""
+"""Estimates a model's memory in the graph engine: everything is laid out as for loading, but no weight is read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from uma_core.engine.lib import ffi, lib
 
 
 def estimate(path: str, options: EngineOptions, is_stock: bool = False) -> MemoryUse:
-    """Weights, KV, and the graphs of prompt chunks and decode ticks. Blocks: reads the header and vocabulary.
+    """Estimate weights, KV, and graphs of prompt chunks and decode ticks. Blocks: reads the header and vocabulary.
 
     Raises: MODEL_LOAD_FAILED, CONFIG_INVALID (names what the engine lacks).
     """
@@ -36,7 +36,7 @@ def estimate(path: str, options: EngineOptions, is_stock: bool = False) -> Memor
 
 
 def graph_bytes(loaded: Loaded, n: int, n_out: int) -> int:
-    """Data of one graph's nodes, and the host's side of its inputs and logits where that is another one."""
+    """Bytes of one graph's nodes, and of the host's side of its inputs and logits if the host has its own."""
     network, attention = loaded.network, loaded.attention(0)
     context = network.new_context()
     allocator = None

@@ -1,5 +1,5 @@
-"""A graph laid out for the longest chunk, which serves shorter ones too: building one takes as long as a decode step
-on a GPU.
+"""A graph laid out for the longest chunk, which serves shorter chunks too: to build a graph takes as long as a decode
+step on a GPU.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Fitted:
             raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory to fit a graph")
 
     def fit(self, n: int, span: Span) -> Forward:
-        """The graph of a batch of n rows with this span; not while it is computed."""
+        """Return the graph of a batch of n rows with this span. Must not be called while the graph is computed."""
         lib.uma_fitting_fit(self._fitting, self.most.n - n)
         self.forward.fit(span, are_rows_new=True)
         return self.forward

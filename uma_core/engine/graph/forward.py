@@ -1,4 +1,4 @@
-"""A model's graph of one batch shape, with its memory; and who keeps them between batches of the same shape."""
+"""A model's graph of one batch shape, with its memory; and a store that keeps graphs for batches of the same shape."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from uma_core.errors import ErrorCode, UmaError
 # 80; experts add as many as are used.
 NODES_PER_LAYER = 96
 NODES_BESIDE = 64
-N_SMALL = 16  # batches of up to this many tokens keep their graph; of larger ones the last is kept
-N_KEPT = 128  # small ones: fifty are made at load, and as many more for each set of LoRA adapters in use
+N_SMALL = 16  # batches of up to this many tokens keep their graph; of larger ones only the last is kept
+N_KEPT = 128  # most small graphs: fifty are made at load, and as many more for each set of LoRA adapters in use
 
 
 class Network:
-    """What every graph of one loaded model has in common."""
+    """The parts that all graphs of one loaded model share."""
 
     def __init__(
         self,
@@ -41,8 +41,8 @@ class Network:
         adapters: Adapters,
         hidden_layers: tuple[int, ...] = (),
     ) -> None:
-        """`ropes`: ggml's kind of rotary positions, and how many positions a sequence may have. `hidden_layers`: graphs
-        with a head have these layers' inputs as outputs too (see EngineOptions).
+        """`ropes`: ggml's kind of rotary positions, and the most positions of a sequence. `hidden_layers`: graphs with
+        a head also output these layers' inputs (see EngineOptions).
         """
         self.hidden_layers = hidden_layers
         self.device = device
@@ -76,7 +76,7 @@ class Network:
         return builder, logits, self._best(context, graph, logits) if batch.has_head else None
 
     def _best(self, context: Any, graph: Any, logits: Any) -> Any:
-        """Each row's best token, where logits would have to be copied to find it."""
+        """Each row's best token, if the logits would have to be copied to find it."""
         if logits is None or not self.device.is_stock:
             return None
         best = lib.ggml_argmax(context, logits)
@@ -100,7 +100,7 @@ class Network:
 
 
 class Compute(NamedTuple):
-    """What a decoder or a slot computes with."""
+    """The parts with which a decoder or a slot computes."""
 
     backend: Any
     attention: Attention
@@ -108,9 +108,9 @@ class Compute(NamedTuple):
 
 
 class Forward:
-    """One graph, placed in a workspace. `native` is what native/graph/forward.c works on.
+    """One graph, placed in a workspace. `native` is the struct that native/graph/forward.c works on.
 
-    It is computed any number of times, as long as its workspace does not move.
+    It can be computed any number of times, as long as its workspace does not move.
     """
 
     def __init__(
@@ -158,15 +158,15 @@ class Forward:
             n.result, n.best = logits or ffi.NULL, best or ffi.NULL
 
     def fit(self, span: Span, are_rows_new: bool = False) -> None:
-        """Make the graph one of a batch with this span, which has room in it. Not while it is computed."""
+        """Fit the graph to a batch with this span, for which it must have room. Not while the graph is computed."""
         if span != self.span or (are_rows_new and self.native.mask):
             lib.uma_mask_fit(self.native, *span)
             self.span = span
 
     def scale(self, scales: Sequence[dict[int, float]], counts: Sequence[int]) -> None:
-        """Before each computation of a graph with adapters: their scales in the next `counts[i]` rows.
+        """Set the adapters' scales for the next `counts[i]` rows, before each computation of a graph with adapters.
 
-        Not while it is computed.
+        Not while the graph is computed.
         """
         for which, factor, values in self._scales:
             values[: sum(counts)] = np.repeat([each.get(which, 0.0) * factor for each in scales], counts)
@@ -181,11 +181,13 @@ class Forward:
         return np.frombuffer(ffi.buffer(self.native.logits + row * n_vocab, 4 * n_vocab), np.float32)
 
     def hidden(self, n_rows: int) -> np.ndarray:
-        """(n_rows, n_embd) float32, the caller's own: the outputs of a graph without a head."""
+        """(n_rows, n_embd) float32: the outputs of a graph without a head. The caller owns the array."""
         return _rows(self.native.logits, n_rows, self.native.n_hidden)
 
     def kept(self) -> list[np.ndarray]:
-        """(rows, n_embd) float32 each, the caller's own, by hidden layer: of all rows, or of those with logits."""
+        """An array (rows, n_embd) float32 for each hidden layer: of all rows, or of those with logits. The caller owns
+        them.
+        """
         return [_rows(lib.ggml_get_data(tensor), tensor.ne[1], tensor.ne[0]) for tensor in self._hidden]
 
     def close(self) -> None:
@@ -203,8 +205,8 @@ def _rows(at: Any, n_rows: int, n_embd: int) -> np.ndarray:
 class Forwards:
     """Graphs by batch shape. Small batches, the decode ticks, keep theirs; of the large ones only the last is kept.
 
-    Where our operations compute on the CPU, graphs keep nothing in their memory, so that small ones share it: one of
-    sixteen rows takes 10 MB for the logits of 152k tokens, and there are fifty. A device's keep masks there.
+    With our operations on the CPU, graphs keep nothing in their memory, so small graphs share it: one of sixteen rows
+    takes 10 MB for the logits of 152k tokens, and there are fifty. Graphs of a device keep masks there.
     """
 
     def __init__(self, network: Network, pages: Pages, compute: Compute) -> None:
@@ -253,7 +255,7 @@ class Forwards:
             return self._new(batch, workspace)
         finally:
             if workspace.n_moves > n_moves:
-                self._close_all_small()  # they have lost their memory, and are built anew when they are wanted
+                self._close_all_small()  # they have lost their memory, and are built again when needed
 
     def _close_small(self, forward: Forward) -> None:
         forward.close()

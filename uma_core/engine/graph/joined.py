@@ -1,7 +1,6 @@
-"""Matrices that the same input is multiplied with, laid out one after another: one product then makes all their
-outputs.
+"""Matrices that multiply the same input, laid out one after another: one product then makes all their outputs.
 
-Rules: the file's own tensors become views of the whole, so that whoever asks for one alone gets it.
+Rules: the file's own tensors become views of the whole, so that each is still available alone.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ GROUPS = (("attn_q", "attn_k", "attn_v"), ("ffn_gate", "ffn_up"))  # of a layer
 
 
 class Part(NamedTuple):
-    """Where a matrix's outputs are among those of the whole."""
+    """The place of a matrix's outputs among those of the whole."""
 
     whole: Any  # matrix (n_in, all outputs)
     bias: Any  # of all of them, or None
@@ -44,7 +43,7 @@ class Joined:
             first += header.tensors[f"{name}.weight"].ne[1]
 
     def _whole(self, header: Header, names: list[str]) -> Any:
-        """A tensor of all these rows, or all these numbers; the tensors themselves become views of it."""
+        """Make a tensor of all these rows, or all these numbers; the tensors themselves become views of it."""
         places = [header.tensors[name] for name in names]
         ne = (
             [places[0].ne[0], sum(place.ne[1] for place in places)]
@@ -70,8 +69,8 @@ def _layers(header: Header) -> set[str]:
 
 
 def _group(header: Header, layer: str, names: tuple[str, ...]) -> list[str]:
-    """The tensors' names without their suffix, where they can be joined: all there, of one type and input, with
-    biases all or none.
+    """The tensors' names without their suffix if they can be joined: all exist, with one type and input, and either
+    all or none have biases.
     """
     group = [f"{layer}.{name}" for name in names]
     weights = [header.tensors.get(f"{name}.weight") for name in group]

@@ -1,4 +1,4 @@
-"""From a GGUF and the options to everything that an engine computes with, or why it cannot be."""
+"""Loads everything that an engine needs, from a GGUF and the options, or says why that is impossible."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from uma_core.engine.llama.params import context_params, is_unified, n_threads_o
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.machine import available_bytes
 
-ARRANGED_SHARE = 0.75  # of the available memory, at most; the rest is for KV, graphs and others
-# of a context that shows whether llama.cpp makes a graph of a model
+ARRANGED_SHARE = 0.75  # largest part of the available memory for copies; the rest is for KV, graphs and others
+# parameters of a context that shows whether llama.cpp can make a graph of a model
 SMALLEST = context_params(
     n_ctx=256, n_batch=32, n_ubatch=32, n_seq_max=1, flash_attn_type=lib.LLAMA_FLASH_ATTN_TYPE_ENABLED, no_perf=True
 )
@@ -48,7 +48,7 @@ STATES_NOTE = (
 
 @dataclass
 class Loaded:
-    """Owns all of it; `close` after the graphs over it are gone."""
+    """Owns all loaded parts. Call `close` after the graphs over them are gone."""
 
     header: Header
     vocab: LlamaModel
@@ -67,14 +67,14 @@ class Loaded:
         return self.network.device
 
     def attention(self, n_rows: int) -> Attention:
-        """For graphs of batches of up to this many rows; 0: graphs are never computed. The caller closes it."""
+        """Make the attention of graphs with up to `n_rows` rows; 0: they are never computed. The caller closes it."""
         return attention_over(self.pages, self.network.shape, n_rows, self.n_threads)
 
     def promise_missing(self) -> str:
-        """Why a row's result may depend on the others of its calls; "": it does not, to the last bit.
+        """Why a row's result may depend on the other rows of its calls; "": it does not, to the last bit.
 
         Attention cuts every row's cells at the same borders, our products sum in the same order for any number of rows,
-        and all else is done row by row. ggml's products and its attention take other ways for one row than for many.
+        and all else is done row by row. ggml's products and attention compute one row differently from many.
         """
         if self.device.is_stock or not self.kernels:
             return "products and attention of ours on a CPU"
@@ -105,7 +105,7 @@ def refuse(missing: Unsupported) -> UmaError:
 
 @dataclass(frozen=True)
 class Wish:
-    """How to load, beside the options."""
+    """Settings of a load beside the options."""
 
     progress: Progress | None = None
     is_stock: bool = False  # ggml's own operations only, on the CPU too
@@ -173,7 +173,7 @@ def _load(header: Header, options: EngineOptions, wish: Wish, kept: list[Any]) -
 
 
 def _laid_out(path: str, options: EngineOptions) -> LlamaModel:
-    """The model without weights. What llama.cpp would not load or lay out is a damaged file, and no engine's to guess.
+    """Load the model without weights. A file that llama.cpp cannot load or lay out is damaged, and is refused.
 
     Raises: MODEL_LOAD_FAILED, INSUFFICIENT_MEMORY.
     """
@@ -204,7 +204,7 @@ def _notes(network: Network, is_unified: bool) -> tuple[str, ...]:
 
 
 def attention_over(pages: Pages, shape: Shape, n_rows: int, n_threads: int) -> Attention:
-    """As the memory of KV wants it."""
+    """Make the attention that fits the KV memory."""
     store = pages.store
     if isinstance(store, Cells):
         return Masked(store, shape)
@@ -215,8 +215,8 @@ def attention_over(pages: Pages, shape: Shape, n_rows: int, n_threads: int) -> A
 def is_arranging(header: Header, options: EngineOptions, kernels: str) -> bool:
     """Whether products get copies of the weights that are laid out for them.
 
-    Where our kernels are in use and nobody asked for the file's own; and where there is room, as copies do not come and
-    go like a mapped file.
+    They do if our kernels are in use, the options do not ask for the file's own layout, and there is room: unlike a
+    mapped file, copies stay in memory.
     """
     if options.load_mode != "auto" or not kernels:
         return False
@@ -225,7 +225,7 @@ def is_arranging(header: Header, options: EngineOptions, kernels: str) -> bool:
 
 
 def check(header: Header, options: EngineOptions) -> Shape:
-    """What can be known before weights are read. Raises: Unsupported."""
+    """Check all that can be known before weights are read. Raises: Unsupported."""
     if options.load_mode not in LOAD_MODES:
         raise Unsupported(f"load mode {options.load_mode}")
     if options.flash_attn == "off":
@@ -238,9 +238,9 @@ def check(header: Header, options: EngineOptions) -> Shape:
 
 
 def page_counts(options: EngineOptions, shape: Shape) -> tuple[int, int, int]:
-    """Pages in all, sequences, positions per sequence.
+    """Total pages, sequences, positions per sequence.
 
-    With one stream each, the pages suffice for all sequences at their longest.
+    With one stream per sequence, the pages suffice for all sequences at their longest.
     """
     n_ctx = options.n_ctx or shape.n_ctx_train * options.n_seq
     if n_ctx <= 0:
@@ -253,8 +253,8 @@ def page_counts(options: EngineOptions, shape: Shape) -> tuple[int, int, int]:
 
 
 def _check_complete(network: Network, pages: Pages, n_ubatch: int) -> None:
-    """Lay out a tick and a chunk: all tensors that they want are there in their shapes, the file has no others, the
-    device has the operations.
+    """Lay out a tick and a chunk to check that all their tensors exist with the right shapes, that the file has no
+    others, and that the device has all operations.
     """
     attention = attention_over(pages, network.shape, 0, 1)
     for n in (2, n_ubatch):

@@ -1,6 +1,6 @@
-"""Weights for the CPU, or a device that reads its memory: where the file has them, mapped or read.
+"""Weights for the CPU, or for a device that reads the CPU's memory: in the file's layout, mapped or read.
 
-Matrices may be arranged beside it.
+Arranged copies of matrices may lie beside them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from uma_core.errors import ErrorCode, UmaError
 log = logging.getLogger(__name__)
 
 MIB = 1 << 20
-READ_BYTES = 64 << 20  # between two reports of progress
+READ_BYTES = 64 << 20  # bytes between two reports of progress
 MAPPED, READ, REPACKED, KEPT = "mapped", "read", "repacked", "repack cache"  # where weights come from
 LOAD_MODES = {"auto": True, "mmap": True, "none": False}  # whether the file is mapped
 
@@ -34,13 +34,13 @@ Progress = Callable[[float], bool]
 class Modes(NamedTuple):
     """How weights get into memory."""
 
-    is_mapped: bool  # else the file is read
+    is_mapped: bool  # False: the file is read
     n_arranging: int = 0  # threads that lay out copies for the products; 0: there are none
-    cache: RepackCache | None = None  # where copies are kept between two starts
+    cache: RepackCache | None = None  # the file that keeps copies between two starts
 
 
 class Mapped(Weights):
-    """Owns the memory and a backend buffer over it. `source` says where it came from, in few words for `status`."""
+    """Owns the memory and a backend buffer over it. `source` says, for `status`, how the weights got there."""
 
     def __init__(self, header: Header, device: Device, modes: Modes, progress: Progress | None) -> None:
         """Raises: MODEL_LOAD_FAILED, INSUFFICIENT_MEMORY."""
@@ -64,7 +64,7 @@ class Mapped(Weights):
             raise
 
     def _arrange(self, header: Header, modes: Modes, progress: Progress | None) -> None:
-        """Fill the copies: from the file that an earlier start kept, else from the model's, which is then kept."""
+        """Fill the copies from an earlier start's file; else from the model's file, and then keep them in a file."""
         assert self._arranged is not None
         cache, n_threads = modes.cache, modes.n_arranging
         n_kept, begin = len(self._arranged.view()), time.monotonic()
@@ -83,7 +83,7 @@ class Mapped(Weights):
                 _log_speed(f"kept the repacked weights in {cache.path}", n_kept, begin)
 
     def _counted(self, total: int, progress: Progress | None) -> Callable[[int], None]:
-        """Reports the share of `total` that the bytes so far are."""
+        """Return a function that counts bytes and reports their share of `total`."""
         n_done = 0
 
         def done(n_bytes: int) -> None:
@@ -129,7 +129,7 @@ class _File:
             )
 
     def will_need(self, places: list[TensorPlace]) -> None:
-        """Have what a mapped file's tensors are read ahead."""
+        """Ask the system to read these tensors of a mapped file ahead."""
         if not self._is_mapped or not hasattr(mmap, "MADV_WILLNEED"):
             return
         for place in places:
@@ -144,13 +144,13 @@ class _File:
 
 
 def _unarranged(header: Header, file: int, sizes: dict[str, int]) -> list[TensorPlace]:
-    """Tensors of a file that are read where it has them; a tied embedding's rows are looked up there."""
+    """Tensors that are read in the file's layout; the rows of a tied embedding are looked up there."""
     places = (place for place in header.tensors.values() if place.file == file)
     return [place for place in places if place.name not in sizes or place.name == EMBEDDING]
 
 
 def check_whole(header: Header) -> None:
-    """Raises: MODEL_LOAD_FAILED where tensors are beyond their file."""
+    """Raise MODEL_LOAD_FAILED if tensors lie beyond the end of their file."""
     sizes = [os.path.getsize(path) for path in header.paths]
     for place in header.tensors.values():
         if place.offset + place.n_bytes > sizes[place.file]:
@@ -160,7 +160,7 @@ def check_whole(header: Header) -> None:
 
 
 def _share_of(progress: Progress | None, number: int, n: int) -> Progress | None:
-    """What one of n files adds to the whole."""
+    """Scale the progress of one of n files to the whole."""
     return None if progress is None else lambda share: progress((number + share) / n)
 
 

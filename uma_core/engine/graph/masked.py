@@ -1,7 +1,7 @@
-"""Attention by ggml's own operation: over all cells from the first to the last page of a batch, a mask telling each row
-its own.
+"""Attention by ggml's own operation: over all cells from the first to the last page of a batch, with a mask that shows
+each row its own cells.
 
-Each cell is read once for all rows, also those that no row sees. A prefix that sequences share is in it once.
+Each cell is read once for all rows, even if no row sees it. A prefix that sequences share is read once.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from uma_core.engine.graph.shape import Shape
 from uma_core.engine.graph.store import PAGE
 from uma_core.engine.lib import ffi, lib
 
-LEAST_BYTES = 64 << 20  # of a mask that graphs have room for, so that hardly any is built anew when a span grows
+LEAST_BYTES = 64 << 20  # graphs have room for a mask of this size, so that few are rebuilt when a span grows
 
 
 class Masked:
     """Owns nothing: masks are inputs of the graphs. See attention.Attention."""
 
-    # As in llama.cpp's own graphs. ggml's CUDA kernels of Hopper GPUs begin while the one before still computes (PDL).
-    # With Q's rotation between the stores and attention, attention read K and V that were not written yet.
+    # As in llama.cpp's own graphs. On Hopper GPUs, a ggml CUDA kernel begins while the one before it still computes
+    # (PDL). With Q's rotation between the stores and attention, attention read K and V that were not written yet.
     is_q_first = True
 
     def __init__(self, cells: Cells, shape: Shape) -> None:
@@ -70,10 +70,10 @@ class Masked:
         return lib.ggml_reshape_2d(context, out, own.n_embd_out, b.n)
 
     def _heads(self, b: Builder, cells: Any, n_head: int, dim: int) -> Any:
-        """(dim, cells of the span, n_head_kv): of the longest, until the graph is fitted to a batch's
+        """(dim, cells of the span, n_head_kv): the longest span, until the graph is fitted to a batch's span
         (native/graph/masked.c).
 
-        `dim` may be the beginning of what the cells hold of a head.
+        `dim` may be less than the cells hold of a head: then it is the beginning.
         """
         held = cells.ne[0] // n_head
         b.views.append(
@@ -99,4 +99,4 @@ class Masked:
         return mask, views
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing: there is nothing to free."""

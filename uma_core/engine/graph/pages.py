@@ -1,6 +1,7 @@
-"""KV in pages of 64 positions with reference counts: who has which. The memory that they are in is a Store's.
+"""KV in pages of 64 positions with reference counts: which sequence holds which page. A Store has their memory.
 
-Rules: a page that several sequences hold is never written; whoever is about to write into one gets a copy of it first.
+Rules: a page that several sequences hold is never written. A sequence that is about to write into one gets a copy
+first.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class Pages:
     """
 
     def __init__(self, store: Store, counts: tuple[int, int, int], states: States | None = None) -> None:
-        """`counts`: pages in all, sequences, positions per sequence. Owns `states` too: of recurrent layers."""
+        """`counts`: total pages, sequences, positions per sequence. Also owns `states`, those of recurrent layers."""
         n_pages, n_seq, self.n_ctx_seq = counts
         self.store = store
         self.states = states
@@ -29,8 +30,8 @@ class Pages:
         self.table_pointer = ffi.from_buffer("int32_t *", self.table)
         self.n_refs = np.zeros(n_pages, np.int32)
         self.n_held = [0] * n_seq  # positions that a sequence has pages for
-        self._ready = [0] * n_seq  # positions below are in pages that may be written; 0: to be looked at
-        self._free = list(range(n_pages))  # a heap: the first ones are taken first, so that those in use lie together
+        self._ready = [0] * n_seq  # positions below this are in pages that may be written; 0: not checked yet
+        self._free = list(range(n_pages))  # a heap: low numbers are taken first, so that pages in use lie together
 
     @property
     def n_free(self) -> int:
@@ -51,7 +52,7 @@ class Pages:
             heappush(self._free, page)
 
     def _n_needed(self, seq: int, n: int, n_more: int) -> int:
-        """Free pages that writing positions n .. n + n_more - 1 takes; a shared page that would be written counts."""
+        """Free pages needed to write positions n .. n + n_more - 1; a shared page that would be written counts."""
         n_new = max(0, -(-(n + n_more) // PAGE) - self.n_pages(seq))
         return n_new + (1 if n % PAGE and self._is_shared(seq, n) else 0)
 
@@ -67,7 +68,7 @@ class Pages:
         )
 
     def reserve(self, seq: int, n: int, n_more: int) -> None:
-        """Make positions n .. n + n_more - 1 writable, where `has_room` said so.
+        """Make positions n .. n + n_more - 1 writable. `has_room` must have been true.
 
         Blocks for the copy of one shared page at most.
         """
@@ -96,7 +97,7 @@ class Pages:
             self.states.cut(seq, n)
 
     def share(self, src: int, dst: int, first: int, n: int) -> None:
-        """`dst` holds pages first .. of `src` too, up to position n. Both end within what `src` holds."""
+        """Let `dst` hold pages from `first` on of `src` too, up to position n. `src` must hold all of them."""
         for i in range(first, -(-n // PAGE)):
             page = int(self.table[src, i])
             self.n_refs[page] += 1
@@ -105,7 +106,7 @@ class Pages:
         self._ready[src] = self._ready[dst] = 0
 
     def touch(self, seq: int) -> None:
-        """Make a sequence's pages cost what they cost with content."""
+        """Make reading a sequence's pages take as long as with content."""
         for page in self.table[seq, : self.n_pages(seq)]:
             self.store.touch(int(page))
 

@@ -1,5 +1,5 @@
-"""Threads that load weights: they read and lay out pieces of files side by side, and yield to streams that are
-served meanwhile.
+"""Threads that load weights: they read and lay out pieces of files in parallel, and yield to streams that are served
+meanwhile.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from uma_core.machine import use_all_processors
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-NICE = 19  # a reload must not take a core from the streams; where nobody streams, it gets all of them
-# pieces per thread that are asked of the disk before they are read: 32 MiB of 2 MiB each for two threads keep a fast
-# disk busy
+NICE = 19  # a reload must not take a core from the streams; if nothing streams, it gets all cores
+# pieces per thread that the disk is asked for before they are read: for two threads, 32 MiB in pieces of 2 MiB keep a
+# fast disk busy
 N_PENDING = 8
 
 
@@ -52,7 +52,7 @@ def _yield_to_streams() -> None:
 
 
 def will_need(fd: int, offset: int, n_bytes: int) -> None:
-    """Have the system read a part of a file ahead, where it can be asked to.
+    """Ask the system to read a part of a file ahead, if it can.
 
     The system's own read-ahead is too short for a fast disk.
     """

@@ -20,7 +20,7 @@ from uma_core.errors import ErrorCode, UmaError
 
 
 class PrefillSlot:
-    """Free, or serving one sequence: `n_kv` positions are computed, of which `n_seen` are handed over."""
+    """A slot that is free, or serves one sequence: `n_kv` positions are computed, `n_seen` of them handed over."""
 
     def __init__(self, network: Network, pages: Pages, compute: Compute, bell: Any, n_most: int) -> None:
         """For chunks of up to `n_most` tokens. Owns the attention of `compute`, not its backend."""
@@ -38,17 +38,17 @@ class PrefillSlot:
         self._pos = np.zeros(self._n_most, np.int32)
         self._seq = np.zeros(self._n_most, np.int32)
         self._want = np.zeros(self._n_most, np.int8)
-        self._scales: dict[int, float] = {}  # of LoRA adapters
+        self._scales: dict[int, float] = {}  # scales of LoRA adapters
         self._hidden: Rows | None = None  # rows of the chunk whose hidden states are wanted
         self._n_rows = 0  # of that chunk
-        # after the chunks that are not handed over; None: there are none, or the model has no states
+        # state after the chunks that are not handed over; None: there are none, or the model has no states
         self._state: int | None = None
-        self._next: Next | None = None  # of the chunk in progress
+        self._next: Next | None = None  # states of the chunk in progress
         self.drop()
 
     @property
     def _keeps_last(self) -> bool:
-        """What the head of the vocabulary is given is wanted of every row, so chunks are computed to their end."""
+        """Whether the input of the vocabulary's head is wanted for every row: then chunks are computed to their end."""
         return self._network.shape.n_layer in self._network.hidden_layers
 
     @property
@@ -61,17 +61,17 @@ class PrefillSlot:
 
     @property
     def adapters(self) -> tuple[int, ...]:
-        """Of the graph that it has."""
+        """Adapters of the slot's graph."""
         return self._graph.most.adapters if self._graph is not None else ()
 
     def take(self, seq_id: int, n: int, scales: dict[int, float]) -> None:
-        """`scales`: of LoRA adapters."""
+        """Serve the sequence. `scales`: those of LoRA adapters."""
         self.seq_id = seq_id
         self._scales = scales
         self.n_kv = self.n_seen = n
 
     def start(self, tokens: np.ndarray, want_logits: bool, hidden: Rows | None = None) -> None:
-        """Begin a chunk; its pages are reserved. For hidden states all rows are outputs: no head has to be paid for.
+        """Begin a chunk, whose pages must be reserved. For hidden states all rows are outputs, as they need no head.
 
         Raises: INSUFFICIENT_MEMORY.
         """
@@ -145,7 +145,7 @@ class PrefillSlot:
         return int(lib.uma_sample(self._graph.forward.native.logits, self._network.shape.n_vocab, sampler))
 
     def hidden(self) -> np.ndarray:
-        """(rows, n_embd) float32, of the rows that `start` was told of."""
+        """(rows, n_embd) float32: the rows that `start` was asked for."""
         assert self._graph is not None
         if self._hidden is None and self._network.hidden_layers:
             return np.concatenate(self._graph.forward.kept(), axis=1)
@@ -155,7 +155,7 @@ class PrefillSlot:
         return {Rows.LAST: rows[-1:], Rows.FIRST: rows[:1]}.get(self._hidden, rows)
 
     def _end_chunk(self, is_computed: bool) -> None:
-        """The state that the chunk made is the slot's, or was not made."""
+        """Take the state that the chunk made, or drop it if the chunk was not computed."""
         states, made = self._pages.states, self._next
         self._next = None
         if states is None or made is None:
@@ -169,7 +169,7 @@ class PrefillSlot:
         self._state = made.end
 
     def hand_over(self) -> None:
-        """What was computed counts as the sequence's from now on."""
+        """Make the computed positions count as the sequence's from now on."""
         if self._state is not None:
             assert self._pages.states is not None
             self._pages.states.put(self.seq_id, self._state)
@@ -177,7 +177,7 @@ class PrefillSlot:
         self.drop()
 
     def drop(self) -> None:
-        """Become free; a paused chunk needs no more than to be forgotten, and what was not handed over goes."""
+        """Become free. A paused chunk is simply forgotten, and positions that were not handed over are dropped."""
         self._end_chunk(False)
         if self._state is not None:
             assert self._pages.states is not None

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class Recurrence:
-    """The plan of one graph that computes, or is paused: which rows go from which state to which.
+    """The plan of a graph that computes or is paused: the states between which each run of rows goes.
 
-    Part of its Attention.
+    Part of the graph's Attention.
     """
 
     def __init__(self, shape: Shape, n_rows: int) -> None:
@@ -33,7 +33,7 @@ class Recurrence:
                 at += layer.state.n_floats
 
     def fill(self, states: States, stretches: Sequence[Stretch]) -> None:
-        """Before each computation. Not while the graph is computed."""
+        """Set the plan before each computation. Must not be called while the graph is computed."""
         for at, stretch in zip(self._stretches, stretches, strict=False):
             at.first_row, at.n_rows = stretch.first_row, stretch.n_rows
             setattr(at, "from", states.address(stretch.source))
@@ -41,7 +41,7 @@ class Recurrence:
         self._plan.n = len(stretches)
 
     def convolution(self, b: Builder, x: Any, layer: int, name: str) -> Any:
-        """(channels, n): each row's mixture with the rows before it. The layer's state takes x's last rows."""
+        """(channels, n): each row mixed with the rows before it. The layer's state takes x's last rows."""
         state = b.layer(layer).state
         assert state is not None
         weights = b.weights.matrix(name, state.n_taps + 1, state.n_channels)
@@ -60,5 +60,5 @@ class Recurrence:
         node = lib.ggml_custom_4d(
             b.context, lib.GGML_TYPE_F32, *ne, 1, args, len(sources), kernel, lib.GGML_N_TASKS_MAX, self._layers[layer]
         )
-        lib.ggml_build_forward_expand(b.graph, node)  # it writes the state, also where nobody wants the rows
+        lib.ggml_build_forward_expand(b.graph, node)  # it writes the state, even if the rows are not wanted
         return node

@@ -1,8 +1,8 @@
-"""Fills arranged matrices from the model's files. Threads read pieces and lay them out, so that loading goes at the
-disk's speed.
+"""Fills arranged matrices from the model's files. Threads read pieces and lay them out, so that loading is as fast as
+the disk.
 
-A piece is read into a small buffer, not mapped: weights that are laid out are in memory once, and page faults cost more
-than a copy.
+A piece is read into a small buffer, not mapped: repacked weights are then in memory only once, and page faults would
+take longer than a copy.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from uma_core.engine.graph.parallel import in_parallel, read_into, will_need
 from uma_core.engine.header import Header, TensorPlace
 from uma_core.errors import ErrorCode, UmaError
 
-PIECE_BYTES = 2 << 20  # stays in the caches of a core between the read and the laying out
-ROWS = 64  # a piece begins at a multiple of it, which is one of every instruction set's panel
+PIECE_BYTES = 2 << 20  # a piece stays in a core's caches from the read until it is laid out
+ROWS = 64  # a piece begins at a multiple of this, which is a multiple of every instruction set's panel
 
 
 class Piece(NamedTuple):
     """Some rows of one tensor, or some whole matrices of it."""
 
     place: TensorPlace
-    offset: int  # from the tensor's begin
+    offset: int  # offset from the beginning of the tensor
     n_bytes: int
 
 
 def pieces(place: TensorPlace) -> Iterator[Piece]:
-    """In order, without gaps; only of whole matrices, or within one."""
+    """Yield pieces in order, without gaps. A piece has whole matrices, or lies within one."""
     n_matrices = place.ne[2] * place.ne[3]
     matrix = place.n_bytes // n_matrices
     if 2 * matrix <= PIECE_BYTES:
@@ -46,7 +46,7 @@ def pieces(place: TensorPlace) -> Iterator[Piece]:
 
 
 def repack(header: Header, arranged: Arranged, n_threads: int, done: Callable[[int], None]) -> None:
-    """Read and arrange every matrix of `arranged`. Blocks. `done` hears of bytes of the files that were read; it may
+    """Read and arrange every matrix of `arranged`. Blocks. `done` gets the number of bytes that were read; it may
     raise.
 
     Raises: MODEL_LOAD_FAILED.
@@ -78,14 +78,14 @@ class _Files:
             raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{path}: {error.strerror}", path=header.path) from error
 
     def pieces(self, arranged: Arranged) -> Iterator[Piece]:
-        """Each is asked of the disk when it is drawn."""
+        """Yield pieces. Drawing one asks the disk for it."""
         for name in arranged.tensors:
             for piece in pieces(self._header.tensors[name]):
                 will_need(self._fds[piece.place.file], piece.place.offset + piece.offset, piece.n_bytes)
                 yield piece
 
     def read(self, piece: Piece) -> memoryview:
-        """Its bytes, until this thread reads again."""
+        """The piece's bytes, valid until this thread reads again."""
         buffer = getattr(self._buffers, "bytes", b"")
         if len(buffer) < piece.n_bytes:
             buffer = self._buffers.bytes = bytearray(piece.n_bytes)

@@ -1,8 +1,8 @@
 """Repacked weights kept in a file, so that the next start with the same model reads them as they are
 (`engine.repack_cache`).
 
-Rules: a file that is damaged, cut short or of another layout is never used, and is made anew; whatever the disk does,
-the load goes on. What another user could have written, and what is not a regular file, is left alone and not read.
+Rules: a file that is damaged, cut short or of another layout is never used, and is written again. The load goes on
+whatever the disk does. A file that another user could have written, or that is not a regular file, is left alone.
 
 Layout of a file: magic (8), version (u32), bytes of the header (u32), sha256 of the header (32), header (JSON), zeros
 up to a multiple of 4 KiB, the memory of the repacked weights. Integers are little-endian. The header says of which
@@ -40,12 +40,12 @@ MAGIC = b"UMAREPAK"
 VERSION = 1
 SUFFIX = ".umaweights"
 TEMPORARY = SUFFIX + ".tmp"
-PIECE_BYTES = 8 << 20  # has a checksum of its own
+PIECE_BYTES = 8 << 20  # each piece has a checksum
 ALIGNMENT = 4096
 MOST_HEADER = 64 << 20
 _FIXED = struct.Struct("<8sII32s")
 
-Done = Callable[[int], None]  # hears of bytes that were read or written; may raise
+Done = Callable[[int], None]  # gets the number of bytes that were read or written; may raise
 
 
 class Damaged(ValueError):
@@ -53,16 +53,16 @@ class Damaged(ValueError):
 
 
 class Key(NamedTuple):
-    """For what a file is. Another model, kernel or version of the layout has another name."""
+    """What a file was made for. Another model, kernel or version of the layout has another name."""
 
     fingerprint: str
     isa: str
     layout: int
-    stamp: str  # of the model's files: sizes and times, since a fingerprint reads samples of the weights alone
+    stamp: str  # sizes and times of the model's files, because a fingerprint reads only samples of the weights
 
     @property
     def family(self) -> str:
-        """What files of other layouts have in common with this one."""
+        """The part of the name that files of other layouts share with this one."""
         return f"{self.fingerprint}-{self.isa}-v"
 
     @property
@@ -82,7 +82,7 @@ def key_of(header: Header, fingerprint: str) -> Key:
 
 
 def folder() -> Path:
-    """It need not exist."""
+    """Return the folder of the files. It need not exist."""
     return measured.home() / "weights"
 
 
@@ -100,14 +100,14 @@ class RepackCache:
 
     folder: Path
     key: Key
-    most_bytes: int  # of all files in the folder; the least recently used go first
+    most_bytes: int  # limit of all files in the folder; the least recently used are removed first
 
     @property
     def path(self) -> Path:
         return self.folder / self.key.file_name
 
     def read(self, arranged: Arranged, n_threads: int, done: Done) -> bool:
-        """Fill the memory from the file. False: there is none to be used, and the memory may hold anything. Blocks."""
+        """Fill the memory from the file. False: no file can be used, and the memory may hold anything. Blocks."""
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -134,7 +134,7 @@ class RepackCache:
         return False
 
     def write(self, arranged: Arranged, n_threads: int, done: Done) -> bool:
-        """Keep the memory in the file. False: there is a warning in the log. Blocks until the disk has it."""
+        """Write the memory to the file. False: the log has a warning. Blocks until the disk has the file."""
         view = arranged.view()
         head = _head(self.key, arranged, [0] * len(list(_spans(len(view)))))
         if len(head) + len(view) > self.most_bytes:
@@ -184,14 +184,14 @@ class RepackCache:
         os.fsync(fd)
 
     def _is_taken(self) -> bool:
-        """Something that is not ours has the name."""
+        """Whether something that is not ours has the name."""
         try:
             return not _is_ours(os.lstat(self.path))
         except FileNotFoundError:
             return False
 
     def tidy(self, n_more: int = 0) -> None:
-        """Remove what no start can use any more, then the least recently used until `n_more` bytes fit into the bound.
+        """Remove files that no start can use any more, then the least recently used until `n_more` bytes fit the limit.
 
         Raises: OSError.
         """
@@ -254,19 +254,19 @@ def _spans(n_bytes: int) -> Iterator[Span]:
 
 
 def _facts(key: Key, arranged: Arranged) -> dict[str, Any]:
-    """What has to be the same for the bytes to mean the same."""
+    """Facts that must be the same for the bytes to mean the same."""
     return {"key": list(key), "bytes": len(arranged.view()), "tensors": [list(place) for place in arranged.places()]}
 
 
 def _head(key: Key, arranged: Arranged, sums: list[int]) -> bytes:
-    """As long whatever the sums are."""
+    """Make a file's beginning. Its length does not depend on the sums."""
     header = json.dumps({**_facts(key, arranged), "crc32": [f"{value:08x}" for value in sums]}).encode()
     head = _FIXED.pack(MAGIC, VERSION, len(header), hashlib.sha256(header).digest()) + header
     return head + bytes(-len(head) % ALIGNMENT)
 
 
 def _read_head(fd: int, key: Key, arranged: Arranged, n_sums: int) -> tuple[list[int], int]:
-    """The checksums, and where the weights begin. Raises: Damaged, OSError."""
+    """Return the checksums, and the offset of the weights. Raises: Damaged, OSError."""
     fixed = bytearray(_FIXED.size)
     if not read_into(fd, memoryview(fixed), 0):
         raise Damaged("truncated")
@@ -290,19 +290,19 @@ def _read_head(fd: int, key: Key, arranged: Arranged, n_sums: int) -> tuple[list
 
 
 def _is_ours(facts: os.stat_result) -> bool:
-    """A regular file that only this user, or root, can have written."""
+    """Whether it is a regular file that only this user, or root, can have written."""
     is_regular = stat.S_ISREG(facts.st_mode)
     return is_regular and facts.st_uid in (os.geteuid(), 0) and not facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _reserve(fd: int, n_bytes: int) -> None:
-    """Find out at once that the disk has no room. Raises: OSError."""
+    """Find out at once if the disk has no room. Raises: OSError."""
     if not hasattr(os, "posix_fallocate"):
         return
     try:
         os.posix_fallocate(fd, 0, n_bytes)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # file systems that cannot
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # file systems that cannot reserve
             raise
 
 
@@ -313,7 +313,7 @@ def _write_all(fd: int, view: memoryview, offset: int) -> None:
 
 
 def _sync_folder(path: Path) -> None:
-    """Make the new name last; where directories cannot be synced, it lasts when the system says so."""
+    """Make the new name durable. If directories cannot be synced, the system decides when it is."""
     with contextlib.suppress(OSError):
         fd = os.open(path, os.O_RDONLY)
         try:

@@ -1,7 +1,7 @@
 """A model's shape from its metadata, or why this engine does not compute it.
 
-Rules: what is not known is refused, never ignored. A metadata key that changes the result and that nobody here reads
-would otherwise give fluent nonsense.
+Rules: unknown keys are refused, never ignored. A metadata key that changes the result and that no code here reads would
+otherwise give fluent nonsense.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Rope(NamedTuple):
 
     n: int  # elements of a head that are rotated
     base: float
-    scale: float  # of positions: 1 / scaling factor
+    scale: float  # factor of positions: 1 / scaling factor
     is_scaled: bool = True  # False: these layers do not have the model's scaling
 
 
@@ -42,7 +42,7 @@ class Scaling(NamedTuple):
 
 
 class State(NamedTuple):
-    """What a recurrent layer keeps of a sequence; see uma_recurrence."""
+    """The state that a recurrent layer keeps of a sequence; see uma_recurrence."""
 
     n_taps: int  # last rows that the convolution reads beside the present one
     n_channels: int
@@ -61,7 +61,7 @@ class State(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Attention of one layer, or its state where it is recurrent."""
+    """Attention of one layer, or its state if it is recurrent."""
 
     n_head: int
     n_head_kv: int
@@ -69,13 +69,13 @@ class Layer:
     dim_v: int
     rope: Rope | None  # None: positions are not rotated
     kv: int  # the layer that writes the K and V it reads: its own number, or an earlier one
-    window: int = 0  # positions that a row sees, its own the last of them; 0: all
+    window: int = 0  # positions that a row sees, its own is the last of them; 0: all
     has_v: bool = True  # False: V is the beginning of K, and only K is stored
-    state: State | None = None  # of a recurrent layer, which has no K and V: its other fields say nothing
+    state: State | None = None  # set for a recurrent layer, which has no K and V: its other fields have no meaning
 
     @property
     def n_share(self) -> int:
-        """How many tasks share a KV head: its query heads are more than the attention kernel takes at once."""
+        """How many tasks share a KV head that has more query heads than the attention kernel takes at once."""
         group = self.n_head // self.n_head_kv
         return next(n for n in range(1, group + 1) if group % n == 0 and group // n <= MAX_GROUP)
 
@@ -86,7 +86,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Counts as the metadata states them. What only some families have is neutral in the others."""
+    """Counts from the metadata. Fields for some families only have neutral values in the others."""
 
     arch: str
     layers: tuple[Layer, ...]
@@ -98,22 +98,22 @@ class Shape:
     n_expert: int
     n_expert_used: int
     expert_scale: float
-    scale: float  # of attention scores
-    softcap: float = 0.0  # of attention scores; 0: none
-    final_softcap: float = 0.0  # of logits; 0: none
+    scale: float  # factor of attention scores
+    softcap: float = 0.0  # soft cap of attention scores; 0: none
+    final_softcap: float = 0.0  # soft cap of logits; 0: none
     embedding_scale: float = 1.0
-    residual_scale: float = 1.0  # of what a layer's halves add
+    residual_scale: float = 1.0  # factor of the sums that a layer's halves add
     logit_scale: float = 1.0
-    # Q grows with log(position / how many): the factor, and how many; 0: it does not
+    # Q grows with log(position / n): the factor, and n; 0: it does not grow
     temperature: tuple[float, int] = (
         0.0,
         0,
     )
-    n_embd_layer: int = 0  # length of a token's embedding of each layer; 0: there are none
-    has_own_factors: bool = False  # of rotary positions, in some layers: the family asks for them
+    n_embd_layer: int = 0  # length of a token's embedding for each layer; 0: there are none
+    has_own_factors: bool = False  # some layers have their own factors of rotary positions: the family asks for them
     has_sinks: bool = False  # every head has a score that takes part without a value
     has_layer_norm: bool = False  # norms subtract the mean and may have a bias; else they are RMS norms
-    own: Any = None  # what only this family has: its module says
+    own: Any = None  # facts of this family alone: its module defines them
 
     @property
     def n_layer(self) -> int:
@@ -125,11 +125,11 @@ class Shape:
 
     @property
     def window(self) -> int:
-        """Of all layers that have one; 0: none has."""
+        """The window of all layers that have one; 0: none has."""
         return max(layer.window for layer in self.layers)
 
 
-N_LAYER_MOST = 512  # llama.cpp's: lists of a damaged file's number would take all memory
+N_LAYER_MOST = 512  # llama.cpp's limit: lists for the number in a damaged file could take all memory
 
 
 class Meta:
@@ -138,7 +138,7 @@ class Meta:
     def __init__(self, header: Header) -> None:
         self.arch = header.arch
         self._values = header.of_arch()
-        # the last layers may draft tokens (multi-token prediction): no part of the model itself
+        # the last layers may draft tokens (multi-token prediction): they are no part of the model itself
         self.n_layer = self.number("block_count") - self.number("nextn_predict_layers", 0)
         if self.n_layer > N_LAYER_MOST:
             raise Unsupported(f"block_count of {self.n_layer}")
@@ -150,7 +150,7 @@ class Meta:
         return set(self._values)
 
     def number(self, key: str, default: int | None = None) -> int:
-        """Raises: Unsupported, where the file has none and there is no default."""
+        """Raises: Unsupported, if the file has no such key and there is no default."""
         return self._int(key, self._values.get(key, default))
 
     def _int(self, key: str, value: Any) -> int:
@@ -172,14 +172,14 @@ class Meta:
         return [self._int(key, each) for each in value[: self.n_layer]]
 
     def listed(self, key: str) -> list[Any]:
-        """Raises: Unsupported, where the file has no such list."""
+        """Raises: Unsupported, if the file has no such list."""
         value = self._values.get(key)
         if not isinstance(value, list):
             raise Unsupported(f"a file without a list {key}")
         return value
 
     def flags(self, key: str) -> list[bool] | None:
-        """One per layer; None where the file has no such list."""
+        """One flag per layer; None if the file has no such list."""
         return [bool(each) for each in self.numbers(key)] if isinstance(self._values.get(key), list) else None
 
     def real(self, key: str, default: float = 0.0) -> float:
@@ -195,7 +195,7 @@ class Meta:
 
 
 KNOWN = frozenset({
-    "pooling_type",  # of embeddings: nothing of the graph depends on it
+    "pooling_type",  # pooling of embeddings: the graph does not depend on it
     "context_length", "embedding_length", "block_count", "nextn_predict_layers", "feed_forward_length", "vocab_size",
     "attention.head_count",
     "attention.head_count_kv", "attention.key_length", "attention.value_length", "attention.layer_norm_rms_epsilon",
@@ -206,17 +206,17 @@ KNOWN = frozenset({
 })  # fmt: skip
 MAX_GROUP = 64  # query heads per KV head that the attention kernel takes at once
 MAX_DIM = 512
-MAX_LATENT = 1024  # of K where V is its beginning
-MAX_TAPS = 16  # of a convolution (native/graph/recurrent.c)
-DIM_STEP = 16  # of a recurrence's states
+MAX_LATENT = 1024  # longest row of K if V is its beginning
+MAX_TAPS = 16  # most taps of a convolution (native/graph/recurrent.c)
+DIM_STEP = 16  # dimensions of a recurrence's states are multiples of this
 PER_LAYER = {"feed_forward_length", "attention.head_count", "attention.head_count_kv"}  # may be lists in every family
 
 
 class Rules(NamedTuple):
-    """What a family's metadata has beside KNOWN."""
+    """Metadata keys of a family beside KNOWN."""
 
     keys: frozenset[str] = frozenset()  # further keys that it understands
-    lists: frozenset[str] = frozenset()  # those that may have a value for each layer
+    lists: frozenset[str] = frozenset()  # keys that may have a value for each layer
     adapt: Callable[[Shape, Meta], Shape] = lambda shape, meta: shape
     has_layer_norm: bool = False
 
@@ -315,7 +315,7 @@ def _check_state(state: State) -> None:
 
 
 def _scaling(meta: Meta) -> tuple[Scaling, float]:
-    """How positions are scaled, and by how much, as llama.cpp decides that (llama_context's constructor)."""
+    """How positions are scaled, and by how much, as in llama.cpp (llama_context's constructor)."""
     kind = meta.text("rope.scaling.type", "linear")
     factor = 1.0 if kind == "none" else trained_factor(meta)
     n_ctx_orig = meta.number("rope.scaling.original_context_length", 0) or meta.number("context_length")
@@ -334,16 +334,15 @@ def _scaling(meta: Meta) -> tuple[Scaling, float]:
 
 
 def trained_factor(meta: Meta) -> float:
-    """Positions are divided by it; in windowed layers of some families even where the kind of scaling is `none`."""
+    """The factor by which positions are divided, in windowed layers of some families even if the scaling is `none`."""
     return meta.real("rope.scaling.factor", meta.real("rope.scale_linear")) or 1.0
 
 
 def yarn_growth(factor: float, weight: float, own: float = 1.0) -> float:
-    """YaRN's growth of Q and K with the scaling factor. `weight`, and `own` where that is not 1, multiply its
-    logarithm.
+    """YaRN's growth of Q and K with the scaling factor. `weight`, and `own` if that is not 1, multiply its logarithm.
 
-    ggml's operation multiplies by 1 + 0.1 log(factor) where ext_factor is set; llama.cpp takes that out again. In f32,
-    as there: the last bit would be another one.
+    ggml's operation multiplies by 1 + 0.1 log(factor) if ext_factor is set; llama.cpp divides by it again. This is done
+    in f32, as in llama.cpp: otherwise the last bit would differ.
     """
     one, tenth = np.float32(1.0), np.float32(0.1)
     log = np.log(one / (one / np.float32(factor)))
@@ -362,7 +361,7 @@ YARN_UNUSED = frozenset(
 
 
 def with_yarn(shape: Shape, meta: Meta) -> Shape:
-    """For families in which llama.cpp reads YARN_KEYS; it does not look at them in the others."""
+    """Apply YARN_KEYS, for families in which llama.cpp reads them; it ignores them in the others."""
     scaling = shape.scaling
     if not scaling.ext_factor:
         return shape
@@ -378,7 +377,7 @@ def with_yarn(shape: Shape, meta: Meta) -> Shape:
 
 
 def with_windows(shape: Shape, window: int, windowed: list[bool], rope: Rope | None = None) -> Shape:
-    """Layers that see the last `window` positions only, perhaps with rotary positions of their own."""
+    """Make some layers see the last `window` positions only, perhaps with rotary positions of their own."""
     layers = zip(shape.layers, windowed, strict=True)
     return replace(
         shape,
@@ -390,7 +389,7 @@ def with_windows(shape: Shape, window: int, windowed: list[bool], rope: Rope | N
 
 
 def window_of(meta: Meta, usual: int | None = None) -> int:
-    """Positions that rows of windowed layers see. Raises: Unsupported, where they would not even see their own."""
+    """Positions that rows of windowed layers see. Raises: Unsupported, if they would not even see their own."""
     window = meta.number("attention.sliding_window", usual)
     if not window:
         raise Unsupported("attention.sliding_window of 0")
@@ -398,7 +397,7 @@ def window_of(meta: Meta, usual: int | None = None) -> int:
 
 
 def windowed_by(meta: Meta, pattern: int, key: str = "attention.sliding_window_pattern") -> list[bool]:
-    """Which layers have a window: as the file lists them, or all but the last of each `pattern`; 0: all."""
+    """Which layers have a window: those that the file lists, or all but the last of each `pattern`; 0: all."""
     listed = meta.flags(key)
     if listed is not None:
         return listed

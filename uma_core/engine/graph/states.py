@@ -1,7 +1,7 @@
 """States of recurrent layers: of fixed size, one for each sequence beside its pages, and some of earlier positions.
 
-Rules: a state is never written once it counts. A call reads the state before its rows and writes another one, which
-takes its place when the call has succeeded; so a call that fails, or a chunk that is given up, leaves what was there.
+Rules: a state that counts is never overwritten. A call reads the state before its rows and writes another one, which
+replaces it when the call has succeeded. So a failed call, or a chunk that is given up, leaves the old state in place.
 Sequences that begin alike hold the same state, without a copy. A sequence can go back only to positions whose states
 are kept.
 """
@@ -19,22 +19,22 @@ from uma_core.engine.graph.shape import Shape
 from uma_core.engine.lib import ffi
 from uma_core.errors import ErrorCode, UmaError
 
-ZERO = -1  # in place of a number: all zeros, as before the first position
-UNKNOWN = -2  # not there: the sequence cannot go on from its end
-# states of earlier positions, per sequence: where the instructions end, the last message, and the prompt
+ZERO = -1  # stands for a state of all zeros, as before the first position
+UNKNOWN = -2  # the state is missing: the sequence cannot go on from its end
+# states of earlier positions, per sequence: at the ends of the instructions, the last message, and the prompt
 N_KEPT_SEQ = 3
 ALIGNMENT = 64
 
 
 class Next(NamedTuple):
-    """What a call makes of a sequence's state: states by number, which its maker holds until `States.adopt` or
+    """The states that a call makes for a sequence, by number. The caller holds them until `States.adopt` or
     `States.drop`.
     """
 
     seq: int
     end: int
-    kept: list[tuple[int, int]]  # (position, state) that are worth keeping
-    passed: list[tuple[int, int]]  # on the way there; the sequence may end at one of them, if the rows are drafts
+    kept: list[tuple[int, int]]  # (position, state) pairs that are worth keeping
+    passed: list[tuple[int, int]]  # pairs on the way there; if the rows are drafts, the sequence may end at one of them
 
 
 class Stretch(NamedTuple):
@@ -53,15 +53,15 @@ class States:
         """`n_verify`: most rows of a call that holds drafts. Raises: INSUFFICIENT_MEMORY."""
         self.n_floats = sum(layer.state.n_floats for layer in shape.layers if layer.state)
         self.n_bytes_each = -(-4 * self.n_floats // ALIGNMENT) * ALIGNMENT
-        # each sequence's own and the next, or those of a call with drafts; prefill slots hold the one that is not
-        # handed over
+        # each sequence's own state and the next, or the states of a call with drafts; prefill slots hold states that
+        # are not handed over yet
         n_needed = n_seq + max(n_seq, n_verify) + 2 * n_prefill_slots
         self.n = n_needed + N_KEPT_SEQ * n_seq
         self.of = [ZERO] * n_seq
         self.wanted: list[tuple[int, ...]] = [()] * n_seq  # positions whose states are worth keeping, ascending
         # by sequence and position; least recently used first
         self._kept: OrderedDict[tuple[int, int], int] = OrderedDict()
-        self._passed: dict[tuple[int, int], int] = {}  # the same, on the way through the last call's drafts
+        self._passed: dict[tuple[int, int], int] = {}  # states on the way through the last call's drafts
         self._n_refs = [0] * self.n
         self._free = list(range(self.n - 1, -1, -1))
         try:
@@ -75,7 +75,7 @@ class States:
         return self.n * self.n_bytes_each
 
     def address(self, state: int) -> object:
-        """float *; NULL for zeros."""
+        """The state as float *; NULL for zeros."""
         return ffi.NULL if state < 0 else ffi.cast("float *", self._base + state * self.n_bytes_each)
 
     def data(self, state: int) -> np.ndarray:
@@ -85,9 +85,7 @@ class States:
     # references
 
     def take(self) -> int:
-        """A state to be written; where none is free, that of the earlier position that was not used for longest
-        goes.
-        """
+        """Take a state to write. If none is free, the least recently used state of an earlier position is dropped."""
         if not self._free:
             self._forget_passed()
         while not self._free:
@@ -113,10 +111,10 @@ class States:
     def plan(
         self, runs: Sequence[tuple[int, int, int]], source: int | None = None, drafts: Sequence[bool] = ()
     ) -> tuple[list[Stretch], list[Next]]:
-        """Of rows of (sequence, first position, how many) each, one run after another.
+        """Plan the states of runs of rows, each (sequence, first position, how many), one run after another.
 
-        `source`: instead of the sequence's own state. `drafts`: which runs are a row and drafts after it; their
-        sequences can be cut back to each position on the way, until the next call.
+        `source`: a state to use instead of the sequence's own. `drafts`: which runs are a row and drafts after it.
+        Until the next call, their sequences can be cut back to each position on the way.
         """
         self._forget_passed()
         stretches, nexts, row = [], [], 0
@@ -144,7 +142,7 @@ class States:
         self._passed.clear()
 
     def keep(self, made: Next) -> None:
-        """The rows are computed: states on the way may be gone back to."""
+        """Note that the rows are computed: the sequence may go back to states on the way."""
         for pos, state in made.kept:
             self.give(self._kept.pop((made.seq, pos), ZERO))
             self._kept[made.seq, pos] = state
@@ -153,12 +151,12 @@ class States:
         made.passed.clear()
 
     def adopt(self, made: Next) -> None:
-        """The rows are computed, and count."""
+        """Note that the rows are computed and count."""
         self.keep(made)
         self.put(made.seq, made.end)
 
     def drop(self, made: Next) -> None:
-        """The rows were not computed."""
+        """Note that the rows were not computed."""
         for _, state in (*made.kept, *made.passed):
             self.give(state)
         made.kept.clear()
@@ -166,19 +164,19 @@ class States:
         self.give(made.end)
 
     def want(self, seq: int, positions: Sequence[int]) -> None:
-        """Keep the states of these positions once they are computed: of the first of them, and of the last."""
+        """Keep the states of these positions once they are computed: the first one, and the last ones."""
         found = sorted(set(positions))
         self.wanted[seq] = tuple(found[:1] + found[1:][1 - N_KEPT_SEQ :])
 
     def put(self, seq: int, state: int) -> None:
-        """The sequence's end has this state, which the caller held."""
+        """Make this state, which the caller held, that of the sequence's end."""
         self.give(self.of[seq])
         self.of[seq] = state
 
     # positions
 
     def resumable(self, seq: int, n: int, n_kv: int) -> int:
-        """The last position, up to n, that has a state, of a sequence of n_kv positions; 0: none."""
+        """The last position up to n that has a state, in a sequence of n_kv positions; 0: none."""
         if n >= n_kv and self.of[seq] != UNKNOWN:
             return n_kv
         known = (*self._kept, *self._passed)
@@ -204,7 +202,7 @@ class States:
             self.put(seq, ZERO)
 
     def share_kept(self, src: int, dst: int, n: int) -> None:
-        """`dst` holds the first n positions of `src` too, so it may go back to where that one may."""
+        """Let `dst`, which holds the first n positions of `src` too, go back to the same positions as `src`."""
         for other, pos in list(self._kept):
             if other == src and pos <= n and (dst, pos) not in self._kept:
                 self._kept[dst, pos] = self.hold(self._kept[src, pos])

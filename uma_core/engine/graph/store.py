@@ -1,7 +1,4 @@
-"""What memory of KV pages does, wherever it is: arena.py on the CPU, cells.py on a device.
-
-How a position's K and V lie in it.
-"""
+"""The contract of KV page memory (arena.py on the CPU, cells.py on a device), and the layout of K and V in it."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from uma_core.engine.graph.shape import Shape, Unsupported
 from uma_core.engine.lib import lib
 from uma_core.engine.llama.params import KV_TYPES
 
-PAGE = 64  # positions
+PAGE = 64  # positions of a page
 
 
 class Part(NamedTuple):
@@ -30,8 +27,8 @@ class Part(NamedTuple):
 
 
 class Layout:
-    """K and V of the layers that write some, one after another; a snapshot of n positions has them so: (n, heads,
-    bytes of a row) each.
+    """K and V of the layers that write them, one after another. A snapshot of n positions has each as (n, heads, bytes
+    of a row).
     """
 
     def __init__(self, shape: Shape, kv_type: str) -> None:
@@ -55,11 +52,11 @@ class Layout:
         return Part(n_head, dim, int(lib.ggml_row_size(self.kind, dim)))
 
     def index(self, layer: int, part: int) -> int:
-        """Where K (part 0) or V (part 1) that `layer` writes is among `parts`: V may be the beginning of K."""
+        """Index in `parts` of K (part 0) or V (part 1) that `layer` writes: V may be the beginning of K."""
         return self._index[layer, part]
 
     def views(self, blob: np.ndarray, n: int) -> list[np.ndarray]:
-        """Of a snapshot of n positions, for each run: (parts, positions, KV heads, bytes of a row)."""
+        """Views of a snapshot of n positions, one for each run: (parts, positions, KV heads, bytes of a row)."""
         out, at = [], 0
         for n_parts, part in self.runs:
             size = n_parts * n * part.position_bytes
@@ -78,15 +75,15 @@ class Store(Protocol):
     n_bytes: int
 
     def taken(self, page: int) -> None:
-        """It is about to be written."""
+        """Note that the page is about to be written."""
 
     def copy(self, src: int, dst: int, begin: int, end: int) -> None: ...
     def read(self, page: int, begin: int, end: int, cells: list[np.ndarray]) -> None: ...
     def write(self, page: int, begin: int, end: int, cells: list[np.ndarray]) -> None: ...
     def touch(self, page: int) -> None:
-        """Make the system give real memory to it, so that reading it costs what it costs with content."""
+        """Make the system give the page real memory, so that reading it takes as long as with content."""
 
     def release(self, page: int) -> int:
-        """Give a free page's memory back to the system, where it has some; returns bytes."""
+        """Give a free page's memory back to the system, if it has any. Returns bytes."""
 
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""Which decode calls a loaded model is prepared for: their graphs are built at load, and are part of its estimate."""
+"""The decode calls for which a loaded model is prepared: their graphs are built at load, and count in its estimate."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from uma_core.engine.graph.forward import N_SMALL
 
-# Of a call with drafts, in rows. Sixteen instead of eight: four streams' edits are 1.74 instead of 1.53 times as fast
+# Most rows of a call with drafts. With 16 rather than 8, four streams' edits are 1.74 rather than 1.53 times as fast
 # (docs/SPECULATION.md). Graphs of more rows are not kept. Recurrent layers keep a state of each row, of 10 to 20 MB.
 VERIFY_ROWS = N_SMALL
 VERIFY_ROWS_OF_STATES = 8
@@ -14,8 +14,8 @@ RIDE_ROWS = (2, 3, 4, 5, 6, 8, 16)  # up to N_SMALL: each has a graph for every 
 
 
 def ride_rows(is_cpu: bool, n_batch: int) -> tuple[int, ...]:
-    """Sizes of calls in which a prompt may ride. Our kernels read the weights once for so few rows. On a GPU chunks in
-    gaps read as much, and masks would make such graphs many.
+    """Sizes of calls that may hold a prompt's rows. Our kernels read the weights once for so few rows. On a GPU chunks
+    in gaps read as much, and masks would require many such graphs.
     """
     return tuple(n for n in RIDE_ROWS if n <= n_batch) if is_cpu else ()
 
@@ -26,8 +26,8 @@ def verify_rows(n_batch: int, has_states: bool) -> int:
 
 
 def tick_shapes(n_seq: int, rides: tuple[int, ...], n_verify: int) -> Iterator[tuple[int, int]]:
-    """Rows of a call, and those of them that want logits: ticks of up to `n_seq` streams, alone, with drafts and
-    with a prompt beside them.
+    """Yield the rows of a call and how many of them want logits: for ticks of up to `n_seq` streams alone, with drafts,
+    and with a prompt beside them.
     """
     n_most = min(n_seq, N_SMALL)
     for n in range(n_most + 1, n_verify + 1):

@@ -1,4 +1,4 @@
-"""KV on its way between sequences and host bytes. What can be shared is not moved; what is moved goes page by page."""
+"""Moves of KV between sequences and host bytes. Pages that can be shared are not moved; others move one by one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FLAG_BYTES = 8
 class Steps:
     """A Transfer over positions start..n: `move(p0, p1)` for each stretch within one page, then `finish` once.
 
-    `give_up` instead, where it is closed before its end.
+    If it is closed before its end, `give_up` is called instead.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Steps:
         return True
 
     def then(self, more: Callable[[], None]) -> None:
-        """Do this too at the end."""
+        """Call `more` too at the end."""
         finish = self._finish
 
         def both() -> None:
@@ -61,17 +61,17 @@ class Steps:
         self._finish = both
 
     def close(self) -> None:
-        """A transfer given up leaves what was there: nothing counts before `finish`."""
+        """Give up an unfinished transfer. The old content stays: nothing counts before `finish`."""
         if self._is_open:
             self._is_open = False
             self._give_up()
 
 
 class HostExport(Steps):
-    """Owns the bytes. They are not zeroed: the first touch of 100 MB would be a pause of its own."""
+    """Owns the bytes. They are not zeroed: to touch 100 MB for the first time would be a long pause."""
 
     def __init__(self, pages: Pages, seq: int, start: int, n: int, n_behind: int = 0) -> None:
-        """`n_behind`: bytes after them for what somebody else adds."""
+        """`n_behind`: further bytes at the end, which other code fills."""
         layout = pages.store.layout
         n_bytes = (n - start) * layout.position_bytes
         self.blob: bytearray | memoryview = new_blob(n_bytes + n_behind)
@@ -90,9 +90,9 @@ class HostExport(Steps):
 def import_moves(
     pages: Pages, seq: int, blob: bytes | bytearray | memoryview, origin: int
 ) -> Callable[[int, int], None]:
-    """How positions p0..p1, within one page, get from a blob that begins at `origin` to the sequence."""
+    """Make the function that moves positions p0..p1, within one page, from a blob that begins at `origin`."""
     data, layout = np.frombuffer(blob, np.uint8), pages.store.layout
-    views = layout.views(data, data.size // layout.position_bytes)  # what may be after them is left alone
+    views = layout.views(data, data.size // layout.position_bytes)  # bytes after them are left alone
 
     def move(p0: int, p1: int) -> None:
         begin = p0 % PAGE
@@ -108,8 +108,8 @@ class WithState:
     def __init__(
         self, n_state: int, move: Callable[[int, int], None], positions: Steps, end: Callable[[], None]
     ) -> None:
-        """`move(b0, b1)` copies the state's bytes b0..b1 of `n_state`; `end` is called once, at the end or where it
-        is given up.
+        """`move(b0, b1)` copies the state's bytes b0..b1 of `n_state`. `end` is called once, at the end or when the
+        transfer is given up.
         """
         self.n_bytes = positions.n_bytes + n_state
         self._at, self._n_state = 0, n_state
@@ -137,7 +137,7 @@ class WithState:
 
 
 class StateExport(WithState):
-    """A sequence's positions start..n, the state after them where it is kept, and a flag that says so.
+    """A sequence's positions start..n, the state after them if it is kept, and a flag for that.
 
     Owns the bytes.
     """
@@ -161,7 +161,7 @@ class StateExport(WithState):
 
 
 class StateImport(WithState):
-    """Positions of a blob, and the state after them where `state` has it; without it the sequence cannot go on from
+    """Positions of a blob, and the state after them if `state` has it; without it the sequence cannot go on from
     there.
     """
 
@@ -187,12 +187,12 @@ class StateImport(WithState):
 
 
 class SharedState(WithState):
-    """A copy of `n` positions; the state after them is held, as their sequence may go on meanwhile, and then both
-    have it.
+    """A copy of `n` positions. The transfer holds the state after them, because the source may go on meanwhile; at the
+    end both sequences have the state.
     """
 
     def __init__(self, states: States, what: tuple[int, int, int], n_kv: int, positions: Steps) -> None:
-        """`what`: from which sequence to which, and how many positions."""
+        """`what`: source sequence, destination sequence, number of positions."""
         src, dst, n = what
         state = states.hold(states.at(src, n, n_kv))
 
@@ -205,12 +205,12 @@ class SharedState(WithState):
 
 
 def blob_bytes(states: States, has_state: bool) -> int:
-    """What is after the positions of an exported blob."""
+    """Number of bytes after the positions of an exported blob."""
     return FLAG_BYTES + (4 * states.n_floats if has_state else 0)
 
 
 def split_blob(states: States, blob: bytes | bytearray | memoryview) -> tuple[int, np.ndarray | None]:
-    """How many bytes of positions it has, and the state after them. Raises: STATE_RESTORE_FAILED."""
+    """Return how many bytes of positions the blob has, and the state after them. Raises: STATE_RESTORE_FAILED."""
     data = np.frombuffer(blob, np.uint8)
     has_state = len(data) >= FLAG_BYTES and bool(data[-1])
     n = len(data) - blob_bytes(states, has_state)

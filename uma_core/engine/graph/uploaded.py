@@ -15,12 +15,12 @@ from uma_core.errors import ErrorCode, UmaError
 
 
 class Uploaded(Weights):
-    """Owns the device's buffers. Matrices with the same input are joined, as far as their types allow."""
+    """Owns the device's buffers. Matrices with the same input are joined if their types allow it."""
 
     source = "copied"
 
     def __init__(self, header: Header, device: Device, progress: Progress | None, is_dry: bool) -> None:
-        """`is_dry`: nothing is read, for graphs that are only laid out.
+        """`is_dry`: read nothing, for graphs that are only laid out.
 
         Raises: MODEL_LOAD_FAILED, INSUFFICIENT_MEMORY.
         """

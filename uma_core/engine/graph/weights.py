@@ -1,6 +1,6 @@
 """The tensors of a GGUF by name, each checked for its shape when it is asked for.
 
-Where their data is, the subclasses say.
+Subclasses decide where their data is.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from uma_core.engine.lib import ffi, lib
 
 
 class Weights:
-    """`used` are the names that were asked for. `close` only after every graph that reads them is gone."""
+    """`used` are the names that were asked for. Call `close` only after every graph that reads them is gone."""
 
-    n_bytes: int  # in memory
-    source: str  # how they got there: for `status`
+    n_bytes: int  # their bytes in memory
+    source: str  # how they got there, for `status`
 
     def __init__(self, header: Header) -> None:
         self.used: set[str] = set()
-        self.factors: dict[str, Any] = {}  # what products read
+        self.factors: dict[str, Any] = {}  # copies that products read
         self._header = header
 
     def get(self, name: str) -> Any:
-        """The tensor of that name. Raises: Unsupported where the file has none."""
+        """The tensor of that name. Raises: Unsupported if the file has none."""
         tensor = self.find(name)
         if not tensor:
             raise Unsupported(f"a file without {name}")
@@ -50,15 +50,15 @@ class Weights:
         return matrix
 
     def _laid_out(self, name: str, matrix: Any) -> Any:
-        """The copy that products read instead, where there is one."""
+        """The copy that products read instead, if there is one."""
         return matrix
 
     def repacked(self) -> memoryview | None:
-        """The memory of the copies that products read, where there are some."""
+        """The memory of the copies that products read, if there are any."""
         return None
 
     def part(self, name: str) -> Part | None:
-        """Of which whole the matrix of that name, without its suffix, is a part."""
+        """The joined matrix of which the matrix of that name (without its suffix) is a part."""
         return None
 
     def _checked(self, name: str, ne: tuple[int, int, int], kind: int | None) -> Any:
@@ -68,7 +68,7 @@ class Weights:
         return tensor
 
     def unused(self) -> list[str]:
-        """Tensors that nobody asked for: the model has something that its graph lacks."""
+        """Tensors that no code asked for: the model has something that its graph lacks."""
         return sorted(self._header.tensors.keys() - self.used)
 
     def close(self) -> None:

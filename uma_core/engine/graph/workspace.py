@@ -1,4 +1,4 @@
-"""Memory for the data of one graph's nodes, and the host's side of its inputs and logits."""
+"""Memory for the data of a graph's nodes, and for the host's side of its inputs and logits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ALIGNMENT = 64
 
 
 def new_allocator(device: Device) -> Any:
-    """A ggml_gallocr; the caller's to free. Raises: INSUFFICIENT_MEMORY."""
+    """Make a ggml_gallocr, which the caller frees. Raises: INSUFFICIENT_MEMORY."""
     allocator = lib.ggml_gallocr_new(device.buffer_type)
     if not allocator:
         raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory to lay out a graph")
@@ -20,10 +20,10 @@ def new_allocator(device: Device) -> Any:
 
 
 class Workspace:
-    """Grows to what the largest graph needed.
+    """Grows to the size of the largest graph.
 
-    Graphs that keep nothing in it between computations may have it in common: one at a time is computed. Those placed
-    before lose their memory when `n_moves` counts up.
+    Graphs that keep nothing in it between computations may share it, because one at a time is computed. When `n_moves`
+    counts up, graphs that were placed before have lost their memory.
     """
 
     def __init__(self, device: Device) -> None:
@@ -36,7 +36,7 @@ class Workspace:
 
     @property
     def is_staged(self) -> bool:
-        """Inputs and logits are copied between host and device."""
+        """Whether inputs and logits are copied between host and device."""
         return self._device.is_stock
 
     def place(self, graph: Any) -> None:
@@ -45,13 +45,13 @@ class Workspace:
             self._allocator = new_allocator(self._device)
         n_before = self._n_data
         if not lib.ggml_gallocr_alloc_graph(self._allocator, graph):
-            # it has noted the new layout, and has no memory for it: asked again, it would place nodes nowhere
+            # the allocator has noted the new layout but has no memory for it: next time it would place nodes nowhere
             self._free_allocator()
             raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory for a graph's data")
         self.n_moves += self._n_data > n_before
 
     def addresses(self, tensors: list[Any]) -> list[Any]:
-        """Where the host writes or reads what placed tensors hold; NULL for None. Raises: INSUFFICIENT_MEMORY."""
+        """Addresses at which the host writes or reads placed tensors; NULL for None. Raises: INSUFFICIENT_MEMORY."""
         if not self.is_staged:
             return [ffi.NULL if tensor is None else lib.ggml_get_data(tensor) for tensor in tensors]
         at = self._host_bytes(staged_bytes(tensors))
@@ -95,5 +95,5 @@ class Workspace:
 
 
 def staged_bytes(tensors: list[Any]) -> int:
-    """What the host's side of these takes."""
+    """Bytes of the host's side of these tensors."""
     return sum(-(-lib.ggml_nbytes(tensor) // ALIGNMENT) * ALIGNMENT for tensor in tensors if tensor is not None)
