@@ -1,5 +1,5 @@
-// A graph laid out for its longest batch, made one of a shorter batch: what depends on the rows is linear in them, and
-// each tensor only takes less of its place.
+// Fits a graph that was laid out for its longest batch to a shorter one: sizes that depend on the rows are linear in
+// them, and each tensor only takes less of its place.
 #include "graph/uma_graph.h"
 
 #include "ggml.h"
@@ -12,7 +12,7 @@ typedef struct measures {
 
 typedef struct part {
     struct ggml_tensor * tensor;
-    measures most, step; // of the longest batch; what one row more adds
+    measures most, step; // those of the longest batch; the difference that one more row makes
 } part;
 
 struct uma_fitting {

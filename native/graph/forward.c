@@ -8,7 +8,7 @@
 
 enum { PAGE = 64 };
 
-// ggml would end the process on a token that has no embedding.
+// For a token without an embedding ggml would end the process.
 static bool are_tokens_known(const uma_forward * f, const uma_rows * rows) {
     for (int32_t i = 0; i < rows->n; i++) {
         if (rows->token[i] < 0 || rows->token[i] >= f->n_vocab) {
@@ -40,7 +40,7 @@ static void fill_cells(const uma_cells * c, int64_t page, int64_t row, int32_t a
 bool uma_forward_fill(uma_forward * f, const uma_rows * rows) {
     int32_t n_out = 0;
     if (f->n_inputs) {
-        ggml_backend_synchronize(f->backend); // a chunk that was given up may still be on its way
+        ggml_backend_synchronize(f->backend); // a chunk that was given up may still be computing
     }
     for (int32_t i = 0; i < rows->n; i++) {
         const int32_t * pages = f->pages + (int64_t) rows->seq_id[i] * f->n_pages_seq;
@@ -154,7 +154,7 @@ static bool are_greedy(const uma_rows * rows) {
 static llama_token draw(void * forward, int32_t row, uma_sampler * sampler) {
     uma_forward * f = forward;
     float * logits = f->logits + (int64_t) row * f->n_vocab;
-    if (!f->has_logits && !(sampler && sampler->forced >= 0)) { // a token that is known needs nothing of the row
+    if (!f->has_logits && !(sampler && sampler->forced >= 0)) { // a token that is known needs no logits
         const int32_t id = f->best_id[row];
         if (id < 0 || id >= f->n_vocab || !isfinite(logits[id])) {
             return -1;
@@ -162,7 +162,7 @@ static llama_token draw(void * forward, int32_t row, uma_sampler * sampler) {
         if (uma_allows(sampler, id)) {
             return id;
         }
-        uma_forward_fetch(f); // the next best one is not known over there
+        uma_forward_fetch(f); // the device does not know the next best token
     }
     return uma_sample(logits, f->n_vocab, sampler);
 }

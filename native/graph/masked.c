@@ -6,9 +6,9 @@
 
 #include <string.h>
 
-// ggml's CUDA kernels want the cells in steps of 256. A step of few rows whose span has grown could not be begun ahead,
-// and its token comes half a step late (and where steps are recorded, they are recorded anew): larger steps make that
-// rare, and read some cells that no row sees.
+// ggml's CUDA kernels need the number of cells to be a multiple of 256. A decode step of few rows whose span has grown
+// could not be begun ahead, so its token comes half a step late (and recorded graphs are recorded again). Larger
+// multiples make that rare, but read some cells that no row sees.
 enum { PAGE = 64, STEP = 256, FEW_ROWS = 16, STEP_OF_FEW = 1024 };
 
 static const uint16_t UNSEEN = 0xFC00; // -inf as f16; 0 is seen
@@ -59,7 +59,7 @@ void uma_mask_fit(uma_forward * f, int64_t first, int64_t n_cells) {
             t->nb[2] = t->nb[3] = t->nb[1] * (size_t) t->ne[1];
         }
     }
-    f->graph->uid = 0; // whoever recorded it must look at it again
+    f->graph->uid = 0; // a backend that recorded the graph must look at it again
 }
 
 // Positions begin..end of a sequence, seen or unseen.

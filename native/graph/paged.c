@@ -110,7 +110,7 @@ static void write_alone(const struct ggml_tensor * dst, const uma_paged * p, con
     }
 }
 
-// All parts of a row are there: they are added up in the order of their cells.
+// All parts of a row are computed: they are added up in the order of their cells.
 static void merge_row(const struct ggml_tensor * dst, const uma_paged * p, int32_t row, int32_t head) {
     const int64_t * slots = p->part_slot + p->first_part[row];
     const int32_t n_parts = p->first_part[row + 1] - p->first_part[row];

@@ -2,8 +2,8 @@
 // go.
 //
 // Cells are cut into parts at the same borders for every row (uma_part_end), and a row's parts are added up in their
-// order. So a row's result has the same bits whatever else is in the batch, however the prompt was cut, and whoever
-// shares its beginning.
+// order. So a row's result has the same bits whatever else is in the batch, however the prompt was cut, and whichever
+// sequences share its beginning.
 #include "paged.h"
 
 #include <stdlib.h>
@@ -135,7 +135,8 @@ static int64_t last_border(int64_t n_pages) {
     return border;
 }
 
-// Single rows from `row` on that see the same first cells, while reading those once saves more than it leaves apart.
+// Single rows from `row` on that see the same first cells, as long as a further row saves more reads than the
+// shorter common beginning loses.
 static int32_t sharers_of(const uma_paged * p, const table * t, int32_t row, int64_t * n_shared) {
     int32_t n = 1;
     *n_shared = last_border(whole_pages(p->cells[row]));
@@ -173,7 +174,7 @@ static bool plan_run(uma_paged * p, const table * t, int32_t row, int32_t n, int
     return is_ok;
 }
 
-// Cells per task so that every thread gets a few. It decides who computes a part, never what a part is.
+// Cells per task, so that every thread gets a few tasks. It decides which thread computes a part, never its borders.
 static int64_t task_cells(const uma_paged * p, const table * t) {
     int64_t n_cells = 0;
     for (int32_t row = 0; row < p->n_rows;) {

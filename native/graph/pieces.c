@@ -45,9 +45,9 @@ static double median(const double * x, int64_t n) {
     return n < 3 || x[2] < low ? low : x[2] > high ? high : x[2];
 }
 
-// Spread a piece's error over the kinds it was predicted from, by their shares. It is the median of the last errors:
-// one piece that was preempted may take ten times its time. Slowly, because what a unit of work costs depends on the
-// size of the chunk too.
+// Spread a piece's error over the kinds it was predicted from, by their shares. The median of the last errors counts,
+// because one piece that was preempted may take ten times its time. The correction is slow, because the cost of a unit
+// of work depends on the size of the chunk too.
 static void learn(uma_pieces * p, int64_t elapsed_ns) {
     const double predicted = sum(p->piece);
     if (predicted <= 0) {

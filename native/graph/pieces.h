@@ -1,6 +1,6 @@
-// Where to cut a graph that is computed in pieces, learnt from what earlier pieces took.
+// Where to cut a graph that is computed in pieces, learned from the times of earlier pieces.
 //
-// What a piece costs is learnt by kind of operation (nanoseconds per unit of work), so nothing is assumed about an
+// The cost of a piece is learned by kind of operation (nanoseconds per unit of work), so nothing is assumed about an
 // architecture.
 #pragma once
 

@@ -11,9 +11,9 @@
 #include <string.h>
 
 enum {
-    CHANNELS = 64, // of a convolution that a thread takes at once
+    CHANNELS = 64, // channels of a convolution that a thread takes at once
     TAPS     = 16, // most rows before a row that a convolution reads
-    COLUMNS  = 16, // of a head's state that a thread takes at once: 8 KiB of 128 floats each stay in its first cache
+    COLUMNS  = 16, // columns of a head's state that a thread takes at once: 8 KiB of 128 floats each stay in L1 cache
     LANES    = 16,
     DIM      = 512, // longest column
 };
@@ -103,7 +103,7 @@ typedef struct step { // one row of one head
     float decay, beta;
 } step;
 
-// One column of a head's state: S <- decay S + k u. What the row adds is u = v, or with the delta rule what of v the
+// One column of a head's state: S <- decay S + k u. The row adds u = v, or with the delta rule the part of v that the
 // state did not give for k. Returns the state's answer to q.
 static inline float advance(float * column, const uma_recurrence * r, const step * t, float v) {
     const int32_t n = r->dim_k / LANES;

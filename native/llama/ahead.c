@@ -1,5 +1,5 @@
-// The decode call after this one, begun before anybody asks for it: a device need not wait while Python plans the next
-// tick and the tokens are written to their clients.
+// The decode call after this one, begun before Python asks for it: so the device does not wait while Python plans the
+// next tick and the tokens are written to their clients.
 #include "llama/uma_llama.h"
 
 #include <stdlib.h>

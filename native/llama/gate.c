@@ -1,5 +1,5 @@
-// The eval callback of a decode context. It never asks for data in normal work; when told to, it finds the
-// KV cache's tensors in the graph (their writers are GGML_OP_SET_ROWS), or stops the graph at its first node
+// The eval callback of a decode context. In normal work it never asks for data. In other modes it finds the
+// KV cache's tensors in the graph (their writers are GGML_OP_SET_ROWS), or stops the graph at its first node,
 // so that llama_decode does its bookkeeping (cells, positions) without computing anything.
 #include "llama/uma_llama.h"
 
@@ -59,7 +59,7 @@ bool uma_gate_cb(struct ggml_tensor * t, bool ask, void * user) {
     if (ask && gate->mode == DISCOVER && t->op == GGML_OP_SET_ROWS) {
         note_cache_write(gate, t);
     }
-    return uma_gate_takes_hidden(gate, t, ask) ? ask : !ask; // after the hidden states nothing of the graph is needed
+    return uma_gate_takes_hidden(gate, t, ask) ? ask : !ask; // nothing after the hidden states is needed
 }
 
 int32_t uma_kv_mark(struct llama_context * ctx, uma_gate * gate, llama_seq_id seq_id, llama_pos pos0, int32_t n) {

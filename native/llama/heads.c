@@ -1,5 +1,5 @@
 // Prediction heads of a model, in a context of their own: MTP layers (LLAMA_CONTEXT_TYPE_MTP) or an EAGLE 3 model.
-// A row is a token and a state of the position before it; what comes out says which token follows the row's.
+// A row is a token and a state of the position before it; the output predicts the token after the row's.
 //
 // llama.h has no call for the states that heads give, which their next row needs, so the eval callback takes them from
 // the graph by their names.
@@ -35,7 +35,7 @@ bool uma_heads_cb(struct ggml_tensor * t, bool ask, void * user) {
     return true;
 }
 
-// The parts of a llama_batch that are alike for both calls.
+// The parts of a llama_batch that both calls share.
 typedef struct batch_parts {
     llama_pos *     pos;
     int32_t *       n_seq_id;
@@ -76,7 +76,7 @@ static struct llama_batch batch_of(
     };
 }
 
-enum { NO_MEMORY = -2 }; // as llama_decode says it of a failure that is not the batch's
+enum { NO_MEMORY = -2 }; // llama_decode's code for a failure that the batch did not cause
 
 int32_t uma_heads_decode(struct llama_context * ctx, uma_heads * h, const llama_token * token, const float * states,
     int32_t n, llama_pos pos0, llama_seq_id seq_id) {
@@ -98,7 +98,7 @@ int32_t uma_heads_decode(struct llama_context * ctx, uma_heads * h, const llama_
 int32_t uma_heads_fuse(struct llama_context * ctx, uma_heads * h, const float * states, int32_t n, float * fused) {
     batch_parts  parts;
     llama_seq_id seq_id = 0;
-    // positions that follow those in the heads' memory: llama.cpp checks that, though nothing here reads or fills it
+    // positions after those in the heads' memory: llama.cpp checks them, though nothing here reads or fills it
     const llama_pos pos0 = llama_memory_seq_pos_max(llama_get_memory(ctx), seq_id) + 1;
     if (!make_parts(&parts, n, pos0, &seq_id)) {
         return NO_MEMORY;

@@ -1,5 +1,5 @@
-// K and V rows, moved without llama.cpp's state blobs: a blob is made and read in one piece, these copies are
-// sliced, skip the host on a device, and reach part of a sequence. Valid for attention caches in stream mode
+// Moves of K and V rows without llama.cpp's state blobs. A blob is made and read in one piece; these copies are
+// sliced, skip the host on a device, and can copy part of a sequence. Valid for attention caches in stream mode
 // with V stored by rows (flash attention); LlamaEngine proves that on the real model before it uses them.
 #include "llama/uma_llama.h"
 
@@ -11,8 +11,8 @@
 
 enum {
     SLICE_BYTES  = 512 * 1024,
-    DEVICE_SLICE = 16 * 1024 * 1024, // a device copies it faster than it is told to
-    QUEUED_MOST  = 256 * 1024 * 1024, // bytes under way before somebody looks at the clock with them done
+    DEVICE_SLICE = 16 * 1024 * 1024, // a device copies this in less time than the call that orders it
+    QUEUED_MOST  = 256 * 1024 * 1024, // most bytes under way before the copies are awaited and the clock is read
 };
 
 static const struct ggml_tensor * tensor_of(const uma_gate * gate, int32_t i) {
@@ -72,7 +72,7 @@ static void move_bytes(place from, place to, int64_t size, struct ggml_backend *
     }
 }
 
-// Where position p of the i-th tensor (k0, v0, k1, v1, ...) lies.
+// The place of position p in the i-th tensor (k0, v0, k1, v1, ...).
 static place place_of(const uma_span * span, const uma_gate * shape, int32_t i, int32_t p) {
     place at = { NULL, NULL, 0 };
     if (span->gate) {

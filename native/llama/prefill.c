@@ -1,9 +1,9 @@
 // One prompt chunk whose llama_decode pauses between pieces of its graph.
 //
 // The prefill context's eval callback cuts the graph where the predicted work since the last cut reaches the
-// wanted quantum. ggml computes a piece, calls back, and there the fiber may leave: llama_decode stays on its
-// own stack, half done, until it is entered again. Other contexts compute meanwhile. What a piece costs is
-// learnt by kind of operation (nanoseconds per unit of work), so nothing is assumed about an architecture.
+// wanted quantum. ggml computes a piece and calls back. There the fiber may leave: llama_decode stays on its
+// own stack, half done, until it is entered again. Other contexts compute meanwhile. The cost of a piece is
+// learned by kind of operation (nanoseconds per unit of work), so nothing is assumed about an architecture.
 #include "fiber.h"
 #include "graph/pieces.h"
 #include "llama/uma_llama.h"
@@ -170,7 +170,7 @@ void uma_prefill_run(uma_prefill * p, int64_t until_ns, int64_t quantum_ns, int3
     uma_fiber_enter(p->fiber);
     if (p->is_done) {
         end_piece(p);
-        if (!p->is_cancelled) { // a cancelled chunk's total says nothing
+        if (!p->is_cancelled) { // a cancelled chunk's total has no meaning
             uma_pieces_finish(&p->pieces, p->n);
         }
     }

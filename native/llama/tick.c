@@ -4,10 +4,10 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-// To wake a thread costs the waker tens of microseconds; one that needs the GIL would then wait for it, and be woken
+// Waking a thread takes tens of microseconds. A woken thread that needs the GIL would wait for it, and have to be woken
 // again.
 void uma_wake(int32_t fd) {
-    static const uint64_t one = 1; // what eventfd(2) wants; a socket takes it as well
+    static const uint64_t one = 1; // eventfd(2) needs 8 bytes; a socket takes them as well
     if (fd >= 0 && write(fd, &one, sizeof(one)) < 0) {
         return; // full: its reader has enough to wake up for
     }
@@ -57,7 +57,7 @@ int32_t uma_decode(struct llama_context * ctx, uma_rows * rows) {
     if (!n_seq_id || !seq_id) {
         free(n_seq_id);
         free(seq_id);
-        return -2; // as llama_decode says it of a failure that is not the batch's
+        return -2; // llama_decode's code for a failure that the batch did not cause
     }
     for (int32_t i = 0; i < rows->n; i++) {
         n_seq_id[i] = 1;

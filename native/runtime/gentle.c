@@ -1,8 +1,8 @@
-// Makes a process that has one thread work in short turns: a timer's signal handler sleeps, whatever the process is at.
+// Makes a process with one thread work in short turns: a timer's signal handler sleeps, whatever the process is doing.
 //
 // A scheduler lets a thread run for milliseconds before another one gets its processor back, whatever their priorities.
-// A decode step of a small model takes one, and waits for the slowest of its threads: beside a process that yields of
-// itself it hardly notices.
+// A decode step of a small model takes one millisecond, and waits for the slowest of its threads. A process that yields
+// by itself hardly delays such a step.
 #include "runtime/uma_runtime.h"
 
 #include <errno.h>
@@ -11,7 +11,7 @@
 #include <sys/time.h>
 #include <time.h>
 
-enum { FREE = 8 }; // turns between two looks while nobody wants pauses
+enum { FREE = 8 }; // turns between two checks while no pauses are wanted
 
 static const volatile uint8_t * is_wanted;
 static volatile sig_atomic_t    is_working;

@@ -1,9 +1,9 @@
-// Calls into llama.cpp and ggml that fail by an exception, or by ending the process, made ones that return.
+// Makes calls into llama.cpp and ggml return, that would otherwise fail by an exception or by ending the process.
 //
-// Both libraries throw std::bad_alloc, and abort where a GGML_ASSERT does not hold: for a model file that is damaged,
-// for memory that is not there. Nothing above a C function catches an exception, so both would end the daemon. Where
-// these macros are in force, which is everywhere in the bindings and in our own C, such a call gives what it gives at
-// any other failure.
+// Both libraries throw std::bad_alloc, and abort if a GGML_ASSERT does not hold: with a damaged model file, or without
+// enough memory. Nothing above a C function catches an exception, so both would end the daemon. With these macros,
+// which are in force everywhere in the bindings and in our own C, such a call returns the same value as at any other
+// failure.
 #pragma once
 
 #include "llama.h"
@@ -49,8 +49,8 @@ extern "C" {
         nullptr)
 
 // While a graph is computed an assertion still ends the process: other threads are in the middle of the same graph.
-// After an exception there what computes is in no known state: UMA_BROKEN says that it must not be used, nor freed, any
-// more.
+// After an exception there, the computing object is in an unknown state: UMA_BROKEN says that it must no longer be used
+// or freed.
 #define UMA_GUARDED_COMPUTING(F) \
     F(int32_t, llama_decode, (struct llama_context * context, struct llama_batch batch), (context, batch), UMA_BROKEN) \
     F(enum ggml_status, ggml_backend_graph_compute, (ggml_backend_t backend, struct ggml_cgraph * graph),              \

@@ -1,4 +1,4 @@
-// Whether the system lets threads start. libgomp ends the process where it cannot start its own.
+// Checks whether the system lets threads start: libgomp ends the process if it cannot start its own.
 #include "runtime/uma_runtime.h"
 
 #include <pthread.h>
