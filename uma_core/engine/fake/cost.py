@@ -39,7 +39,7 @@ class FakeCost:
         return _at(self.prefill, n_tokens) + slope * n_tokens * n_past
 
     def piece_ns(self, n_tokens: int, n_past: int) -> float:
-        """Longest stretch that cannot be cut: the heaviest matrix product of a layer, or its attention over a long
+        """Longest piece that cannot be cut: the heaviest matrix product of a layer, or its attention over a long
         context.
         """
         products = self.prefill_ns(n_tokens, 0)

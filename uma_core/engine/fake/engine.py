@@ -60,9 +60,9 @@ N_VERIFY_ROWS = 16  # as the graph engine's
 
 @dataclass
 class Faults:
-    """What is to go wrong. Counters and queues are used up as they strike."""
+    """Faults to inject. Counters and queues are used up as faults strike."""
 
-    statuses: deque[DecodeStatus] = field(default_factory=deque)  # of the next decode calls
+    statuses: deque[DecodeStatus] = field(default_factory=deque)  # statuses of the next decode calls
     n_full: int = 0  # this many decode calls find no cells
     full_above: int = 0  # calls with more tokens than this find no cells; 0: off
     nan_rows: set[int] = field(default_factory=set)  # rows of the next decode call whose logits are not finite
@@ -100,7 +100,7 @@ class FakeModel:
     ride_rows: tuple[int, ...] = ()
     computes_ahead: bool = False
     eog_every: int = 0  # about one in this many tokens ends the text; 0: never
-    # LoRA adapters, each with texts of its own, and the scale that they have where a request does not say
+    # LoRA adapters, each with texts of its own, and their scales for requests that name none
     adapters: AdapterSet = ()
     can_mix_adapters: bool = True
 
@@ -130,7 +130,7 @@ class FakeEngine:
         faults: Faults | None = None,
         jitter: Jitter | None = None,
     ) -> None:
-        """Raises UmaError(INSUFFICIENT_MEMORY) where the faults say so."""
+        """Raises UmaError(INSUFFICIENT_MEMORY) if the faults say so."""
         self.faults = faults or Faults()
         if self.faults.refuse_memory:
             raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "the fake engine was told to find no memory")
@@ -179,14 +179,14 @@ class FakeEngine:
         self._adapters[seq_id] = adapters
 
     def _entry(self, seq_id: SeqId, token: TokenId) -> int:
-        """What the sequence's KV holds for a token."""
+        """The KV entry of the sequence for a token."""
         return entry_of(token, self._adapters.get(seq_id, ()))
 
     def sampler(self, params: SamplingParams, seed: int) -> FakeSampler:
         return FakeSampler(params, seed)
 
     def prepare(self, params: SamplingParams) -> None:
-        """Its samplers are made at once."""
+        """Do nothing: its samplers are made at once."""
 
     def decode(self, batch: Batch, samplers: Sequence[Sampler | None]) -> DecodeOutcome:
         wake(batch.wake_fd)
@@ -212,7 +212,7 @@ class FakeEngine:
         return DecodeOutcome(DecodeStatus.OK, self._draw_rows(batch, samplers), self.clock.now_ns() - start, 0)
 
     def _draw_rows(self, batch: Batch, samplers: Sequence[Sampler | None]) -> list[TokenId]:
-        """As native/llama/tick.c does it."""
+        """Draw like native/llama/tick.c."""
         nan, self.faults.nan_rows = self.faults.nan_rows, set()
         out: list[TokenId] = []
         for i in np.flatnonzero(batch.want_logits[: batch.n]):
@@ -227,7 +227,7 @@ class FakeEngine:
         return self._sample(self._rows[row], sampler)
 
     def _refusal(self, batch: Batch, runs: list[tuple[int, list[int], list[int]]]) -> DecodeStatus:
-        """Injected faults first, then what a real engine would refuse."""
+        """Refuse for injected faults first, then for the reasons of a real engine."""
         faults = self.faults
         if faults.is_hanging and not self._hang():
             return DecodeStatus.ABORTED
@@ -266,7 +266,7 @@ class FakeEngine:
         return len({seq for seq, _, _ in runs}) == len(runs)
 
     def _decode_time(self, runs: list[tuple[int, list[int], list[int]]]) -> float:
-        """Ubatches: with streams only equal runs of consecutive ascending sequences share one."""
+        """Time of all ubatches: with streams, only equal runs of consecutive ascending sequences share one."""
         rows = [(seq, len(tokens), self._kv.n(seq)) for seq, tokens, _ in runs]
         if self.model.is_unified:
             return self.cost.decode_ns([(k, kv) for _, k, kv in rows])
@@ -381,7 +381,7 @@ class FakeEngine:
         return min(n, self.kv_len(seq_id))
 
     def keep_states(self, seq_id: SeqId, positions: Sequence[int]) -> None:
-        """There are none."""
+        """Do nothing: there are no states."""
 
     def state_bytes(self, seq_id: SeqId, n: int) -> int:
         return 0
@@ -434,7 +434,7 @@ class FakeEngine:
         return 0
 
     def pump_log(self) -> None:
-        """It has no log."""
+        """Do nothing: it has no log."""
 
     def slot_warnings(self) -> int:
         return refusals.n
@@ -466,7 +466,7 @@ def _runs(batch: Batch) -> list[tuple[int, list[int], list[int]]]:
 
 
 def _hidden_rows(states: Sequence[int]) -> np.ndarray:
-    """A vector of what each sequence holds: (rows, N_EMBD) float32."""
+    """A vector of each sequence's content: (rows, N_EMBD) float32."""
     return np.array(
         [[((state >> 8 * i) & 255) / 128 - 1 for i in range(N_EMBD)] for state in states], np.float32
     ).reshape(-1, N_EMBD)

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 MAGIC = b"FAKEKV01"
 SLICE_NS = 200_000  # a transfer looks at the clock this often
-TOKEN_BITS = 10  # of an entry: the token; above it, what it was computed with
+TOKEN_BITS = 10  # low bits of an entry hold the token, the bits above them the adapters
 
 
 def entry_of(token: int, adapters: AdapterSet) -> int:
-    """What KV holds for a token: it is not the same with other adapters. Without any it is the token itself."""
+    """The KV entry of a token, which depends on the adapters. Without adapters it is the token itself."""
     return token | (zlib.crc32(repr(adapters).encode()) & 0xFFFFF) << TOKEN_BITS if adapters else token
 
 
@@ -105,7 +105,7 @@ def blob_of(tokens: list[int]) -> bytes:
 
 
 def tokens_of_blob(blob: bytes) -> list[int] | None:
-    """The tokens, or None where the blob is not one of ours."""
+    """The tokens, or None if the blob is not one of ours."""
     if blob[: len(MAGIC)] != MAGIC or (len(blob) - len(MAGIC)) % 4:
         return None
     tokens = array("i")

@@ -24,7 +24,7 @@ _SPECIAL = re.compile(r"(<bos>|<eog>)")
 
 
 def encode(text: str, add_special: bool, parse_special: bool) -> list[TokenId]:
-    """One token per UTF-8 byte; `<bos>` and `<eog>` where special tokens are parsed."""
+    """One token per UTF-8 byte; also `<bos>` and `<eog>` if special tokens are parsed."""
     out: list[TokenId] = [BOS] if add_special else []
     for part in _SPECIAL.split(text) if parse_special else [text]:
         if parse_special and part in ("<bos>", "<eog>"):
@@ -59,7 +59,7 @@ def row_logits(token: TokenId) -> np.ndarray:
 
 
 class FakeSampler:
-    """Greedy, or a choice that depends on seed and content alone; among what is allowed, where that choice is not."""
+    """Greedy, or a choice that depends on seed and content alone. If that token is not allowed, an allowed one."""
 
     def __init__(self, params: SamplingParams, seed: int) -> None:
         self.params = params

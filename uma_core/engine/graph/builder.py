@@ -19,21 +19,21 @@ MIN_WEIGHT_SUM = 6.103515625e-5  # llama.cpp's clamp of the chosen experts' weig
 
 
 class Start(NamedTuple):
-    """What a graph is made for."""
+    """The parameters of a graph that is built."""
 
     batch: BatchShape
     attention: Attention
     rope_mode: int
-    n_ctx_seq: int  # positions that a sequence may have
+    n_ctx_seq: int  # most positions of a sequence
 
 
 class Experts(NamedTuple):
     """How a family chooses and weighs experts."""
 
-    gating: str = "softmax"  # of all experts; "sigmoid"; "chosen": softmax of the chosen ones
+    gating: str = "softmax"  # softmax of all experts; "sigmoid"; "chosen": softmax of the chosen ones
     n_group: int = 0  # experts are in this many groups, ...
-    n_group_used: int = 0  # ... of which this many are looked at: those with the highest sums of their best two
-    is_normed: bool = True  # the chosen ones' weights are scaled to a sum of 1
+    n_group_used: int = 0  # ... of which so many are considered: those with the highest sums of their best two
+    is_normed: bool = True  # the chosen experts' weights are scaled to a sum of 1
     gate: Any = lib.ggml_swiglu_split
     has_scales: bool = False  # each expert's result is multiplied by a number of its own
 
@@ -76,7 +76,7 @@ class Builder:
         return [self.token, self.pos, self.out_id, *self.cells, *self.masks]
 
     def _rope_factors(self, is_long: bool) -> Any:
-        """What each frequency is divided by, or NULL.
+        """The numbers by which frequencies are divided, or NULL.
 
         A LongRoPE model has two lists, one of them for contexts longer than the trained one.
         """
@@ -120,9 +120,7 @@ class Builder:
         return lib.ggml_add(self.context, y, self.weights.vector(f"{name}.bias", x.ne[0]))
 
     def product(self, x: Any, name: str, n_out: int) -> Any:
-        """(n_out, rows), rows perhaps with others between them: a matrix product, with the bias that the file may
-        have.
-        """
+        """(n_out, rows): a matrix product, plus the bias if the file has one. Other rows may lie between its rows."""
         weight = self.weights.factor(f"{name}.weight", x.ne[0], n_out)
         bias = self.weights.vector(f"{name}.bias", n_out) if self.weights.find(f"{name}.bias") else None
         part = self.weights.part(name)
@@ -142,7 +140,7 @@ class Builder:
         return y
 
     def _scale(self, part: Part, n_rows: int) -> Any:
-        """(1, n_rows): all rows of the batch, or those that want logits."""
+        """(1, n_rows): scales of all rows of the batch, or of those that want logits."""
         key = part.which, part.factor
         if key not in self.scales:
             self.scales[key] = self.input(lib.GGML_TYPE_F32, 1, self.n)
@@ -179,7 +177,7 @@ class Builder:
         return out[0], out[1], out[2]
 
     def rope(self, x: Any, layer: int, factors: Any = None) -> Any:
-        """`factors`: others than the model's."""
+        """Rotate x by its positions. `factors`: used instead of the model's."""
         rope, scaling = self.layer(layer).rope, self.shape.scaling
         if rope is None:
             return x
@@ -191,10 +189,10 @@ class Builder:
         )
 
     def attention(self, q: Any, k: Any, v: Any, layer: int, sinks: Any = None) -> Any:
-        """Write K and V to their cells, then attend: (dim_v * n_head, n). None where nobody needs the result.
+        """Write K and V to their cells, then attend: (dim_v * n_head, n). None if the result is not needed.
 
-        K and V are not used where the layer reads an earlier one's, V not where it is the beginning of K. `sinks`:
-        (n_head), scores that take part without a value.
+        K and V are not used if the layer reads those of an earlier layer; V is not used if it is the beginning of K.
+        `sinks`: (n_head), scores that take part without a value.
         """
         own = self.layer(layer)
         if self._attention.is_q_first:
@@ -215,7 +213,7 @@ class Builder:
         return layer == self.shape.n_layer - 1
 
     def wanted(self, x: Any, layer: int) -> Any:
-        """After the last layer's attention only the rows that want logits go on, unless all are outputs."""
+        """Keep, after the last layer's attention, only the rows that want logits, unless all are outputs."""
         return x if self._keeps_all or not self.is_last(layer) else self._chosen(x)
 
     def _chosen(self, x: Any) -> Any:
@@ -235,7 +233,7 @@ class Builder:
         return self.product(gate(self.context, *gate_up), f"{prefix}.ffn_down{suffix}", self.shape.n_embd)
 
     def gated_whole(self, x: Any, prefix: str, gate: Any) -> Any:
-        """The same where gate and up are one matrix, ffn_up; `gate` is ggml_swiglu."""
+        """The same if gate and up are one matrix, ffn_up; `gate` is ggml_swiglu."""
         n_both = self.weights.get(f"{prefix}.ffn_up.weight").ne[1]
         return self.product(
             gate(self.context, self.product(x, f"{prefix}.ffn_up", n_both)), f"{prefix}.ffn_down", self.shape.n_embd
@@ -244,7 +242,7 @@ class Builder:
     def experts(self, x: Any, prefix: str, how: Experts = USUAL, scores: Any = None) -> Any:
         """A mixture of gated experts.
 
-        `scores`: (n_expert, n) of the experts, where they are not the router's product with x.
+        `scores`: (n_expert, n) of the experts, if they are not the router's product with x.
         """
         context, s, n = self.context, self.shape, x.ne[1]
         scores = self.product(x, f"{prefix}.ffn_gate_inp", s.n_expert) if scores is None else scores
@@ -256,7 +254,7 @@ class Builder:
         return self._sum_experts(lib.ggml_mul(context, y, shares), n)
 
     def _choose(self, scores: Any, prefix: str, how: Experts) -> tuple[Any, Any]:
-        """The chosen experts (n_expert_used, n), and what each counts (1, n_expert_used, n)."""
+        """The chosen experts (n_expert_used, n), and their weights (1, n_expert_used, n)."""
         context, s, n = self.context, self.shape, scores.ne[1]
         chances = scores
         if how.gating != "chosen":
@@ -281,7 +279,7 @@ class Builder:
         return chosen, lib.ggml_scale(context, shares, s.expert_scale) if s.expert_scale not in (0.0, 1.0) else shares
 
     def _of_best_groups(self, chances: Any, how: Experts) -> Any:
-        """(n_expert, n): -INFINITY where an expert's group is not among the best."""
+        """(n_expert, n): -INFINITY for experts whose group is not among the best."""
         context, n_expert, n = self.context, self.shape.n_expert, chances.ne[1]
         groups = lib.ggml_reshape_3d(context, chances, n_expert // how.n_group, how.n_group, n)
         rows = lib.ggml_reshape_4d(context, groups, 1, groups.ne[0], how.n_group, n)
@@ -336,9 +334,9 @@ class Builder:
         return out if len(views) > 1 else lib.ggml_cont(context, out)
 
     def logits(self, x: Any, norm: str = "output_norm") -> Any:
-        """(n_vocab, n_out): the head, or the embedding where the model has none of its own.
+        """(n_vocab, n_out): the product with the head, or with the embedding if the model has no head of its own.
 
-        Of a graph without a head (n_embd, n_out).
+        For a graph without a head (n_embd, n_out).
         """
         x = self.hidden[self.shape.n_layer] = self.norm(x, norm)
         if not self.has_head:

@@ -1,6 +1,6 @@
 """Architecture families: how each puts its layers together.
 
-One file per family: `build`, and `RULES` where its metadata has more than most.
+There is one file per family, with `build`, and with `RULES` if its metadata has further keys.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from uma_core.engine.graph.shape import NO_RULES, Rules, Unsupported
 class Family(NamedTuple):
     """One architecture of llama.cpp."""
 
-    build: Callable[[Builder], Any]  # the logits (n_vocab, n_out), or None for a batch in which no row wants them
-    models: str  # that have it
-    notes: str  # what is special about it
+    build: Callable[[Builder], Any]  # gives the logits (n_vocab, n_out), or None if no row of the batch wants them
+    models: str  # models with this architecture
+    notes: str  # its differences from Llama
     rules: Rules = NO_RULES
 
 

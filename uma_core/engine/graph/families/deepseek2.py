@@ -31,11 +31,11 @@ GLM_4_7_FLASH = ((47, 48), 154880)  # layers and tokens; its first files do not 
 
 
 class Own(NamedTuple):
-    """What only this family has."""
+    """Facts of this family alone."""
 
     n_latent: int  # elements that K and V are made of
     n_rot: int  # elements of K that are rotated
-    dim_k: int  # of a head: those that are not rotated, and n_rot
+    dim_k: int  # elements of a head's K: those that are not rotated, and n_rot
     dim_v: int
     mixture: Mixture
 
@@ -63,7 +63,7 @@ def adapt(shape: Shape, meta: Meta) -> Shape:
 
 
 def _scales(shape: Shape, meta: Meta, dim_k: int) -> tuple[Scaling, float]:
-    """YaRN's growth is moved from Q and K to the scores, as llama.cpp has it: only parts of Q and K are rotated."""
+    """Move YaRN's growth from Q and K to the scores, as llama.cpp does: only parts of Q and K are rotated."""
     rope, scaling, weight = shape.layers[0].rope, shape.scaling, meta.real(LOG_MULTIPLIER) / 0.1
     assert rope is not None
     if scaling.ext_factor and weight:
@@ -118,7 +118,7 @@ def _project(b: Builder, x: Any, layer: int, heads: Any) -> tuple[Any, Any]:
 
 
 def _values(b: Builder, y: Any, layer: int, heads: Any) -> Any:
-    """(dim_v * n_head, rows) from what attention made of the latents, (n_latent * n_head, rows)."""
+    """(dim_v * n_head, rows) from attention's result over the latents, (n_latent * n_head, rows)."""
     own, n_head, n = b.shape.own, b.layer(layer).n_head, y.ne[1]
     y = lib.ggml_reshape_3d(b.context, y, own.n_latent, n_head, n)
     y = _by_heads(b, y, f"blk.{layer}.attn_v_b", own.dim_v, heads)

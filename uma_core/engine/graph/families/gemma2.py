@@ -38,7 +38,7 @@ def adapt(shape: Shape, meta: Meta) -> Shape:
 
 
 def scale_of(shape: Shape, n_layer_widest: int) -> float:
-    """Of scores, as llama.cpp has it: by the length of a head, but in the widest model."""
+    """Scale of scores, as in llama.cpp: by the length of a head, except in the widest model."""
     is_widest = shape.n_layer == n_layer_widest
     return 1.0 / math.sqrt(shape.n_embd // shape.layers[0].n_head) if is_widest else shape.scale
 

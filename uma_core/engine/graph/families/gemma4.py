@@ -48,7 +48,7 @@ def adapt(shape: Shape, meta: Meta) -> Shape:
 
 
 def _shared(layers: list[Layer], i: int, n_own: int) -> Layer:
-    """Layers from `n_own` on read the K and V of the last one before that is of their kind: the last two differ."""
+    """Layers from `n_own` on read K and V of the last earlier layer of their kind; the last two are of both kinds."""
     layer = layers[i]
     if i < n_own:
         return layer
@@ -92,7 +92,7 @@ def _attention(b: Builder, x: Any, layer: int) -> Any:
             v = b.heads(x, f"{p}.attn_v", own.n_head_kv, own.dim_v) if b.weights.find(f"{p}.attn_v.weight") else k
         k = b.rope(b.norm(k, f"{p}.attn_k_norm"), layer, factors)
         v = lib.ggml_rms_norm(context, v, b.shape.eps)
-    else:  # a file may hold what is not used
+    else:  # a file may hold tensors that are not used
         for name in ("attn_k", "attn_v", "attn_k_norm"):
             b.weights.find(f"{p}.{name}.weight")
     return b.attention(b.rope(b.norm(q, f"{p}.attn_q_norm"), layer, factors), k, v, layer)
@@ -111,7 +111,7 @@ def _feed(b: Builder, x: Any, p: str) -> Any:
 
 
 def _layer_embeddings(b: Builder, x: Any) -> Any:
-    """(n_embd_layer, n, n_layer): what each layer gets of every token, by the token and by its usual embedding."""
+    """(n_embd_layer, n, n_layer): each layer's embedding of every token, from the token and its usual embedding."""
     context, s = b.context, b.shape
     width = s.n_embd_layer * s.n_layer
     table = b.weights.matrix("per_layer_token_embd.weight", width, s.n_vocab)

@@ -35,19 +35,19 @@ def normed_rows(b: Builder, x: Any, layer: int) -> tuple[Any, Any, Any]:
 
 
 def feed_forward(b: Builder, x: Any, layer: int) -> Any:
-    """SwiGLU, or experts where the layer has some."""
+    """SwiGLU, or experts if the layer has some."""
     p = f"blk.{layer}"
     return b.experts(x, p) if b.shape.n_expert else b.gated(x, p, lib.ggml_swiglu_split)
 
 
 class Parts(NamedTuple):
-    """What a family exchanges of Llama's layer."""
+    """Parts of Llama's layer that a family exchanges."""
 
     project: Callable[[Builder, Any, int], tuple[Any, Any, Any]] = plain
     feed: Callable[[Builder, Any, int], Any] = feed_forward
-    attn_norm: str = "attn_norm"  # "": what attention reads is not normed
-    ffn_norm: str = "ffn_norm"  # "": what the feed-forward block reads is not normed
-    has_post_norms: bool = False  # of what attention and feed-forward add
+    attn_norm: str = "attn_norm"  # "": attention's input is not normed
+    ffn_norm: str = "ffn_norm"  # "": the feed-forward block's input is not normed
+    has_post_norms: bool = False  # the results of attention and feed-forward are normed before they are added
 
 
 USUAL = Parts()
@@ -68,7 +68,7 @@ def build_post_norm(b: Builder) -> Any:
 
 
 def block(b: Builder, x: Any, layer: int, parts: Parts) -> Any:
-    """One layer; None where only its K and V were wanted."""
+    """One layer; None if only its K and V were wanted."""
     p, s = f"blk.{layer}", b.shape
     q, k, v = parts.project(b, b.norm(x, f"{p}.{parts.attn_norm}") if parts.attn_norm else x, layer)
     sinks = b.weights.vector(f"{p}.attn_sinks.weight", b.layer(layer).n_head) if b.shape.has_sinks else None

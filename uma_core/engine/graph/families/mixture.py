@@ -29,7 +29,7 @@ class Mixture(NamedTuple):
 
 
 def mixture_of(meta: Meta, usual_gating: int) -> Mixture:
-    """`usual_gating`: where the file does not say. Raises: Unsupported."""
+    """`usual_gating`: used if the file names none. Raises: Unsupported."""
     gating = meta.number("expert_gating_func", 0) or usual_gating
     if gating not in GATINGS:
         raise Unsupported(f"expert_gating_func of {gating}")

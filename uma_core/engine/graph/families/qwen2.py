@@ -1,7 +1,7 @@
-"""Qwen2 and 2.5: Llama's layers; Q, K and V have biases, which `Builder.product` adds where the file has them.
+"""Qwen2 and 2.5: Llama's layers; Q, K and V have biases, which `Builder.product` adds if the file has them.
 
-qwen2moe (Qwen1.5): experts whose weights are not scaled to a sum, and one that every token uses, as much as a gate of
-its own says.
+qwen2moe (Qwen1.5): experts whose weights are not scaled to a sum, and a shared expert that every token uses, weighted
+by a gate of its own.
 """
 
 from __future__ import annotations
@@ -30,6 +30,6 @@ def _feed(b: Builder, x: Any, layer: int) -> Any:
 
 
 def shared(b: Builder, x: Any, p: str) -> Any:
-    """The expert that every token uses, as much as its gate says."""
+    """The expert that every token uses, weighted by its gate."""
     gate = lib.ggml_sigmoid(b.context, b.product(x, f"{p}.ffn_gate_inp_shexp", 1))
     return lib.ggml_mul(b.context, b.gated(x, p, lib.ggml_swiglu_split, "_shexp"), gate)

@@ -1,7 +1,7 @@
 """Qwen 3.5 and 3.6 (text), dense or with experts: gated delta nets, and full attention whose result has a gate in every
 fourth layer.
 
-A delta net's state maps keys to values; each token replaces, as far as beta says, what the state gave for its key. The
+A delta net's state maps keys to values; each token replaces the state's value for its key, in the degree of beta. The
 block for multi-token prediction that a file may hold is not part of this graph (engine/llama/heads.py).
 """
 
@@ -22,7 +22,7 @@ KEYS = frozenset({
     "expert_shared_feed_forward_length",
 })  # fmt: skip
 LISTS = frozenset({"rope.dimension_sections", "attention.recurrent_layers", "expert_feed_forward_length"})
-USUAL_INTERVAL = 4  # from one layer with attention to the next, where the file does not say
+USUAL_INTERVAL = 4  # layers from one with attention to the next, if the file does not say
 
 
 def adapt(shape: Shape, meta: Meta) -> Shape:
@@ -123,7 +123,7 @@ def _unit(b: Builder, x: Any) -> Any:
 
 
 def _decay(b: Builder, x: Any, layer: int, n: int) -> Any:
-    """(n, rows): what of each head's state stays."""
+    """(n, rows): the part of each head's state that stays."""
     p, context = f"blk.{layer}", b.context
     step = lib.ggml_add(context, b.product(x, f"{p}.ssm_alpha", n), b.weights.vector(f"{p}.ssm_dt.bias", n))
     rate = lib.ggml_mul(context, lib.ggml_softplus(context, step), b.weights.vector(f"{p}.ssm_a", n))
