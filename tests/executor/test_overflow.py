@@ -148,6 +148,16 @@ def test_a_shift_reads_the_tail_alone() -> None:
     assert w.registry.counter(m.PREFILL_TOKENS).value == 100 + n_tail
 
 
+def test_what_a_shift_finds_in_the_cache_does_not_count_as_cached_tokens_of_the_prompt() -> None:
+    w = world()
+    for i in range(3):
+        w.submit(f"r{i}", text(100), max_tokens=300, overflow="shift", message_ends=(20, 100))
+        w.run()
+        assert w.cached(f"r{i}") == (20 if i else 0)
+        assert w.texts[f"r{i}"].encode() == bytes(shifted_answer(text(100), 300, 20))
+    check_idle(w)
+
+
 def test_shifting_beside_others_and_parked_in_between() -> None:
     w = world(n_seq_max=1, n_ctx=N_CTX)
     w.submit("work", text(100), max_tokens=500, overflow="shift", priority=Priority.BACKGROUND)
