@@ -33,6 +33,13 @@ def test_tokens_between_the_tags_are_counted(pieces: list[str], expected: tuple[
     assert counted(pieces) == expected
 
 
+def test_an_empty_line_may_end_a_thought() -> None:
+    wanted = Reasoning("", "\n\n")
+    assert counted(["a", "\n", "b", "\n", "\n", "c"], wanted=wanted) == (3, False)
+    assert counted(["a", "b"], wanted=wanted) == (2, True)
+    assert counted(["a", "\n", "b", "\n\n"], wanted=Reasoning("\n", "\n\n")) == (1, False)
+
+
 def test_a_template_may_begin_the_thought() -> None:
     assert counted(["a", "b", "</think>", "c"], tail="user\n<think>\n") == (2, False)
     assert counted(["a", "b"], tail="<think>old</think>\nassistant") == (0, False)

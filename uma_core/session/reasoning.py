@@ -17,7 +17,8 @@ class Thinking:
 
     def __init__(self, wanted: Reasoning, prompt_tail: bytes) -> None:
         """`prompt_tail`: the end of the prompt's text; templates may begin to think there."""
-        self._start, self._end = wanted.start.strip(), wanted.end.strip()
+        # blanks around the texts vary; a text of nothing else, such as an empty line, is meant as it is
+        self._start, self._end = wanted.start.strip() or wanted.start, wanted.end.strip() or wanted.end
         self._budget = wanted.budget_tokens
         tail = prompt_tail.decode("utf-8", "replace")
         self.is_inside = not self._start or tail.rfind(self._start) > tail.rfind(self._end)
