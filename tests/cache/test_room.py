@@ -114,6 +114,14 @@ def pool() -> Iterator[Engine]:
     engine.close()
 
 
+def asked(executor: Executor, name: str, prompt: list[int], n: int) -> Final:
+    request = Request(name, max_tokens=n, ignore_eos=True)
+    executor.submit(Submit(1, Peer(1, 1, 1), request, prompt, MonotonicClock().now_ns()))
+    while len(executor.table):
+        executor.tick()
+    return next(event for event in executor.events if isinstance(event, Final) and event.request_id == name)
+
+
 def test_a_prompt_begins_with_what_makes_room_for_it(pool: Engine, caplog: pytest.LogCaptureFixture) -> None:
     clock = MonotonicClock()
     executor = Executor(
@@ -121,16 +129,29 @@ def test_a_prompt_begins_with_what_makes_room_for_it(pool: Engine, caplog: pytes
     )
     executor.set_cache(CacheSettings(is_on=True, ram_bytes=0))
 
-    def asked(name: str, prompt: list[int], n: int) -> Final:
-        executor.submit(Submit(1, Peer(1, 1, 1), Request(name, max_tokens=n, ignore_eos=True), prompt, clock.now_ns()))
-        while len(executor.table):
-            executor.tick()
-        return next(event for event in executor.events if isinstance(event, Final) and event.request_id == name)
-
     first, other = list(range(100, 400)), list(range(400, 410))
-    asked("first", first, 2)
-    second = asked("second", first[:200] + other, 250)
+    asked(executor, "first", first, 2)
+    second = asked(executor, "second", first[:200] + other, 250)
     assert second.usage["cached_tokens"] == 200 and second.usage["completion_tokens"] == 250
     assert not caplog.records
     assert not executor.cache.holdings[0].n or not executor.cache.holdings[1].n, "the rest of the first one made room"
+    executor.close(1.0)
+
+
+def test_a_snapshot_comes_back_beside_what_makes_room_for_it(pool: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    clock = MonotonicClock()
+    executor = Executor(
+        pool, AdmissionControl(Limits(), clock), SchedulerConfig(), guess(device_view(pool)), new_registry(), clock
+    )
+    executor.set_cache(CacheSettings(is_on=True, ram_bytes=1 << 30, park_idle_ns=0))
+    first, second = list(range(100, 400)), list(range(400, 700))
+    asked(executor, "first", first, 2)
+    for _ in range(1000):
+        executor.idle()
+    assert not any(holding.n for holding in executor.cache.holdings)
+    executor.set_cache(CacheSettings(is_on=True, ram_bytes=1 << 30, park_idle_ns=1 << 60))
+    asked(executor, "second", second, 2)
+    again = asked(executor, "again", first, 2)
+    assert again.usage["cached_tokens"] == 299
+    assert not caplog.records
     executor.close(1.0)

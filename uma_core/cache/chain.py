@@ -87,6 +87,18 @@ class Readers:
         pass
 
 
+class Room:
+    """Waits for what comes between the beginning of a transfer and its first step: idle sequences make room."""
+
+    n_bytes = 0
+
+    def step(self, until_ns: int) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass
+
+
 class DiskRead:
     """Waits for the disk's thread; the caller takes the payload from the ticket."""
 

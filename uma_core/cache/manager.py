@@ -15,7 +15,7 @@ import hashlib
 import logging
 from collections.abc import Callable
 
-from uma_core.cache.chain import Chain, CopyReader, Legs, Readers
+from uma_core.cache.chain import Chain, CopyReader, Legs, Readers, Room
 from uma_core.cache.finder import DISK, RAM, RESIDENT, TIERS, Finder, Piece
 from uma_core.cache.holding import Holding
 from uma_core.cache.meters import CacheMeters
@@ -219,6 +219,8 @@ class PrefixCache:
             if not is_taken:
                 yield from self._vacate(holding, at)
                 at = self._take(session, holding, at)
+            if pieces and self.engine.info.is_unified:
+                yield Room()
             for piece in pieces:
                 if piece.start != self.engine.kv_len(holding.seq_id):
                     break
