@@ -128,8 +128,10 @@ def test_a_file_cut_after_the_index_was_made(bench: Bench) -> None:
     assert bench.read(blob().name) is None and not path.exists()
 
 
-def test_a_file_that_vanished(bench: Bench) -> None:
+def test_a_file_that_vanished(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     assert bench.read("nothing" + files.SUFFIX) is None
+    (warning,) = warnings(caplog)
+    assert warning.endswith("nothing" + files.SUFFIX + " was removed by another program")
     assert bench.write(blob()) is True  # the thread lives
 
 

@@ -296,6 +296,8 @@ class DiskTier:
             ticket.payload = self._payload(name)
             with contextlib.suppress(OSError):  # so the order of removal survives a restart, if the directory allows it
                 os.utime(self._path(name), follow_symlinks=False)
+        except FileNotFoundError:
+            self._warn("gone", f"{self._path(name)} was removed by another program")
         except OSError as error:
             self._failed("reading", error)
         except Damaged as cause:
