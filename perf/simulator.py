@@ -83,6 +83,7 @@ class Job:
     is_held: bool = False
     t_queued: int = 0
     t_progress: int = 0
+    t_back: int = 0
     times: list[int] = field(default_factory=list)
     pieces: list[int] = field(default_factory=list)  # times at which its prompt was worked on
     last_token: int = 0
@@ -230,7 +231,8 @@ class Sim:
             j.sid, j.seq, j.client, j.priority, j.phase, j.n_prompt, j.n_past, 0, len(j.times), j.n_max,
             j.n_prompt + j.n_max if j.seq >= 0 else 0,
             j.chunk, j.fraction, not (j.is_moving or j.is_held), j.is_moving, j.t_queued, j.times[0] if j.times else 0,
-            j.times[-1] if j.times else 0, j.t_progress, j.slo_ttft_ns, j.slo_tbt_ns, 0, 0, adapters=j.adapters,
+            j.times[-1] if j.times else 0, j.t_progress, j.slo_ttft_ns, j.slo_tbt_ns, 0, 0, t_back_ns=j.t_back,
+            adapters=j.adapters,
         )  # fmt: skip
 
     def state(self) -> SchedulerState:
@@ -306,6 +308,7 @@ class Sim:
             job.seq = a.seq_id
             self.engine.set_adapters(job.seq, job.adapters)
             if job.phase is Phase.PARKED:
+                job.t_back = self.clock.now_ns()
                 job.phase = Phase.DECODE if job.times else Phase.PREFILL
                 job.is_moving = True
                 move = self.engine.import_state(job.seq, job.blob or b"", job.n_past)

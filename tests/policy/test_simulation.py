@@ -263,6 +263,20 @@ def test_a_hundred_clients_on_sixteen_sequences_all_end():
     assert len(sim.run().done) == 100
 
 
+def test_a_parked_stream_that_is_back_stays_for_a_while():
+    """It was parked again at once, and came back at once, for it had waited long: the chat never had the sequence."""
+    sim = Sim(CPU.cost, FakeModel(n_seq_max=1, n_ctx=4096))
+    work = sim.submit(Job(32, 300, BACK, 2))
+    last = None
+    for _ in range(30):
+        last = Job(16, 30, then=last)
+    sim.submit(last, at_ns=S)
+    sim.run(max_ticks=20_000)
+    away = [i for i, gap in enumerate(work.gaps) if gap > S]
+    assert len(away) >= 2, "the case has a stream that comes back"
+    assert all(work.times[b] - work.times[a + 1] >= S // 3 for a, b in itertools.pairwise(away))
+
+
 CHEAP_ROWS = replace(CPU_SHAPE, decode=((1, 25.0 * MS), (2, 25.5 * MS), (4, 26.0 * MS)), decode_cell_ns=800.0)
 
 
