@@ -263,6 +263,22 @@ def test_a_hundred_clients_on_sixteen_sequences_all_end():
     assert len(sim.run().done) == 100
 
 
+@pytest.mark.parametrize("is_unified", [False, True], ids=["prompts", "cells"])
+def test_a_second_chat_of_a_client_begins_beside_background_requests_that_waited_long(is_unified):
+    """Its client has had more than theirs, so these go first: as many as were looked at could not come in, or one had
+    too few cells, and the chat waited until they could.
+    """
+    sim = Sim(CPU.cost, FakeModel(n_ctx=4096 if is_unified else 4 * 4096, is_unified=is_unified))
+    sim.submit(Job(20, 1000, client=1))
+    for i in range(1 if is_unified else 14):
+        sim.submit(Job(3000, 400, BACK, 2 + i, at_ns=MS))
+    late = [sim.submit(Job(20, 20, client=1, at_ns=at * S)) for at in (2, 11, 12)]
+    while any(not job.times for job in late):
+        sim.tick()
+        assert sim.clock.now_ns() < 14 * S
+    assert all(job.ttft < S for job in late)
+
+
 def test_a_parked_stream_that_is_back_stays_for_a_while():
     """It was parked again at once, and came back at once, for it had waited long: the chat never had the sequence."""
     sim = Sim(CPU.cost, FakeModel(n_seq_max=1, n_ctx=4096))

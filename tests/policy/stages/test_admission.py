@@ -103,6 +103,23 @@ def test_smaller_requests_pass_one_that_does_not_fit_until_it_has_aged():
         assert admitted(state_of(big, small, free_seqs=(0, 1), is_unified=True, n_cells_free=500)) == expected
 
 
+def test_chats_pass_background_requests_that_do_not_fit_however_old():
+    big = waiting(1, BACK, n_prompt=20, n_max=3000, t_queued_ns=NOW - 11 * S)
+    small, room = {"n_prompt": 50, "n_max": 50}, {"free_seqs": (0, 1), "is_unified": True, "n_cells_free": 500}
+    had_more = {waiting(0).client: S, 7: 0}
+    views = big._replace(client=7), waiting(2, **small), waiting(3, BACK, **small)
+    assert admitted(state_of(*views, **room), had_more) == [2]
+    large = waiting(2, n_prompt=50, n_max=900)
+    plan = admission.run(state_of(views[0], large, talking(4, BACK), **room), Plan(charged=had_more))
+    assert plan.park == (4,) and "parks 4 for 2" in plan.notes[0]
+
+
+def test_chats_are_looked_at_behind_any_number_of_old_background_requests():
+    old = [waiting(i, BACK, client=7, t_queued_ns=NOW - 11 * S) for i in range(30)]
+    state = state_of(reading(31, BACK), reading(32, BACK), *old, waiting(33), free_seqs=(0,))
+    assert admitted(state, {waiting(0).client: S, 7: 0}) == [33]
+
+
 def test_background_requests_do_not_take_the_room_that_is_made_for_a_chat():
     room = {"free_seqs": (0, 1), "is_unified": True, "n_cells_free": 500}
     chat, small = waiting(1, n_prompt=20, n_max=3000), {"n_prompt": 50, "n_max": 50}

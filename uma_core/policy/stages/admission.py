@@ -2,11 +2,12 @@
 
 Rules: sessions are admitted in the order of policy/order.py, while a sequence is free and all cells that the session
 may ever use are there: then no session runs out later. Smaller requests may pass one that does not fit until that one
-has aged. Background requests never pass a chat: they would take the room that is being made for it. No more background
-prompts hold sequences at once than there are prefill slots, or two: they are read one after the other anyway, and the
-other sequences stay free for chats. When an interactive request finds no room, one background session at a time is
-parked. Before that, and for any waiting request, sessions whose reader takes nothing are parked: they cannot go on, and
-others need their sequences and cells.
+has aged. A chat may always pass a background request: the chat would take its place later anyway. Background requests
+never pass a chat: they would take the room that is being made for it. No more background prompts hold sequences at once
+than there are prefill slots, or two: they are read one after the other anyway, and the other sequences stay free for
+chats. When an interactive request finds no room, one background session at a time is parked. Before that, and for any
+waiting request, sessions whose reader takes nothing are parked: they cannot go on, and others need their sequences and
+cells.
 """
 
 from __future__ import annotations
@@ -35,9 +36,7 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
     admitted: list[Admission] = []
     why = NO_SEQUENCE
     if state.device.free_seqs:
-        n_looked_at = 2 * state.device.n_seq_max  # some do not fit
-        ordered = nsmallest(n_looked_at, index.waiting, key=urgency_key(state, plan.charged))
-        admitted, blocked, why = _admit(state, ordered, index)
+        admitted, blocked, why = _admit(state, _first(state, plan, index), index)
     else:
         blocked = next((v for v in index.waiting if v.priority is Priority.INTERACTIVE), index.waiting[0])
     victims: tuple[int, ...] = ()
@@ -64,6 +63,13 @@ def _free_slots(plan: Plan, index: SessionIndex, held: list[SessionView]) -> Pla
     return plan.note(f"admission: parks {', '.join(map(str, park))}, held with a chunk in a prefill slot")
 
 
+def _first(state: SchedulerState, plan: Plan, index: SessionIndex) -> list[SessionView]:
+    """The first of those that wait, in order: of either priority more than there are sequences, for some do not fit."""
+    key, n = urgency_key(state, plan.charged), 2 * state.device.n_seq_max
+    groups = ([v for v in index.waiting if v.priority is priority] for priority in Priority)
+    return sorted([v for group in groups for v in nsmallest(n, group, key=key)], key=key)
+
+
 def cells_needed(view: SessionView, device: DeviceView) -> int:
     """Most KV cells that the session can ever use."""
     return view.n_cells or min(view.n_prompt + view.n_max, device.n_ctx_seq)
@@ -83,20 +89,24 @@ def _admit(
     n_prompts_left = n_most - n_reading
     admitted: list[Admission] = []
     blocked: SessionView | None = None
+    chats_only = False
     why = f"at most {n_most} background prompts hold sequences"
     for view in ordered:
         is_background_prompt = view.priority is Priority.BACKGROUND and view.phase is Phase.QUEUED
         if is_background_prompt and n_prompts_left <= 0:
             continue
-        if view.priority is Priority.BACKGROUND and blocked is not None and blocked.priority is Priority.INTERACTIVE:
+        is_chat = view.priority is Priority.INTERACTIVE
+        if chats_only and not is_chat:
             continue
         need = cells_needed(view, device)
         if not free or (device.is_unified and need > n_cells):
-            if blocked is None:
+            if blocked is None or (is_chat and blocked.priority is Priority.BACKGROUND):
                 blocked = view
                 why = f"{view.sid} needs {need} cells, {n_cells} are free" if free else NO_SEQUENCE
-            if not free or state.now_ns - view.t_queued_ns > state.config.aging_ns:
+            is_old = state.now_ns - view.t_queued_ns > state.config.aging_ns
+            if not free or (is_old and is_chat):
                 break
+            chats_only = chats_only or is_chat or is_old
             continue
         admitted.append(Admission(view.sid, free.pop(0), f"{view.priority.name.lower()}, {need} cells"))
         n_cells -= need
