@@ -172,6 +172,20 @@ def test_each_background_stream_of_a_mixture_of_experts_gets_tokens_beside_a_cha
         assert max(waits) <= bound
 
 
+@pytest.mark.parametrize("pause_cap", [2.0, 5.0])
+def test_a_background_stream_gets_its_tokens_while_a_late_prompt_lengthens_the_gaps(pause_cap):
+    """It was served every 64 gaps, however long these were."""
+    sim = Sim(CPU.cost, CPU.model, SchedulerConfig(pause_cap=pause_cap))
+    background = sim.submit(Job(16, 400, BACK, 2))
+    chat = sim.submit(Job(16, 400), at_ns=S)
+    sim.submit(Job(2400, 8, client=3, slo_ttft_ns=MS), at_ns=2 * S)
+    sim.run()
+    seen = [t for t in background.times if chat.times[0] < t < chat.times[-1]]
+    round_ns = CPU.cost.decode_ns([(1, 16 + 400)])
+    most = SchedulerConfig().starvation_ticks * round_ns + 2 * pause_cap * round_ns
+    assert max(b - a for a, b in itertools.pairwise(seen)) <= most
+
+
 def test_a_chat_begins_beside_another_and_a_background_stream_whose_rows_exceed_the_bandwidth():
     """The latency guard let the background row in and held the prompt back for it, the guard of the bandwidth took the
     row out again: neither got anything for as long as the first chat streamed.

@@ -27,7 +27,7 @@ class TbtMemory(NamedTuple):
     planned_ns: int = 0  # how long its tick was planned to take
     debt_ns: int = 0  # time granted to background rows, less the time granted to prompts: those with less go first
     cursor: int = -1  # background session that was the last one served in rotation
-    forced_tick: int = 0  # when a background row was last forced
+    forced_tick: int = 0  # when a background row was last forced; earlier by what urgent gaps took beyond a round
 
 
 class PolicyMemory(NamedTuple):

@@ -316,14 +316,17 @@ def _remembered(gap: Gap, plan: Plan, grant: Grant) -> TbtMemory:
     most = state.config.tick_budget_ns * 4
     is_own_call = grant.prefill is not None and grant.prefill.mode is PrefillMode.OWN_CALL
     prompt_ns = grant.need_ns if is_own_call or grant.min_pieces else plan.run_ns
+    planned_ns = gap.limits.round_ns + extra_ns + prompt_ns + plan.transfer_ns + state.overhead_ns
+    # urgent gaps come in long rows: each counts as the rounds that it takes, or background streams would wait for more
+    n_more = round(planned_ns / gap.limits.round_ns) - 1 if grant.kind is Kind.URGENT else 0
     return memory._replace(
         tick=state.tick,
         t_plan_ns=state.now_ns,
         n_long=0.0 if grant.kind >= Kind.LONG else memory.n_long,  # urgent and forced gaps use up any credit
-        planned_ns=gap.limits.round_ns + extra_ns + prompt_ns + plan.transfer_ns + state.overhead_ns,
+        planned_ns=planned_ns,
         debt_ns=max(-most, min(most, memory.debt_ns + extra_ns - prompt_ns)),
         cursor=grant.rows[-1].sid if grant.rows else memory.cursor,
-        forced_tick=state.tick if grant.rows and grant.kind is Kind.FORCED else memory.forced_tick,
+        forced_tick=state.tick if grant.rows and grant.kind is Kind.FORCED else memory.forced_tick - n_more,
     )
 
 
