@@ -76,6 +76,16 @@ def test_drafts_take_no_more_from_a_prompt_than_they_cost() -> None:
     assert plan.draft_ns >= 0 and without.run_ns - plan.run_ns <= own_ns[1] - own_ns[0]
 
 
+def test_rows_in_calls_of_their_own_leave_drafts_what_they_do_not_take() -> None:
+    """One call of both was counted, which takes 35 ms, not 32."""
+    cost = priced(n1=16.0, n2=35.0, n8=36.0)
+    for limit_ms, n_drafts in ((56, 7), (52, 0)):
+        config = SchedulerConfig(slo_tbt_ns=limit_ms * MS)
+        plan = planned(state(talking(0, survival=LIKELY), talking(1, BACK), cost=cost, config=config))
+        assert len({i.call for i in plan.items}) == 2, "the case has rows apart"
+        assert sum(rows(plan).values()) == n_drafts
+
+
 def test_likely_drafts_get_rows_while_these_win_more_than_they_cost() -> None:
     assert rows(planned(state(talking(0, survival=LIKELY)))) == {0: 6}
     assert rows(planned(state(talking(0, survival=LIKELY), talking(1)))) == {0: 2}, "the other stream gets one token"

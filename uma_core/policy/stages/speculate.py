@@ -68,13 +68,22 @@ def _room(state: SchedulerState, plan: Plan) -> DraftRoom:
         return DraftRoom(0, 0, 0, 0)
     views = views_of(state, plan.decodes)
     own_call_ns = guard.need_ns if any(i.mode is PrefillMode.OWN_CALL for i in plan.items) else 0
-    taken_ns = rows_time(state, views) + plan.run_ns - _spare(state, plan) + own_call_ns
+    taken_ns = _rows_ns(state, plan, views) + plan.run_ns - _spare(state, plan) + own_call_ns
     in_everyday_ns = guard.round_ns + guard.room_ns - taken_ns
     has_others = (
         plan.run_ns or own_call_ns or plan.transfer_ns or any(v.priority is not Priority.INTERACTIVE for v in views)
     )
     in_long_ns = in_everyday_ns if has_others else max(in_everyday_ns, guard.long_ns - taken_ns)
     return DraftRoom(in_everyday_ns, in_long_ns, guard.everyday_ns, guard.round_ns)
+
+
+def _rows_ns(state: SchedulerState, plan: Plan, views: list[SessionView]) -> int:
+    """What these rows take as planned: background rows share a call with interactive ones, or have their own."""
+    call_of = {i.sid: i.call for i in plan.decodes}
+    streams, others = ([v for v in views if v.priority is priority] for priority in Priority)
+    if {call_of[v.sid] for v in streams} & {call_of[v.sid] for v in others}:
+        return rows_time(state, views)
+    return rows_time(state, streams) + rows_time(state, others)
 
 
 def _spare(state: SchedulerState, plan: Plan) -> int:
