@@ -186,6 +186,17 @@ def test_a_background_stream_gets_its_tokens_while_a_late_prompt_lengthens_the_g
     assert max(b - a for a, b in itertools.pairwise(seen)) <= most
 
 
+def test_a_chat_does_not_wait_long_for_a_background_chunk_in_the_only_prefill_slot():
+    """The chunk had a forced piece now and then, and the chat's prompt waited seconds for its end."""
+    sim = Sim(CPU.cost, FakeModel(n_prefill_slots=1, n_seq_max=8, n_ctx=8 * 4096))
+    for _ in range(2):
+        sim.submit(Job(16, 500, client=7))
+    sim.submit(Job(1500, 8, BACK, 2), at_ns=S)
+    late = [sim.submit(Job(60, 8, client=3), at_ns=at * MS) for at in (3500, 6000, 8000)]
+    sim.run()
+    assert all(job.ttft < 3 * S for job in late)
+
+
 def test_a_chat_begins_beside_another_and_a_background_stream_whose_rows_exceed_the_bandwidth():
     """The latency guard let the background row in and held the prompt back for it, the guard of the bandwidth took the
     row out again: neither got anything for as long as the first chat streamed.

@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from uma_core.policy.chunks import Room, sized
-from uma_core.policy.deadlines import is_first_awaited, left_to_read_ns, next_limit_ns
+from uma_core.policy.deadlines import STEPS, is_first_awaited, left_to_read_ns, next_limit_ns, target_ns
 from uma_core.policy.index import SessionIndex, index_of, prompt_view, rows_time
 from uma_core.policy.memory import TbtMemory
 from uma_core.policy.order import in_turn, is_starved, n_rounds_without
@@ -146,7 +146,7 @@ def _shared(gap: Gap, item: PlanItem | None, wanted: list[SessionView]) -> Grant
     """Divide the gap between prompt and background rows."""
     if item is None:
         return _rows(gap, wanted) if wanted else Grant()
-    view = prompt_view(gap.state, item.sid)
+    view = _as_awaited(gap, prompt_view(gap.state, item.sid))
     is_pressing = is_first_awaited(view) or is_starved(gap.state, view)
     if wanted and ((not is_pressing and gap.memory.debt_ns <= 0) or _is_starving(gap, wanted, 1)):
         grant = _rows(gap, wanted)
@@ -159,6 +159,20 @@ def _shared(gap: Gap, item: PlanItem | None, wanted: list[SessionView]) -> Grant
     if not rows.rows:
         return grant._replace(notes=grant.notes + rows.notes, need_ns=grant.need_ns or rows.need_ns)
     return rows._replace(notes=grant.notes + rows.notes, holds_prompt=grant.holds_prompt)
+
+
+def _as_awaited(gap: Gap, view: SessionView) -> SessionView:
+    """A background chunk that keeps the only prefill slot from a chat's prompt is as urgent as that prompt."""
+    state, taken = gap.state, gap.sessions.slots
+    chat = next((v for v in gap.sessions.prompts if is_first_awaited(v) and not v.n_chunk), None)
+    if chat is None or not view.n_chunk or len(taken) < state.device.n_prefill_slots:
+        return view
+    if any(v.priority is Priority.INTERACTIVE for v in taken):
+        return view
+    due_ns = target_ns(state, chat, gap.limits.step_ns, STEPS)
+    n_prompt = view.n_past + view.n_chunk  # its later chunks keep nobody waiting
+    awaited = {"priority": chat.priority, "t_first_ns": 0, "t_queued_ns": chat.t_queued_ns, "slo_ttft_ns": due_ns}
+    return view._replace(n_prompt=n_prompt, **awaited)
 
 
 def _transfer(state: SchedulerState, index: SessionIndex, room: Room) -> tuple[int, Kind]:
