@@ -193,6 +193,13 @@ class Reasoning:
     message: str = ""
 
 
+def thought_mark(text: str) -> str:
+    """Return the text by which a thought's start or end is found: without the blanks around it, which vary, unless the
+    text is blanks alone.
+    """
+    return text.strip() or text
+
+
 @dataclass(frozen=True, slots=True)
 class Embed:
     """The work of `embed` and `rerank`: vectors of inputs, or scores of documents for a query."""

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.cluster.test_router import digest
 from tests.daemon.support import WAIT_S
 from uma_core.errors import ErrorCode, UmaError
+from uma_core.types import thought_mark
 from uma_gateway.cluster import cluster as cluster_module
 from uma_gateway.cluster.cluster import Cluster
 from uma_gateway.cluster.link import RoutedLink, can_resume, resumed
@@ -303,13 +304,13 @@ class Counting(Scripted):
         usage = {"prompt_tokens": 10 + begun, "cached_tokens": 0, "completion_tokens": len(ids)}
         usage |= {"accepted_prediction_tokens": 2, "rejected_prediction_tokens": 1}
         if "reasoning" in fields:
-            end = TOKENS.find(fields["reasoning"]["end"].strip())
-            usage["reasoning_tokens"] = sum(i < end for i in ids)
+            end = TOKENS.find(thought_mark(fields["reasoning"]["end"]))
+            usage["reasoning_tokens"] = sum(i < end or end < 0 for i in ids)
         reason = "draining" if begun < 3 else "length"
         yield [json.dumps({"event": "eos", "reason": reason, "text": "", "usage": usage}).encode()]
 
 
-@pytest.mark.parametrize(("end", "n_thought"), [("2", 2), ("5", 5), (" ", 0)])
+@pytest.mark.parametrize(("end", "n_thought"), [("2", 2), ("5", 5), (" ", N_TOKENS)])
 def test_what_several_daemons_counted_is_added_up(end: str, n_thought: int) -> None:
     got = ask(Counting(2), is_resumable=True, reasoning={"start": "", "end": end})
     assert (got.text, got.ends) == ("012345", ["length"])
@@ -503,6 +504,9 @@ def test_a_thought_goes_on_only_while_it_is_not_finished() -> None:
     assert resumed(request, ["<think>a"], "<think>a", 2)["reasoning"]["start"] == ""
     assert "reasoning" not in resumed(request, ["<think>a</think>b"], "<think>a</think>b", 2)
     assert resumed(request, ["\n"], "\n", 1)["reasoning"] == request["reasoning"], "it may begin yet"
+    request["reasoning"] = {"start": "", "end": "\n\n"}  # an empty line may end one
+    assert resumed(request, ["a\n"], "a\n", 2)["reasoning"]["end"] == "\n\n"
+    assert "reasoning" not in resumed(request, ["a\n\nb"], "a\n\nb", 3)
 
 
 @pytest.mark.parametrize("prompt", ["hi<think>\n", ["hi", 7, "<think>\n"], "<think></think><think>"])

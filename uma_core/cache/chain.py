@@ -88,7 +88,7 @@ class Readers:
 
 
 class Room:
-    """Waits for what comes between the beginning of a transfer and its first step: idle sequences make room."""
+    """Waits until the transfer's first step. Before that step, idle sequences make room for it."""
 
     n_bytes = 0
 

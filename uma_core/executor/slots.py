@@ -108,5 +108,5 @@ class Slots:
             session.reread(tokens)
             session.become(Phase.PREFILL)
 
-        session.n_seen = max(session.n_seen, session.n_past)  # what comes back after a shift is none of the prompt
+        session.n_seen = max(session.n_seen, session.n_past)  # KV that comes back later is not the prompt's
         self._cache.shift(session, session.n_head, reread)

@@ -6,7 +6,7 @@ import codecs
 from collections import deque
 from typing import Any
 
-from uma_core.types import Reasoning, TokenId
+from uma_core.types import Reasoning, TokenId, thought_mark
 
 
 class Thinking:
@@ -17,8 +17,7 @@ class Thinking:
 
     def __init__(self, wanted: Reasoning, prompt_tail: bytes) -> None:
         """`prompt_tail`: the end of the prompt's text; templates may begin to think there."""
-        # blanks around the texts vary; a text of nothing else, such as an empty line, is meant as it is
-        self._start, self._end = wanted.start.strip() or wanted.start, wanted.end.strip() or wanted.end
+        self._start, self._end = thought_mark(wanted.start), thought_mark(wanted.end)
         self._budget = wanted.budget_tokens
         tail = prompt_tail.decode("utf-8", "replace")
         self.is_inside = not self._start or tail.rfind(self._start) > tail.rfind(self._end)

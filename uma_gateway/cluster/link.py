@@ -20,6 +20,7 @@ from typing import Any
 import orjson
 
 from uma_core.errors import BY_CODE, ErrorCode
+from uma_core.types import thought_mark
 from uma_gateway.cluster.cluster import Cluster, attempt_id, group_of
 from uma_gateway.cluster.router import INFINITE, PAGE, PRIORITIES, Ask, Choice
 from uma_gateway.cluster.transport import Event, Unit, UnitLost
@@ -498,7 +499,7 @@ def resumed(fields: Mapping[str, Any], tail: list[str | int], text: str, n_token
     if fields.get("constraint") is not None:
         more["constraint"] = {**fields["constraint"], "prefix": fields["constraint"].get("prefix", "") + text}
     thought = fields.get("reasoning")
-    if thought is not None and thought["end"].strip() in text:
+    if thought is not None and thought_mark(thought["end"]) in text:
         del more["reasoning"]
     # a thought that has not begun may still begin: unchanged
     elif thought is not None and _start_of_thought(fields, text) is not None:
@@ -513,7 +514,7 @@ def n_thought(fields: Mapping[str, Any], text: str, n_tokens: int) -> int:
     at = _start_of_thought(fields, text)
     if at is None:
         return 0
-    end = fields["reasoning"]["end"].strip()
+    end = thought_mark(fields["reasoning"]["end"])
     inside = text[at:].partition(end)[0] if end else ""  # it ends where it begins, as daemons take it
     return round(n_tokens * len(inside) / max(1, len(text)))
 
@@ -521,7 +522,7 @@ def n_thought(fields: Mapping[str, Any], text: str, n_tokens: int) -> int:
 def _start_of_thought(fields: Mapping[str, Any], text: str) -> int | None:
     """Where in an answer's text its thought starts; None: it has not begun."""
     prompt, thought = fields["prompt"], fields["reasoning"]
-    start = thought.get("start", "").strip()
+    start = thought_mark(thought.get("start", ""))
     if start in text:
         return text.find(start) + len(start)
     return 0 if _begins_thought([prompt] if isinstance(prompt, str) else prompt[-1:], thought) else None
@@ -530,4 +531,4 @@ def _start_of_thought(fields: Mapping[str, Any], text: str) -> int | None:
 def _begins_thought(parts: list[str | int], thought: Mapping[str, Any]) -> bool:
     """Whether a prompt with this end has begun a thought, as some templates do; the daemon looks there too."""
     tail = "".join(part for part in parts if isinstance(part, str))[-PROMPT_TAIL:]
-    return tail.rfind(thought["start"].strip()) > tail.rfind(thought["end"].strip())
+    return tail.rfind(thought_mark(thought["start"])) > tail.rfind(thought_mark(thought["end"]))

@@ -64,7 +64,7 @@ def _free_slots(plan: Plan, index: SessionIndex, held: list[SessionView]) -> Pla
 
 
 def _first(state: SchedulerState, plan: Plan, index: SessionIndex) -> list[SessionView]:
-    """The first of those that wait, in order: of either priority more than there are sequences, for some do not fit."""
+    """Return the first waiting sessions in order: of each priority more than sequences, since some do not fit."""
     key, n = urgency_key(state, plan.charged), 2 * state.device.n_seq_max
     groups = ([v for v in index.waiting if v.priority is priority] for priority in Priority)
     return sorted([v for group in groups for v in nsmallest(n, group, key=key)], key=key)

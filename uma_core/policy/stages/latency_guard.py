@@ -169,10 +169,13 @@ def _as_awaited(gap: Gap, view: SessionView) -> SessionView:
         return view
     if any(v.priority is Priority.INTERACTIVE for v in taken):
         return view
-    due_ns = target_ns(state, chat, gap.limits.step_ns, STEPS)
-    n_prompt = view.n_past + view.n_chunk  # its later chunks keep nobody waiting
-    awaited = {"priority": chat.priority, "t_first_ns": 0, "t_queued_ns": chat.t_queued_ns, "slo_ttft_ns": due_ns}
-    return view._replace(n_prompt=n_prompt, **awaited)
+    return view._replace(
+        priority=chat.priority,
+        t_first_ns=0,
+        t_queued_ns=chat.t_queued_ns,
+        slo_ttft_ns=target_ns(state, chat, gap.limits.step_ns, STEPS),
+        n_prompt=view.n_past + view.n_chunk,  # the slot is free after this chunk
+    )
 
 
 def _transfer(state: SchedulerState, index: SessionIndex, room: Room) -> tuple[int, Kind]:
@@ -331,7 +334,8 @@ def _remembered(gap: Gap, plan: Plan, grant: Grant) -> TbtMemory:
     is_own_call = grant.prefill is not None and grant.prefill.mode is PrefillMode.OWN_CALL
     prompt_ns = grant.need_ns if is_own_call or grant.min_pieces else plan.run_ns
     planned_ns = gap.limits.round_ns + extra_ns + prompt_ns + plan.transfer_ns + state.overhead_ns
-    # urgent gaps come in long rows: each counts as the rounds that it takes, or background streams would wait for more
+    # Many urgent gaps follow each other. Each counts as the rounds that it takes, or background streams would wait for
+    # more than `starvation_ticks` rounds.
     n_more = round(planned_ns / gap.limits.round_ns) - 1 if grant.kind is Kind.URGENT else 0
     return memory._replace(
         tick=state.tick,

@@ -78,7 +78,7 @@ def _room(state: SchedulerState, plan: Plan) -> DraftRoom:
 
 
 def _rows_ns(state: SchedulerState, plan: Plan, views: list[SessionView]) -> int:
-    """What these rows take as planned: background rows share a call with interactive ones, or have their own."""
+    """Return the time of these rows as planned: background rows share the interactive rows' call or have their own."""
     call_of = {i.sid: i.call for i in plan.decodes}
     streams, others = ([v for v in views if v.priority is priority] for priority in Priority)
     if {call_of[v.sid] for v in streams} & {call_of[v.sid] for v in others}:
