@@ -1,7 +1,7 @@
-// Attention of few queries over rows that are converted on their way into the products: for instruction sets with 32
-// registers.
+// Attention of a few queries. Rows of K and V are converted on their way into the products, which needs an instruction
+// set with 32 registers.
 //
-// Each block of queries converts the tile again, which costs less than to store it as f32 and read it back.
+// Each block of queries converts the tile again, which costs less than storing it as f32 and reading it back.
 #ifndef UMA_ATTN_DIRECT_H
 #define UMA_ATTN_DIRECT_H
 
@@ -15,8 +15,8 @@ static inline bool is_direct_attn(int dim, int n_queries) {
 
 #if V_DIRECT_QUERIES > 0
 
-// Scores of NA queries and n cells, a multiple of DIRECT_CELLS. Cells beyond the rows that there are get any row's
-// scores: the mask drops them.
+// Scores of NA queries for the CELLS cells of a tile, a multiple of DIRECT_CELLS. Cells from n_rows on get the last
+// row's scores, which the mask drops.
 V_INLINE void direct_scores(const float * const * q, const uint8_t * k, size_t stride, int n_rows, float * const * s,
     int dim, struct ahead * next,
                             const enum uma_type type, const int NA) {
@@ -45,7 +45,7 @@ V_INLINE void direct_scores(const float * const * q, const uint8_t * k, size_t s
 V_INLINE void direct_values(const float * const * p, const uint8_t * v, size_t stride, int n, float * const * o,
     int dim, struct ahead * next,
                             const enum uma_type type, const int NA) {
-    const int n_passes = dim / (DIRECT_COLS * V_LANES); // fetching is spread over all of them
+    const int n_passes = dim / (DIRECT_COLS * V_LANES); // prefetches are spread over all passes
     for (int d = 0, pass = 0; d < dim; d += DIRECT_COLS * V_LANES, pass++) {
         int at_fetch = pass;
         const uint8_t * row = v;
@@ -70,7 +70,7 @@ V_INLINE void direct_values(const float * const * p, const uint8_t * v, size_t s
     }
 }
 
-// As few blocks of queries as there can be, of as even sizes as there can be.
+// Returns the size of the next block: n queries are cut into as few blocks as possible, of sizes as even as possible.
 static inline int next_block(int n) {
     const int n_blocks = (n + V_DIRECT_QUERIES - 1) / V_DIRECT_QUERIES;
     return (n + n_blocks - 1) / n_blocks;
@@ -83,7 +83,7 @@ typedef void scores_fn(const float * const * q, const uint8_t * k, size_t stride
 typedef void values_fn(const float * const * p, const uint8_t * v, size_t stride, int n, float * const * o, int dim,
     struct ahead * next, int n_queries);
 
-// One block of n queries, of each KV type.
+// Functions for one block of n queries, for each KV type.
 #define OF_TYPE(name, TYPE)                                                                                            \
     static void name##_scores(const float * const * q, const uint8_t * k, size_t stride, int n_rows, float * const * s,\
         int dim,                                                                                                       \

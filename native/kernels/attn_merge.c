@@ -1,5 +1,5 @@
-// Merging partial attention results by their log-sum-exp, one after another: the result depends on the parts and their
-// order alone.
+// Merges partial attention results by their log-sum-exp, one after another. So the result depends only on the parts and
+// their order.
 #include "kernels.h"
 
 #include <math.h>

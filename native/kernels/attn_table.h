@@ -1,4 +1,4 @@
-// Attention of one instruction set, as a table entry. Included after a vec_*.h by attn_<isa>.c.
+// The attention kernel of one instruction set, as a table entry. attn_<isa>.c includes this file after a vec_*.h.
 #ifndef UMA_ATTN_TABLE_H
 #define UMA_ATTN_TABLE_H
 
@@ -29,7 +29,7 @@ static void load_queries(const struct uma_attn * at, const struct attn_work * w)
     }
 }
 
-// The queries that see any of the tile's cells, and their rows' masks.
+// Collects the queries that see any of the tile's cells, and fills in their rows' masks.
 static int visible_queries(const struct uma_attn * at, int64_t cell, int n, float * masks, int * queries) {
     int count = 0;
     for (int r = 0; r < at->n_rows; r++) {
@@ -49,7 +49,7 @@ static void attn_tile(const struct uma_attn * at, const struct attn_work * w, in
     const int64_t fetch_end = at->fetch_end ? at->fetch_end : at->cell_end;
     struct ahead next = ahead_of(&at->k, at->kv_type, cell + CELLS, fetch_end, at->dim_k);
     const bool is_direct_k = is_direct_attn(at->dim_k, n_q), is_direct_v = is_direct_attn(at->dim_v, n_q);
-    // V is the beginning of K, which is converted already
+    // V is the beginning of K's rows, which are already converted
     const bool is_v_in_k = at->v.base == at->k.base && !is_direct_k;
     if (!is_direct_k) load_cells(&at->k, at->kv_type, cell, n, at->dim_k, w->kv);
     if (is_direct_k) {

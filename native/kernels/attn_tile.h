@@ -31,7 +31,8 @@ static inline size_t row_bytes(enum uma_type type, int dim) {
     }
 }
 
-// V_LANES elements of a row from element i on, as f32; of a quantised type they lie in one half of a block.
+// Loads V_LANES elements of a row from element i on, as f32. In a quantised type they all lie in the same half of a
+// block.
 V_INLINE vf load_elements(const uint8_t * row, const enum uma_type type, int i) {
     switch (type) {
         case UMA_BF16: return vf_load_bf16(row + 2 * i);
@@ -49,7 +50,7 @@ V_INLINE vf load_elements(const uint8_t * row, const enum uma_type type, int i) 
     }
 }
 
-// One row as f32, its padding zero.
+// Loads one row as f32 and fills its padding with zeros.
 V_INLINE void load_row(const uint8_t * p, const enum uma_type type, float * out, const int dim, const int padded) {
     int i = 0;
     for (; i + V_LANES <= dim; i += V_LANES) vf_store(out + i, load_elements(p, type, i));
@@ -64,7 +65,7 @@ V_INLINE void load_rows(const uint8_t * row, size_t stride, int n, const enum um
     for (int c = 0; c < n; c++, row += stride, out += padded) load_row(row, type, out, dim, padded);
 }
 
-// n cells from `cell`, which starts a tile, as f32 rows; the rest of the tile is zero.
+// Loads n cells from `cell` on as f32 rows; `cell` is the first of a tile. The rest of the tile is set to zero.
 static void load_cells(const struct uma_kv * kv, enum uma_type type, int64_t cell, int n, int dim, float * out) {
     const uint8_t * row = cell_at(kv, cell);
     switch (type) {
@@ -80,8 +81,8 @@ static void load_cells(const struct uma_kv * kv, enum uma_type type, int64_t cel
     if (n < CELLS) memset(out + (size_t)n * pad_dim(dim), 0, (size_t)(CELLS - n) * pad_dim(dim) * 4);
 }
 
-// The rows of the next tile, fetched a few at a time between computations: they are short and far apart, which hardware
-// prefetchers do not follow, and asked for all at once they would fill the queue of misses.
+// The rows of the next tile, which are prefetched a few at a time between computations. The rows are short and far
+// apart, so hardware prefetchers do not follow them. Prefetching all of them at once would fill the queue of misses.
 struct ahead {
     const uint8_t * row;
     size_t stride;
@@ -110,7 +111,7 @@ static void transpose_cells(const float * rows, size_t dim, float * out) {
     }
 }
 
-// Scores of few queries: dot products along the rows of K.
+// Scores of a few queries: dot products along the rows of K.
 static void scores_by_dots(const struct attn_work * w, const int * queries, int n, struct ahead * next) {
     const int n_fetch = (CELLS + n * CELLS / V_LANES - 1) / (n * CELLS / V_LANES);
     for (int i = 0; i < n; i++) {
@@ -129,8 +130,8 @@ static void scores_by_dots(const struct attn_work * w, const int * queries, int 
     }
 }
 
-// The lane that is i-th in the order in which `vf_sums` pairs them: bit b of i stands for the lanes that it adds in
-// step b.
+// Returns the i-th lane in the order in which `vf_sums` pairs the lanes: bit b of i tells the two lanes apart that step
+// b adds.
 V_INLINE size_t lane_of(int i) {
     static const int STRIDES[] = V_SUM_STRIDES;
     size_t lane = 0;
@@ -138,9 +139,9 @@ V_INLINE size_t lane_of(int i) {
     return lane;
 }
 
-// Scores of NA queries and V_BLOCK_COLS * V_LANES cells, K being transposed. Each is the sum that `vf_sums` makes of a
-// row of K: lane by lane over the columns, then the lanes in pairs, in that order. So a score has the same bits however
-// many queries share the tile.
+// Scores of NA queries for V_BLOCK_COLS * V_LANES cells, from transposed K. Each score is the same sum that `vf_sums`
+// computes for a row of K: first each lane over the columns, then the lanes in pairs, in the same order. So a score has
+// the same bits however many queries share the tile.
 V_INLINE void lane_scores(const float * const * q, const float * kt, float * const * s, size_t dk, const int NA) {
     vf waiting[4][2][V_BLOCK_COLS];
     V_UNROLL for (int i = 0; i < V_LANES; i += 2) {
@@ -163,7 +164,7 @@ V_INLINE void lane_scores(const float * const * q, const float * kt, float * con
             V_UNROLL for (int v = 0; v < V_BLOCK_COLS; v++) {
                 vf y = vf_add(sum[0][a][v], sum[1][a][v]);
                 int b = 1;
-                // the lanes that it goes with are there: as in a binary counter
+                // its partner is already waiting: partial sums carry as in a binary counter
                 for (; i >> b & 1; b++) y = vf_add(waiting[b][a][v], y);
                 if (1 << b == V_LANES) vf_store(s[a] + v * V_LANES, y);
                 else waiting[b][a][v] = y;
@@ -194,7 +195,8 @@ static void scores_by_lanes(const struct attn_work * w, const int * queries, int
     if (i < n) lane_scores_of(q + i, w->kt, s + i, w->dk, 1);
 }
 
-// The f16 mask of one row, as f32; cells that the row does not see get -INFINITY. False: it sees none of them.
+// Converts the f16 mask of one row to f32. Cells that the row does not see get -INFINITY. Returns false if the row sees
+// none of the cells.
 static bool row_mask(const struct uma_attn * at, int row, int64_t cell, int n, float * mask) {
     int64_t limit = at->row_cells ? at->row_cells[row] - cell : n;
     int64_t first = at->row_begin ? at->row_begin[row] - cell : 0;
@@ -223,7 +225,8 @@ static bool row_mask(const struct uma_attn * at, int row, int64_t cell, int n, f
     return any;
 }
 
-// Scores to weights exp(score - max) in place, with the running maximum and sum of this query. False: nothing visible.
+// Turns scores into weights exp(score - max) in place and updates this query's running maximum and sum. Returns false
+// if no cell is visible.
 static bool softmax_row(float * s, const float * mask, float slope, float softcap, struct uma_attn_part * part,
     float * out, size_t dv) {
     vf best = vf_set1(-INFINITY);

@@ -1,4 +1,5 @@
-// ggml's quantised blocks as bytes: sizes, offsets of their parts and how wide a scale reaches. Source: ggml-common.h.
+// ggml's quantised blocks as bytes: their sizes, the offsets of their parts, and how many weights share a scale.
+// Source: ggml-common.h.
 #ifndef UMA_BLOCKS_H
 #define UMA_BLOCKS_H
 
@@ -24,16 +25,16 @@ enum {
     Q5_K_BYTES = 176, Q5_K_QH = 16, Q5_K_QS = 48,
     // ql[128], qh[64], 16 x s8 scales, f16 d; offset 32
     Q6_K_BYTES = 210, Q6_K_QH = 128, Q6_K_SCALES = 192, Q6_K_D = 208,
-    // f16 d; 16 bytes of places in UMA_IQ4_VALUES, as Q4_0
+    // f16 d; 16 bytes of indices into UMA_IQ4_VALUES, as Q4_0
     IQ4_NL_BYTES = 18, IQ4_NL_QS = 2,
     // f16 d; 8 scales in 6 bits, offset 32; 8 x 16 bytes as IQ4_NL
     IQ4_XS_BYTES = 136, IQ4_XS_HIGH = 2, IQ4_XS_LOW = 4, IQ4_XS_QS = 8,
-    // E8M0 scale; 16 bytes of places in UMA_FP4_VALUES, as Q4_0
+    // E8M0 scale; 16 bytes of indices into UMA_FP4_VALUES, as Q4_0
     MXFP4_BYTES = 17, MXFP4_QS = 1,
     Q8_K_WEIGHTS = 256,
 };
 
-// What the four bits of IQ4_NL and IQ4_XS, and of MXFP4 (E2M1, doubled), stand for.
+// The values that four bits stand for: in IQ4_NL and IQ4_XS, and in MXFP4 (E2M1, doubled).
 static const int8_t UMA_IQ4_VALUES[16] = { -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113 };
 static const int8_t UMA_FP4_VALUES[16] = { 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12 };
 
@@ -46,13 +47,14 @@ struct uma_type_info {
     int offset;      // subtracted from every unpacked weight
     int has_min;     // a minimum per sub-block instead of an offset
     int is_signed;   // unpacked weights are s8
-    int bits;        // of a weight when it is arranged
-    int n_halves;    // f16 scales of a block when it is arranged ...
+    int bits;        // bits of an arranged weight
+    int n_halves;    // f16 scales of an arranged block ...
     int n_bytes;     // ... and its scales of one byte
 };
 
-// A table, not a switch: products ask several times a chunk, and gcc calls a switch as a function of its own. (Zen 4, 2
-// cores, AVX-512 VNNI, in turn: products of 4 and 8 rows by Q4_K take 0.98 and 0.99 of the time; by Q8_0 the same.)
+// This is a table, not a switch: products read it several times per chunk, and gcc makes a function of its own of a
+// switch and calls it. (Zen 4, 2 cores, AVX-512 VNNI, measured alternately: products of 4 and 8 rows by Q4_K take 0.98
+// and 0.99 of the time; products by Q8_0 take the same time.)
 static inline struct uma_type_info uma_type_info(enum uma_type type) {
     static const struct uma_type_info infos[UMA_N_TYPES] = {
         // block, bytes, sub, acts, offset, min, signed, bits, halves, bytes

@@ -6,7 +6,8 @@
 
 static int bit(unsigned word, int n) { return (int)(word >> n & 1); }
 
-// The register state that the system saves and restores: a processor may have vectors that it does not.
+// Returns the register state that the system saves and restores. A processor may have vector registers that the system
+// does not save.
 static uint64_t saved_state(void) {
     uint32_t low, high;
     __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));

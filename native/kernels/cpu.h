@@ -1,4 +1,4 @@
-// What this processor, and the system under us, can run.
+// The instructions that this processor and its operating system can run.
 #ifndef UMA_CPU_H
 #define UMA_CPU_H
 
@@ -15,7 +15,8 @@ enum {
 
 uint32_t uma_cpu_features(void);
 
-// Whether this is an AMD processor. It is asked once: in a virtual machine CPUID takes microseconds.
+// Returns whether this is an AMD processor. CPUID is asked only once, because it takes microseconds in a virtual
+// machine.
 int uma_cpu_is_amd(void);
 
 #endif

@@ -1,4 +1,4 @@
-// Which kernels this build has, and the best of them that this processor runs.
+// Lists the kernels of this build and picks the best that this processor can run.
 #include "cpu.h"
 #include "kernels.h"
 

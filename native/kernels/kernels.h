@@ -16,13 +16,13 @@ extern "C" {
 #endif
 
 enum uma_type {
-    UMA_F16, UMA_Q8_0, UMA_Q4_0, UMA_Q4_K, UMA_Q6_K, // read as the file has them, and (but F16) arranged
-    UMA_Q5_K, UMA_Q4_1, UMA_Q5_0, UMA_Q5_1, UMA_IQ4_NL, UMA_IQ4_XS, UMA_MXFP4, // arranged only
-    UMA_BF16, UMA_F32, // as the file has them
+    UMA_F16, UMA_Q8_0, UMA_Q4_0, UMA_Q4_K, UMA_Q6_K, // read as they are in the file, and (except F16) arranged
+    UMA_Q5_K, UMA_Q4_1, UMA_Q5_0, UMA_Q5_1, UMA_IQ4_NL, UMA_IQ4_XS, UMA_MXFP4, // read only if they are arranged
+    UMA_BF16, UMA_F32, // read as they are in the file
     UMA_N_TYPES
 };
 
-// y[n_rows][n_out] = x[n_rows][n_in] * w[n_out][n_in]^T. Strides in bytes.
+// y[n_rows][n_out] = x[n_rows][n_in] * w[n_out][n_in]^T. Strides are in bytes.
 struct uma_mm {
     enum uma_type type;
     // n_in: a multiple of the type's block (32, or 256 for K-quants and IQ4_XS; any for F16, BF16 and F32)
@@ -36,16 +36,17 @@ struct uma_mm {
     const int32_t * y_index; // row r is written to y_index[r] and read from x_index[r]; NULL: to r, from r
     const int32_t * x_index;
     void * acts; // `mm_acts_bytes` bytes, 64-byte aligned, shared by the team
-    int is_arranged; // w is what `arrange` made of the weights; w_stride is not used
+    int is_arranged; // w is the output of `arrange`; w_stride is not used
 };
 
-// of what `arrange` makes, which is kept in files: the same for the same table and version
+// Version of the layout that `arrange` writes. Its output is kept in files: it is the same for the same table and
+// version.
 enum { UMA_ARRANGED_VERSION = 1 };
 
 enum { UMA_PAGE_CELLS = 64 }; // cells in one page of paged KV, and in one tile of every attention loop
 
-// Where the cells of one KV head are. Cell c is at base + c * cell_stride, or, with pages,
-// at base + pages[c / 64] * page_stride + (c % 64) * cell_stride.
+// The cells of one KV head. Cell c is at base + c * cell_stride, or, with pages, at base + pages[c / 64] * page_stride
+// + (c % 64) * cell_stride.
 struct uma_kv {
     const void * base;
     size_t cell_stride, page_stride;
@@ -59,9 +60,9 @@ struct uma_attn {
     int n_rows, n_group;   // n_rows * n_group <= UMA_ATTN_MAX_Q
     const float * q;       // row r, head g at (char *)q + r * q_row + g * q_head
     size_t q_row, q_head;
-    struct uma_kv k, v; // with one base V is the beginning of K's rows
+    struct uma_kv k, v; // if both have the same base, V is the beginning of K's rows
     int64_t cell_begin, cell_end; // the part of the cells to read; cell_begin is a multiple of 64
-    int64_t fetch_end;            // cells up to there are read next, and fetched ahead; 0: none are
+    int64_t fetch_end;            // cells from cell_end to here are read next, so they are prefetched; 0: none
     const uint16_t * mask;        // f16, added to the scores: row r at (char *)mask + r * mask_row; NULL: none
     size_t mask_row;
     const int64_t * row_cells; // row r sees only cells below row_cells[r]; NULL: all
@@ -72,23 +73,23 @@ struct uma_attn {
 
 enum { UMA_ATTN_MAX_Q = 64 };
 
-// What one part of the cells contributes to one query: merged by `uma_attn_merge`.
+// The contribution of one part of the cells to one query. `uma_attn_merge` merges the parts.
 struct uma_attn_part {
-    float max, sum; // of the scores; sum of exp(score - max); no visible cell: max = -INFINITY, sum = 0
+    float max, sum; // largest score; sum of exp(score - max). Without a visible cell: max = -INFINITY, sum = 0
 };
 
 struct uma_mm_table {
-    int panel;    // split n_out between threads at multiples of it
-    int min_rows; // fewer rows are computed no faster here than by ggml's own dot products
-    // faster on weights as they lie in the file than ggml's kernels on its rearranged copies of them
+    int panel;    // threads split n_out at multiples of this
+    int min_rows; // with fewer rows these products are no faster than ggml's own dot products
+    // whether products by weights as they lie in the file are faster than ggml's kernels on its rearranged copies
     int beats_repacked;
     size_t (*acts_bytes)(enum uma_type type, int64_t n_in, int64_t n_rows);
     size_t (*scratch_bytes)(int64_t n_rows); // per thread
-    // Quantise and lay out this thread's share of x into acts. Barrier after it.
+    // Quantise this thread's share of x and lay it out in acts. A barrier must follow.
     void (*pack)(const struct uma_mm * mm, int ith, int nth);
     // Compute y for weight rows out_begin..out_end-1 (out_begin a multiple of `panel`). scratch: 64-byte aligned.
     void (*rows)(const struct uma_mm * mm, int64_t out_begin, int64_t out_end, void * scratch);
-    // How many bytes weights take when they are arranged for this table; 0: it reads this type as the file has it only.
+    // Bytes that weights take when they are arranged for this table; 0: it reads this type only as it is in the file.
     size_t (*arranged_bytes)(enum uma_type type, int64_t n_out, int64_t n_in);
     // Arrange weights. Only this table's `rows` understands the result. arranged: 64-byte aligned.
     void (*arrange)(enum uma_type type, int64_t n_out, int64_t n_in, const void * w, size_t w_stride, void * arranged);
@@ -108,26 +109,26 @@ struct uma_kernels {
     const struct uma_attn_table * attn;
 };
 
-// The best table for this processor, or the one that was asked for. Never NULL. Thread-safe.
+// Returns the best table for this processor, or the one that `uma_kernels_use` chose. Never NULL. Thread-safe.
 const struct uma_kernels * uma_kernels(void);
 
-// Ask for a table by its name, NULL for the best; -1: this processor or this build does not have it. Before weights are
-// arranged: tables differ in the order that they want.
+// Choose a table by its name; NULL chooses the best one. Returns -1 if this processor or this build does not have it.
+// Call this before weights are arranged: tables need them in different orders.
 int uma_kernels_use(const char * name);
 
-// The table of that name if this build has it and this processor can run it, else NULL.
+// Returns the table of that name if this build has it and this processor can run it, else NULL.
 const struct uma_kernels * uma_kernels_named(const char * name);
 
 // Add a part to the sum of those before it: to `sum`, and to its vector y[dim_v]. An empty sum is { -INFINITY, 0 }; its
 // vector is not read.
 void uma_attn_fold(struct uma_attn_part * sum, float * y, const struct uma_attn_part * part, const float * out,
     int dim_v);
-// Divide the vector of a sum by it: y[dim_v], which may be `out`. For `sink` see below.
+// Divide a sum's vector `out` by the sum, into y[dim_v], which may be `out`. For `sink` see below.
 void uma_attn_finish(const struct uma_attn_part * sum, const float * out, int dim_v, const float * sink, float * y);
 
-// Merge `n_parts` partial results of one query and divide by the sum: y[dim_v]. Part i's vector is at (char *)out + i *
-// out_stride. sink: a score that takes part in the sum without a value (attention sinks); NULL: none. No visible cell:
-// zeros.
+// Merge `n_parts` partial results of one query and divide by the sum, into y[dim_v]. Part i's vector is at (char *)out
+// + i * out_stride. sink: a score that takes part in the sum without a value (attention sinks); NULL: none. Without a
+// visible cell the result is zeros.
 void uma_attn_merge(const struct uma_attn_part * parts, size_t part_stride, const float * out, size_t out_stride,
     int n_parts, int dim_v,
                     const float * sink, float * y);

@@ -1,20 +1,20 @@
-// Activations of a product by quantised weights, laid out in tiles of a few rows: s8 as ggml's Q8_0 or Q8_K would have
-// them.
+// Activations of a product by quantised weights, laid out in tiles of a few rows. They are s8, quantised as in ggml's
+// Q8_0 or Q8_K.
 //
-// A tile of r rows: q [n_in / ACT_GROUP][r][ACT_GROUP] s8, then per group of `sub` columns d [r] f32 and c [r] (s32:
-// what the product starts from; f32 for types with a minimum: the sum of q, times d where d is that group's own). Tiles
-// follow each other.
+// A tile of r rows holds q [n_in / ACT_GROUP][r][ACT_GROUP] s8, then for each group of `sub` columns d [r] f32 and c
+// [r]. c is the s32 value from which the product starts. For types with a minimum it is an f32 instead: the sum of q,
+// times d if d belongs to that group alone. Tiles follow each other.
 #ifndef UMA_MM_ACTS_H
 #define UMA_MM_ACTS_H
 
-// Columns of one row that lie together: what one dot product instruction takes.
+// Columns of one row that lie together: as many as one dot product instruction takes.
 #ifdef V_HAS_I8MM
 enum { ACT_GROUP = 8 };
 #else
 enum { ACT_GROUP = 4 };
 #endif
 
-enum { V_PANELS = 2 }; // at most at once
+enum { V_PANELS = 2 }; // most panels that are multiplied at once
 
 struct part { // of a tile, from some column on
     int64_t row;
@@ -23,21 +23,22 @@ struct part { // of a tile, from some column on
     float * dc;
 };
 
-// Whether activations have one scale per 256 columns, else one per 32.
+// True if activations have one scale per 256 columns; otherwise they have one per 32.
 static inline bool is_by_256(enum uma_type type) { return uma_type_info(type).act_block == 256; }
 
 static inline size_t acts_row_bytes(enum uma_type type, int64_t n_in) {
     return (size_t)n_in + (size_t)(n_in / uma_type_info(type).sub) * 8;
 }
 
-// Weights of less than 8 bits are multiplied where they lie by a few tiles of rows: parting them for each tile takes
-// less time than storing them as bytes, and lets all tiles fetch. (One core, AVX-512 VNNI, weights in memory: products
-// of 10, 16, 24 and 32 rows by Q4_K take 0.79, 0.80, 0.89 and 0.93 of the time, by Q6_K 0.77, 0.77, 0.83 and 0.91.)
+// True if weights of fewer than 8 bits are multiplied in place. This is for a few tiles of rows: taking the bits apart
+// for each tile takes less time than storing the weights as bytes, and all tiles can prefetch. (One core, AVX-512 VNNI,
+// weights in memory: products of 10, 16, 24 and 32 rows take 0.79, 0.80, 0.89 and 0.93 of the time by Q4_K, and 0.77,
+// 0.77, 0.83 and 0.91 by Q6_K.)
 static inline bool multiplies_bits(const struct uma_mm * mm) {
     return mm->is_arranged && uma_type_info(mm->type).bits < 8 && mm->n_rows <= V_MOST_IN_PLACE;
 }
 
-// Panels multiplied at once: two where a tile of rows leaves registers for them.
+// Panels multiplied at once: two if a tile of rows leaves registers for them.
 static inline int panels_at_once(const struct uma_mm * mm) {
     return mm->n_rows <= V_TILE_ROWS || multiplies_bits(mm) ? 1 : V_QUANT_PANELS;
 }
@@ -51,7 +52,7 @@ static inline int64_t n_tiles(const struct uma_mm * mm) {
     return (mm->n_rows + rows - 1) / rows;
 }
 
-// Tile t of as even a split as there is.
+// Returns tile t of the most even split of the rows.
 static inline struct part tile_at(const struct uma_mm * mm, int64_t t) {
     const int64_t n = n_tiles(mm), base = mm->n_rows / n, rest = mm->n_rows % n;
     const int64_t row = t * base + (t < rest ? t : rest);
@@ -66,7 +67,8 @@ static inline struct part from_column(struct part tile, int64_t col, enum uma_ty
     return tile;
 }
 
-// The largest magnitude, found on the bit patterns: integer compares vectorise without relaxed floating point.
+// Returns the largest magnitude. It compares bit patterns, because integer comparisons vectorise without relaxed
+// floating-point rules.
 static inline float max_magnitude(const float * x, int n) {
     int32_t best = 0;
     for (int i = 0; i < n; i++) {
@@ -84,15 +86,15 @@ static inline void quantise(const float * x, float inverse, int8_t * q, int n) {
     for (int i = 0; i < n; i++) q[i] = (int8_t)(int32_t)rintf(x[i] * inverse);
 }
 
-// Q8_0: d is rounded to f16 as the format would store it, the values are not.
+// Q8_0: d is rounded to f16, as the format would store it. The values are quantised by the unrounded d.
 static inline float quantise_32(const float * x, int8_t * q) {
     const float max = max_magnitude(x, 32);
     quantise(x, max > 0 && max <= 3.4e38f ? 127.0f / max : 0.0f, q, 32);
     return uma_round_f16(max / 127.0f);
 }
 
-// The first of x that has this magnitude. Searching for it took as long as the rest of quantise_256. Counting both signs
-// vectorises, and nearly always only one of them is there.
+// Returns the first element of x with this magnitude. Searching for it took as long as the rest of quantise_256.
+// Counting both signs vectorises, and nearly always only one of the signs occurs.
 static inline float first_of(const float * x, float max) {
     int n_plus = 0, n_minus = 0, i = 0;
     for (int k = 0; k < 256; k++) {
@@ -122,7 +124,7 @@ static inline int32_t sum_s8(const int8_t * q, int n) {
     return sum;
 }
 
-// Lay out n quantised columns from column `col` of row r of a tile.
+// Lays out n quantised columns from column `col` on of row r of a tile.
 static inline void put_acts(const struct part * t, int r, int64_t col, const int8_t * q, int n, float d,
     enum uma_type type) {
     const struct uma_type_info info = uma_type_info(type);
@@ -144,7 +146,7 @@ static inline const float * x_row(const struct uma_mm * mm, int64_t row) {
     return (const float *)(const void *)((const char *)mm->x + (size_t)from * mm->x_stride);
 }
 
-// Columns col..col+n-1 of all rows of a tile.
+// Quantises and lays out columns col..col+n-1 of all rows of a tile.
 static void pack_columns(const struct uma_mm * mm, const struct part * t, int64_t col, int n) {
     for (int r = 0; r < t->n_rows; r++) {
         const float * x = x_row(mm, t->row + r) + col;
@@ -154,8 +156,8 @@ static void pack_columns(const struct uma_mm * mm, const struct part * t, int64_
     }
 }
 
-// Divided by columns: the rows of a tile lie side by side, and threads that write to one line wait for each other (four
-// rows in half of the time).
+// Threads divide the work by columns. The rows of a tile lie side by side, and threads that write to the same cache
+// line wait for each other. (Four rows take half of the time this way.)
 static void pack(const struct uma_mm * mm, int ith, int nth) {
     if (uma_is_float(mm->type)) return;
     const int run = uma_type_info(mm->type).act_block;

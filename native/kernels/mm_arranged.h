@@ -1,16 +1,17 @@
-// Weights arranged when a model is loaded: what a product reads lies in the order in which it is read, so that no call
-// transposes anything.
+// Weights are arranged when a model is loaded: they are stored in the order in which a product reads them, so that no
+// call has to transpose anything.
 //
-// Panel after panel of V_LANES weight rows, the last one padded with zeros. A panel is its scales, padded to 64 bytes,
-// and then its weights. Scales, per block of the file's format: [halves][lane] f16, then [bytes][lane]. Weights are in
-// vectors [lane][4]: byte b of lane l is column 4 g + b of row l, where g is the vector's group. Per 32 columns (groups
-// 0 to 7):
+// Panels of V_LANES weight rows follow each other; the last one is padded with zeros. A panel holds its scales, padded
+// to 64 bytes, and then its weights. Each block of the file's format has scales [halves][lane] f16, then [bytes][lane].
+// Weights are in vectors [lane][4]: byte b of lane l is column 4 g + b of row l, where g is the vector's group. 32
+// columns (groups 0 to 7) take:
 //   8 bits: 8 vectors, one for each group.
 //   4 bits: 4 vectors; vector k has group k in its low and group k + 4 in its high nibbles.
 //   5 bits: those 4, then one with the fifth bits: bit g is for group g.
-// 6 bits, per 16 columns (groups 0 to 3): 2 vectors with groups k and k + 2, then one with the high pairs: bits 2 g and
-// 2 g + 1 for group g. A change of any of this raises UMA_ARRANGED_VERSION: files of arranged weights are kept between
-// starts.
+// With 6 bits, 16 columns (groups 0 to 3) take 2 vectors with groups k and k + 2, then one with the high pairs: bits
+// 2 g and 2 g + 1 are for group g.
+//
+// Any change of this layout must raise UMA_ARRANGED_VERSION, because files of arranged weights are kept between starts.
 #ifndef UMA_MM_ARRANGED_H
 #define UMA_MM_ARRANGED_H
 
@@ -18,12 +19,13 @@
 #include "mm_formats.h"
 #include "mm_panel.h"
 
-// How far ahead of the product weights are fetched: from memory, and from there into the first-level cache. The product
-// begins after a panel's scales, so both count from their end. (Zen 4, 2 cores, AVX-512 VNNI, weights in memory, in
-// turn: when they counted from the panel's beginning, what is multiplied first was fetched too late in long rows. Of
-// 8,192 columns 1, 2, 4 and 8 rows take 0.89, 0.81, 0.72 and 0.84 of that time by Q4_K, 0.81, 0.81, 0.72 and 0.77 by
-// Q6_K, 0.97, 0.96, 0.89 and 0.82 by Q8_0; of 2,048 columns the same. With 8 KiB 2 rows by Q4_K take 0.85, with 16 KiB
-// 0.81.)
+// How many bytes ahead of the product weights are prefetched: from memory, and from there into the first-level cache.
+// The product begins after a panel's scales, so both distances count from the end of the scales. (Zen 4, 2 cores,
+// AVX-512 VNNI, weights in memory, measured alternately: when the distances counted from the panel's beginning, the
+// weights of long rows that are multiplied first were prefetched too late. With 8,192 columns, 1, 2, 4 and 8 rows take
+// 0.89, 0.81, 0.72 and 0.84 of that time by Q4_K, 0.81, 0.81, 0.72 and 0.77 by Q6_K, and 0.97, 0.96, 0.89 and 0.82 by
+// Q8_0; with 2,048 columns they take the same time as before. If AHEAD is 8 KiB, 2 rows by Q4_K take 0.85; if it is
+// 16 KiB, they take 0.81.)
 enum { AHEAD = 12288, SOON = 2048 };
 
 // bytes of 32 columns
@@ -55,7 +57,7 @@ static void put_scales(const struct uma_type_info * info, const struct block_sca
     for (int i = 0; i < info->n_bytes; i++) to[i * V_LANES + lane] = s->bytes[i];
 }
 
-// 16 bytes as one lane of four vectors.
+// Writes 4 * n_vectors bytes as one lane of n_vectors vectors.
 static inline void put_lane(const uint8_t * bytes, int n_vectors, int lane, uint8_t * to) {
     for (int k = 0; k < n_vectors; k++) memcpy(to + (k * V_LANES + lane) * 4, bytes + 4 * k, 4);
 }
@@ -121,7 +123,7 @@ static inline const uint8_t * arranged_at(const struct uma_mm * mm, int64_t out)
     return (const uint8_t *)mm->w + (size_t)(out / V_LANES) * arranged_panel(mm->type, mm->n_in);
 }
 
-// Of `n` panels multiplied at once each fetches its successor's part of the bytes that follow all of them.
+// `n` panels are multiplied at once. Each of them prefetches its counterpart among the `n` panels that follow.
 static void start_arranged(const struct uma_mm * mm, int64_t out, int n, struct panel * p) {
     const size_t panel = arranged_panel(mm->type, mm->n_in), begin = arranged_scales(mm->type, mm->n_in),
         ahead = panel < begin + AHEAD ? panel : begin + AHEAD, soon = ahead < begin + SOON ? ahead : begin + SOON;
@@ -131,13 +133,13 @@ static void start_arranged(const struct uma_mm * mm, int64_t out, int n, struct 
     }
 }
 
-// n scales of one byte each, times one half: to [n][lane] f32.
+// Multiplies n scales of one byte each by one f16 scale, into [n][lane] f32.
 static inline void scale_bytes(float * out, vf d, const uint8_t * bytes, int n) {
     for (int i = 0; i < n; i++, bytes += V_LANES, out += V_LANES) vf_store(out, vf_mul(d, vf_load_s8(bytes)));
 }
 
-// The scales of one block, as the product wants them: per sub-block, f32. (E8M0 is halved, since the values of MXFP4
-// are doubled.)
+// Converts the scales of one block to the form that the product reads: f32, one for each sub-block. (E8M0 is halved,
+// since the values of MXFP4 are doubled.)
 V_INLINE void open_scales(const enum uma_type type, const uint8_t * w, float * scale, float * min) {
     const uint8_t * second = w + 2 * V_LANES, * bytes = w + 2 * uma_type_info(type).n_halves * V_LANES;
     switch (type) {
@@ -161,7 +163,7 @@ V_INLINE void open_all_scales(const enum uma_type type, const uint8_t * w, int64
         open_scales(type, w, p->scale + b * per_block, p->min + b * per_block);
 }
 
-// Groups 0 to 7 of 32 columns as bytes: what `kind_of_bytes` multiplies.
+// Unpacks groups 0 to 7 of 32 columns to bytes, for a product of the kind `kind_of_bytes`.
 static inline void open_32(enum uma_type type, struct panel * p, const uint8_t * q, int64_t group) {
     const struct uma_type_info info = uma_type_info(type);
     struct fifth_bits fifth = { vi_set1(0), vi_set1(0) };
@@ -180,7 +182,7 @@ static inline void open_32(enum uma_type type, struct panel * p, const uint8_t *
     }
 }
 
-// The values of a table, as the product's bytes: four times the same 16.
+// Returns a format's table as bytes for the product: its 16 values, repeated to fill the vector.
 static inline vi table_of(enum uma_type type) {
     const int8_t * values = type == UMA_MXFP4 ? UMA_FP4_VALUES : UMA_IQ4_VALUES;
     uint8_t bytes[V_LANES * 4];
@@ -188,7 +190,8 @@ static inline vi table_of(enum uma_type type) {
     return vi_load(bytes);
 }
 
-// Columns col..col+n-1 of the panel that starts at weight row `out`: multiplied where they lie, or unpacked to bytes.
+// Prepares columns col..col+n-1 of the panel that starts at weight row `out`. They are multiplied in place, or unpacked
+// to bytes.
 static void open_arranged(const struct uma_mm * mm, int64_t out, int64_t col, int64_t n, bool is_in_place,
     struct panel * p) {
     const enum uma_type type = mm->type;
@@ -197,7 +200,7 @@ static void open_arranged(const struct uma_mm * mm, int64_t out, int64_t col, in
     const uint8_t * q = arranged_at(mm, out) + arranged_scales(type, mm->n_in) + (size_t)(col / 32)
         * arranged_run(type);
     const int64_t n_blocks = n / info.block;
-    switch (type) { // a loop for each, so that none chooses per block
+    switch (type) { // one loop for each type, so that no loop chooses per block
         case UMA_Q4_K:
         case UMA_Q5_K: open_all_scales(UMA_Q4_K, scales, n_blocks, p); break;
         case UMA_Q6_K: open_all_scales(UMA_Q6_K, scales, n_blocks, p); break;

@@ -5,8 +5,8 @@
 
 #include "mm_acts.h"
 
-// Weight rows and rows of x at once; weight rows that all rows of x pass over before the next ones (they stay in the
-// second-level cache).
+// Weight rows and rows of x that are multiplied at once; weight rows that all rows of x pass over before the next ones,
+// so that they stay in the second-level cache.
 enum { DIRECT_OUTS = 4, DIRECT_ROWS = V_DIRECT_ROWS, DIRECT_RUN = 32 };
 
 V_INLINE vf direct_load(const uint8_t * p, const enum uma_type type) {
@@ -21,7 +21,8 @@ static inline float direct_one(const uint8_t * p, enum uma_type type) {
     return f;
 }
 
-// out[i][r] of 4 weight rows and NX rows over n columns. Fetches the next 4 weight rows, which are one run of bytes.
+// Computes out[i][r] for 4 weight rows and NX rows of x over n columns. Prefetches the next 4 weight rows, which are
+// one run of bytes.
 V_INLINE void direct_dots(const uint8_t * w, size_t w_stride, const float * const * x, int64_t n,
     float out[DIRECT_OUTS][DIRECT_ROWS], const int NX,
                           const enum uma_type type) {
@@ -71,13 +72,13 @@ static void direct_of_type(const uint8_t * w, size_t w_stride, const float * con
     }
 }
 
-// Rows row..row+nx-1 by the weight rows of a run.
+// Multiplies rows row..row+nx-1 by the weight rows of a run.
 static void direct_run(const struct uma_mm * mm, int64_t row, int nx, int64_t out_begin, int64_t out_end) {
     const float * x[DIRECT_ROWS];
     for (int r = 0; r < DIRECT_ROWS; r++) x[r] = x_row(mm, row + (r < nx ? r : 0));
     for (int64_t o = out_begin; o < out_end; o += DIRECT_OUTS) {
         const int n = out_end - o < DIRECT_OUTS ? (int)(out_end - o) : DIRECT_OUTS;
-        // the last few rows one by one, as four times the same
+        // the last few weight rows are computed one by one: with stride 0 the same row is read four times
         const size_t stride = n == DIRECT_OUTS ? mm->w_stride : 0;
         for (int i = 0; i < n; i += stride ? DIRECT_OUTS : 1) {
             float out[DIRECT_OUTS][DIRECT_ROWS];

@@ -10,7 +10,8 @@ V_INLINE void panel_dots(vi * dot, const uint8_t * w, const int8_t * q, const in
         const int8x16_t w01 = vreinterpretq_s8_s32(vzip1q_s32(first, second)),
             w23 = vreinterpretq_s8_s32(vzip2q_s32(first, second));
         V_UNROLL for (int i = 0; i < (R + 1) / 2; i++) {
-            // the partner of an odd last row is whatever follows: always inside acts, its result is dropped
+            // an odd last row is paired with the bytes after it: they are always inside acts, and their result is
+            // dropped
             const int8x16_t x = vld1q_s8(q + 16 * i);
             low[i] = vmmlaq_s32(low[i], w01, x);
             high[i] = vmmlaq_s32(high[i], w23, x);

@@ -1,4 +1,4 @@
-// Reads one block of the file's format into plain numbers: what arranging starts from. Source: ggml-quants.c,
+// Reads one block of the file's format into plain numbers, from which weights are arranged. Source: ggml-quants.c,
 // dequantize_row_*.
 //
 // Plain C over one row; it runs once per weight, when a model is loaded.
@@ -7,14 +7,14 @@
 
 #include "blocks.h"
 
-// The scales of one block. A weight is scale * value, or scale * value - min, where uma_type_info says how many there
-// are of each.
+// The scales of one block; uma_type_info says how many there are of each. A weight is scale * value, or scale * value -
+// min.
 struct block_scales {
-    uint16_t halves[2]; // f16: d; then dmin, or m where the format adds it
-    uint8_t bytes[16];  // 6-bit scales and then as many mins; s8 scales; the exponent of MXFP4
+    uint16_t halves[2]; // f16: d; then dmin, or m in formats that add it
+    uint8_t bytes[16];  // 6-bit scales and then as many mins; or s8 scales; or the exponent of MXFP4
 };
 
-// Four bits of `n` bytes each: the low ones to out, the high ones to out + apart.
+// Splits `n` bytes into nibbles: the low ones go to out, the high ones to out + apart.
 static inline void part_nibbles(const uint8_t * q, int n, uint8_t * out, int apart) {
     for (int i = 0; i < n; i++) out[i] = q[i] & 15;
     for (int i = 0; i < n; i++) out[i + apart] = q[i] >> 4;
@@ -59,8 +59,8 @@ static inline void read_iq4_xs_scales(const uint8_t * w, struct block_scales * s
     }
 }
 
-// One block at w: its scales, and out[block] as the file has them: s8 for Q8_0, places in a table for the formats that
-// have one, else unsigned.
+// Reads the block at w: its scales, and its values as they are in the file, into out[block]. Values are s8 for Q8_0,
+// indices for formats with a table, otherwise unsigned.
 static inline void read_block(enum uma_type type, const uint8_t * w, struct block_scales * s, uint8_t * out) {
     memcpy(s->halves, w, 2 * sizeof s->halves[0]); // most formats begin with them
     switch (type) {

@@ -1,30 +1,30 @@
-// Unpacks a panel: V_LANES weight rows, a chunk of their columns, transposed so that one vector lane is one weight row.
+// Unpacks a panel: a chunk of the columns of V_LANES weight rows, transposed so that one vector lane is one weight row.
 //
-// q: [columns / 4][lane][4] bytes; scale (and min): [columns / sub][lane] f32. Every quantised format ends here, so one
-// product loop serves all. f16 and bf16 weights become q: [columns][lane] f32.
+// q: [columns / 4][lane][4] bytes; scale (and min): [columns / sub][lane] f32. Every quantised format is unpacked to
+// this form, so one product loop serves all. f16, bf16 and f32 weights are not unpacked: see mm_direct.h.
 #ifndef UMA_MM_PANEL_H
 #define UMA_MM_PANEL_H
 
 struct panel {
-    const uint8_t * q; // what is multiplied: `unpacked`, or arranged weights where they are
-    vi table;          // of 4-bit formats with a table: what each of the 16 values stands for
+    const uint8_t * q; // the weights that are multiplied: `unpacked`, or arranged weights in place
+    vi table;          // for 4-bit formats with a table: the values that the 16 codes stand for
     uint8_t * unpacked;
     float * scale;
     float * min;
-    uintptr_t ahead; // where reading will be in a panel's time: what lies before it was fetched
-    uintptr_t until; // up to where it is to be fetched now
-    size_t lead;     // how far that is beyond where reading will be soon; 0: not known
-    int is_fetching; // the product fetches ahead: unpacking did not read the weights; ...
+    uintptr_t ahead; // the address that is read one panel later: everything before it was prefetched
+    uintptr_t until; // the end of the bytes to prefetch now
+    size_t lead;     // distance from `ahead` back to the bytes that are read soon; 0: not known
+    int is_fetching; // the product prefetches, because no unpacking read the weights: ...
     int fetch;       // ... this many bytes per sub-block
-    int is_sparse;   // one or two rows of bytes fetch one line in four; the hardware's prefetcher brings the others
+    int is_sparse;   // one or two rows of bytes prefetch one line in four; the hardware's prefetcher brings the others
 };
 
-// Fetch what is next. Reading 16 rows side by side defeats the hardware's prefetchers; the panel after this
-// one is one run of bytes. From memory into the second-level cache: in the first one a panel would drive out the
-// unpacked one before it is used (2.2 times slower where that has 32 KiB), and the few requests that a first level
-// keeps open would wait for memory. What is read soon goes from there into the first level. The products of eight rows
-// by arranged Q8_0 take 1.07 of one row's (1.19 without the second step, 1.20 from memory into the first level at
-// once).
+// Prefetches one line. Reading 16 rows side by side defeats the hardware's prefetchers, but the panel after this one is
+// one run of bytes. Lines come from memory into the second-level cache. In the first-level cache a panel would drive
+// out the unpacked one before it is used (2.2 times slower with a first-level cache of 32 KiB), and the few requests
+// that a first-level cache keeps open would wait for memory. Bytes that are read soon come from the second level into
+// the first. Products of eight rows by arranged Q8_0 then take 1.07 of one row's time (1.19 without the second step,
+// 1.20 if lines come from memory into the first level at once).
 static inline void fetch_line(const struct panel * p, uintptr_t at) {
     __builtin_prefetch((const void *)at, 0, 2);
     if (p->lead) __builtin_prefetch((const void *)(at - p->lead), 0, 3);
@@ -47,12 +47,13 @@ enum { V_FETCHES_SPARSELY = 1 };
 enum { V_FETCHES_SPARSELY = 0 };
 #endif
 
-// One line in four, for one or two rows of bytes, with AVX-512 VNNI on AMD processors. Where next to nothing is
-// computed, the second-level cache's own prefetcher runs far enough ahead once it has been started, and each prefetch
-// of ours takes one of the few misses that the first-level cache can have open. (Zen 4, 2 cores, weights in memory, in
-// turn: one row by Q8_0 of 896, 2,048, 4,096, 4,864 and 14,336 columns takes 0.89, 0.98, 0.96, 0.98 and 0.88 of the
-// time while others use the memory too, of 896 and 4,864 columns 0.76 and 0.87 while they do not. Three rows, fewer
-// bits and AVX2 would be slower. On a Xeon a step of one row or two would take 1.22 of the time.)
+// Prefetches one line in four, for one or two rows of bytes, with AVX-512 VNNI on AMD processors. If next to nothing is
+// computed, the second-level cache's own prefetcher runs far enough ahead once it has been started, and each of our
+// prefetches takes one of the few misses that the first-level cache can have open. (Zen 4, 2 cores, weights in memory,
+// measured alternately: one row by Q8_0 of 896, 2,048, 4,096, 4,864 and 14,336 columns takes 0.89, 0.98, 0.96, 0.98 and
+// 0.88 of the time while others use the memory too; with 896 and 4,864 columns it takes 0.76 and 0.87 while they do
+// not. Three rows, fewer bits and AVX2 would be slower. On a Xeon a step of one or two rows would take 1.22 of the
+// time.)
 static inline void fetch_sparsely(struct panel * p, int bytes) {
     const uintptr_t end = p->ahead + (uintptr_t)bytes;
     for (uintptr_t at = (p->ahead + 255) & ~(uintptr_t)255; at < end; at += 256)
@@ -60,7 +61,7 @@ static inline void fetch_sparsely(struct panel * p, int bytes) {
     p->ahead = end;
 }
 
-// Groups k and k + 4 of one vector of arranged 4-bit weights.
+// Unpacks groups k and k + 4 from one vector of arranged 4-bit weights.
 V_INLINE void nibbles(const uint8_t * q, vi * low, vi * high) {
     const vi v = vi_load(q), nibble = vi_set1(0x0f0f0f0f);
     *low = vi_and(v, nibble);
@@ -85,7 +86,7 @@ V_INLINE void add_fifth(struct fifth_bits * f, vi * low, vi * high) {
     f->high = vi_srl(f->high, 1);
 }
 
-// The four groups of 16 columns of 6 bits.
+// Unpacks the four groups of 16 columns of 6-bit weights.
 V_INLINE void six_bits(const uint8_t * q, vi out[4]) {
     const vi nibble = vi_set1(0x0f0f0f0f), pair = vi_set1(0x30303030);
     const vi a = vi_load(q), b = vi_load(q + V_LANES * 4), high = vi_load(q + V_LANES * 8);
@@ -127,8 +128,8 @@ static inline void put_scaled(float * out, int64_t at, vi six_bits, vf d) {
     vf_store(out + at * V_LANES, vf_mul(d, vf_from_vi(six_bits)));
 }
 
-// The 12 bytes hold, as three words a, b, c: scale j and min j in 6 bits of byte j of a and b for j < 4; beyond, 4 bits
-// in c and 2 in a, b.
+// The 12 bytes are three words a, b and c. For j < 4, scale j is 6 bits of byte j of a, and min j is 6 bits of byte j
+// of b. The other scales and mins have 4 bits in c and 2 bits in a or b.
 static inline void unpack_q4_k_scales(struct panel * p, int64_t at, const uint8_t * w, size_t stride) {
     const vi a = vi_rows4(w + Q4_K_SCALES, stride), b = vi_rows4(w + Q4_K_SCALES + 4, stride),
         c = vi_rows4(w + Q4_K_SCALES + 8, stride);
@@ -152,7 +153,7 @@ static inline void unpack_q4_k(struct panel * p, const uint8_t * w, size_t strid
     const vi nibble = vi_set1(0x0f0f0f0f);
     for (int64_t b = 0; b < n / 256; b++, w += Q4_K_BYTES) {
         unpack_q4_k_scales(p, b * 8, w, stride);
-        for (int s = 0; s < 8; s++) { // 16 bytes: half of sub-block 2 * (s / 2) low, of the next one high
+        for (int s = 0; s < 8; s++) { // 16 bytes: half of sub-block 2 * (s / 2) (low), half of the next (high)
             vi v[4];
             fetch_ahead(p, V_LANES * Q4_K_BYTES / 8);
             vi_rows16(v, w + Q4_K_QS + 16 * s, stride);

@@ -1,6 +1,7 @@
-// The matrix products of one instruction set, as a table entry. Included after a vec_*.h by mm_<isa>.c.
+// The matrix products of one instruction set, as a table entry. mm_<isa>.c includes this file after a vec_*.h.
 //
-// Per panel (or two) and chunk of columns: unpack the weights once, then pass every tile of activations over them.
+// For each panel (or two) and each chunk of columns, the weights are unpacked once, and then every tile of activations
+// passes over them.
 #ifndef UMA_MM_TABLE_H
 #define UMA_MM_TABLE_H
 
@@ -10,14 +11,14 @@
 
 enum {
     CHUNK = 512, // columns per chunk: the unpacked panel (8 KiB at 16 lanes) stays in the first-level cache
-    // of one or two rows by bytes where they lie: one tile reads them once, so nothing has to stay in a cache (2 cores
-    // of a Zen 4, in turn: of 896, 2,048, 4,864 and 8,192 columns one row takes 0.97, 0.92, 0.96 and 0.98 of the time,
-    // two rows 0.94, 0.94, 0.94 and 0.97)
+    // chunk of one or two rows by 8-bit weights in place: one tile reads the weights once, so nothing has to stay in a
+    // cache (2 cores of a Zen 4, measured alternately: with 896, 2,048, 4,864 and 8,192 columns one row takes 0.97,
+    // 0.92, 0.96 and 0.98 of the time, two rows take 0.94, 0.94, 0.94 and 0.97)
     LONG_CHUNK = 8192,
     Q_BYTES = CHUNK * V_LANES,
-    SCALE_BYTES = LONG_CHUNK / 32 * V_LANES * 4, // of bytes; other types have at most CHUNK / 16 for a lane
+    SCALE_BYTES = LONG_CHUNK / 32 * V_LANES * 4, // for 8-bit weights; other types have at most CHUNK / 16 for a lane
     PANEL_BYTES = Q_BYTES + 2 * SCALE_BYTES,
-    COPY_BYTES = CHUNK / 32 * Q8_0_BYTES * V_LANES, // of the widest format
+    COPY_BYTES = CHUNK / 32 * Q8_0_BYTES * V_LANES, // for the widest format
     ACC_ROW = V_PANELS * V_LANES,
 };
 
@@ -40,14 +41,14 @@ static struct scratch scratch_at(void * at) {
     return s;
 }
 
-// Rows beside each other, zero beyond what there is, so that unpacking never reads past the weights.
+// Copies rows next to each other and fills missing ones with zeros, so that unpacking never reads past the weights.
 static const uint8_t * copy_rows(const uint8_t * w, size_t stride, int lanes, size_t bytes, uint8_t * copy) {
     memset(copy, 0, bytes * V_LANES);
     for (int i = 0; i < lanes; i++) memcpy(copy + (size_t)i * bytes, w + (size_t)i * stride, bytes);
     return copy;
 }
 
-// Columns col..col+n-1 of the panel that starts at weight row `out`.
+// Prepares columns col..col+n-1 of the panel that starts at weight row `out`.
 static void unpack_panel(const struct uma_mm * mm, int64_t out, int64_t col, int64_t n, struct panel * p,
     uint8_t * copy) {
     if (mm->is_arranged) {
@@ -80,16 +81,16 @@ static void start_fetching(const struct uma_mm * mm, int64_t out, int n_panels, 
         * mm->w_stride;
 }
 
-// How many tiles fetch what is multiplied next, each its share: where the first one asks for everything, it waits for
-// memory, and the others for nothing. (One core, AVX-512 VNNI, weights in memory: products of 10, 12, 16, 24 and 32 rows
-// by Q8_0 take 0.82, 0.82, 0.80, 0.83 and 0.82 of the time.)
+// Returns how many tiles prefetch the weights that are multiplied next, each an equal share. If the first tile asked
+// for all of them, it would wait for memory, and the other tiles for nothing. (One core, AVX-512 VNNI, weights in
+// memory: products of 10, 12, 16, 24 and 32 rows by Q8_0 take 0.82, 0.82, 0.80, 0.83 and 0.82 of the time.)
 static int64_t share_fetching(struct panel * p, int n_panels, int64_t n_tiles) {
     const int64_t n_lines = p->fetch / 64, n = n_tiles < n_lines ? n_tiles : n_lines > 1 ? n_lines : 1;
     for (int i = 0; i < n_panels; i++) p[i].fetch /= (int)n;
     return n;
 }
 
-// y for the n weight rows (at most V_LANES a panel) from `out`.
+// Computes y for the n weight rows (at most V_LANES per panel) from `out` on.
 static void panels_product(const struct uma_mm * mm, int64_t out, int n, struct scratch * s) {
     const int n_panels = (n + V_LANES - 1) / V_LANES;
     const enum kind kind = is_in_place(mm) ? kind_in_place(mm->type) : kind_of_bytes(mm->type);

@@ -1,17 +1,17 @@
-// The inner products: one or two unpacked panels by one tile of activations, sums in registers.
+// The inner products: one or two panels by one tile of activations, with the sums in registers.
 #ifndef UMA_MM_TILE_H
 #define UMA_MM_TILE_H
 
 #include "mm_acts.h"
 #include "mm_panel.h"
 
-// How a type's products are summed: sub-blocks of 32 or 16 columns in s32 and then scaled. S8, U6: bytes, arranged or
-// unpacked (U4: all below 16); N: arranged weights multiplied where they lie, of this many bits, or (NT) 4 bits
-// through a table.
+// How a type's products are summed: sub-blocks of 32 or 16 columns are summed in s32 and then scaled. S8 and U6 are
+// bytes, arranged or unpacked (U4: all are below 16). N are arranged weights of this many bits that are multiplied in
+// place; NT are weights of 4 bits that go through a table.
 enum kind { KIND_S8, KIND_U6, KIND_U6_SUB16, KIND_U6_MIN, KIND_U4, KIND_U4_MIN, KIND_N4, KIND_N4_MIN, KIND_N5,
     KIND_N5_MIN, KIND_N6, KIND_NT, N_KINDS };
 
-// Of unpacked weights.
+// The kind for unpacked weights.
 static inline enum kind kind_of_bytes(enum uma_type type) {
     const struct uma_type_info info = uma_type_info(type);
     if (info.is_signed) return KIND_S8;
@@ -19,7 +19,7 @@ static inline enum kind kind_of_bytes(enum uma_type type) {
     return info.has_min ? KIND_U6_MIN : info.sub == 16 ? KIND_U6_SUB16 : KIND_U6;
 }
 
-// Of arranged weights where they lie.
+// The kind for arranged weights in place.
 static inline enum kind kind_in_place(enum uma_type type) {
     const struct uma_type_info info = uma_type_info(type);
     switch (info.bits) {
@@ -42,8 +42,8 @@ static inline vi vi_dot_at(vi acc, vi w, const int8_t * x) { return (void)w, (vo
 #endif
 
 #ifdef V_HAS_PAIRS
-// Without VNNI a product of bytes gives sums of pairs in s16. Where weights are small, several groups fit before the
-// sums have to be widened: 15 * 127 * 2 eight times, 31 * 127 * 2 four times, 63 * 127 * 2 twice.
+// Without VNNI a product of bytes gives sums of pairs in s16. If weights are small, several groups fit before the sums
+// have to be widened: 15 * 127 * 2 eight times, 31 * 127 * 2 four times, 63 * 127 * 2 twice.
 V_INLINE int groups_in_pairs(const enum kind kind) {
     switch (kind) {
         case KIND_U4:
@@ -53,7 +53,7 @@ V_INLINE int groups_in_pairs(const enum kind kind) {
         case KIND_N5:
         case KIND_N5_MIN: return 4;
         case KIND_S8:
-        case KIND_NT: return 0; // signed: not this way
+        case KIND_NT: return 0; // signed weights cannot be summed this way
         default: return 2;
     }
 }
@@ -75,13 +75,13 @@ static inline int bits_of(const enum kind kind) {
     }
 }
 
-// Whether lines are fetched one at a time between products: while all of a sub-block's are asked for at once, nothing
-// is computed. Not for one or two rows of bytes, which compute next to nothing. (2 cores, AVX-512 VNNI: a step of 1, 2,
-// 4 and 8 rows of the 1B Q4_K_M takes 0.94, 0.91, 0.91 and 0.95 of the time so; of the 0.5B Q8_0 1.05 with one row,
-// 0.98 with four, 0.96 with eight.) Not with AVX2, whose panels are half as wide: each vector of weights would take the
-// same branch for half of the products. (2 cores of a Zen 3, weights in memory: products of 1, 4, 8 and 16 rows by Q4_K
-// would take 1.02, 1.02, 1.00 and 1.00 of the time, by Q6_K 1.11, 0.99, 1.12 and 1.15, by Q8_0 0.98, 0.99, 1.03 and
-// 1.08.)
+// Whether lines are prefetched one at a time between products. If all lines of a sub-block are requested at once,
+// nothing is computed meanwhile. One or two rows of bytes request them at once, because they compute next to nothing.
+// (2 cores, AVX-512 VNNI: a step of 1, 2, 4 and 8 rows of the 1B Q4_K_M takes 0.94, 0.91, 0.91 and 0.95 of the time
+// with lines one at a time; a step of the 0.5B Q8_0 takes 1.05 with one row, 0.98 with four and 0.96 with eight.) AVX2
+// requests them at once too: its panels are half as wide, so each vector of weights would take the same branch for half
+// of the products. (2 cores of a Zen 3, weights in memory: products of 1, 4, 8 and 16 rows would take 1.02, 1.02, 1.00
+// and 1.00 of the time by Q4_K, 1.11, 0.99, 1.12 and 1.15 by Q6_K, and 0.98, 0.99, 1.03 and 1.08 by Q8_0.)
 #if defined(V_HAS_I8MM) || defined(V_FETCHES_AT_ONCE)
 V_INLINE bool is_spread(const enum kind kind, const int R) { return (void)kind, (void)R, false; }
 #else
@@ -97,7 +97,7 @@ V_INLINE void fetch_next(struct panel * p, const enum kind kind, const int R) {
 #ifdef V_HAS_I8MM
 #include "mm_dots_i8mm.h"
 #else
-// dot[panel][row] += the products over `sub` columns, from byte `at` of each panel, and of a tile of R rows.
+// dot[panel][row] += the products of the R rows of a tile by `sub` columns of each panel, from byte `at` on.
 V_INLINE void sub_dots(vi dot[V_PANELS][V_TILE_ROWS], struct panel * p, int64_t at, const int8_t * q,
     const int sub, const int R, const int NP,
                        const enum kind kind) {
@@ -139,7 +139,8 @@ V_INLINE void sub_dots(vi dot[V_PANELS][V_TILE_ROWS], struct panel * p, int64_t 
 }
 #endif
 
-// Group g of all rows of a tile, by one vector of one panel: to dot, or to pairs where they are summed so.
+// Multiplies group g of all rows of a tile by one vector of one panel. The products are added to dot, or to pairs if
+// the kind is summed in pairs.
 V_INLINE void group_dots(vi dot[V_TILE_ROWS], vi w, const int8_t * q, const int g, const int R, const enum kind kind) {
     V_UNROLL for (int r = 0; r < R; r++) {
         if (V_DOTS_AT) {
@@ -160,7 +161,7 @@ V_INLINE void widen_rows(vi dot[V_TILE_ROWS], const vi pairs[V_TILE_ROWS], const
     V_UNROLL for (int r = 0; r < R; r++) dot[r] = vi_widen_pairs(dot[r], pairs[r]);
 }
 
-// The same as sub_dots, of one panel of arranged weights of 4 to 6 bits.
+// The same as sub_dots, for one panel of arranged weights of 4 to 6 bits.
 V_INLINE void bit_dots(vi dot[V_TILE_ROWS], struct panel * p, const uint8_t * w, const int8_t * q, const int R,
     const enum kind kind) {
     const bool has_pairs = groups_in_pairs(kind) != 0;
@@ -195,8 +196,8 @@ V_INLINE void bit_dots(vi dot[V_TILE_ROWS], struct panel * p, const uint8_t * w,
     }
 }
 
-// sum[panel][row] += the scaled products of the quantised columns from..from + n - 1; by_256: without the activations'
-// scale, which is one for all of them.
+// sum[panel][row] += the scaled products of the quantised columns from..from + n - 1. With by_256 the activations'
+// scale is left out, because all these columns share it.
 V_INLINE void quant_sums(vf sum[V_PANELS][V_TILE_ROWS], struct panel * p, const struct part * x, int64_t from,
     int64_t n, const int R, const int NP, const enum kind kind, const bool by_256) {
     const int sub = kind == KIND_U6_SUB16 || kind == KIND_N6 ? 16 : 32;
@@ -239,9 +240,9 @@ V_INLINE void quant_sums(vf sum[V_PANELS][V_TILE_ROWS], struct panel * p, const 
     }
 }
 
-// acc[row][V_PANELS * V_LANES] += the product of NP panels and R rows over n columns. by_256: activations have one
-// scale per 256 columns, so it is applied to their sum (2 cores with AVX-512: a prompt is read 1.12 times as fast
-// with Q6_K as it was when each sub-block was scaled).
+// acc[row][V_PANELS * V_LANES] += the product of NP panels and R rows over n columns. With by_256 activations have one
+// scale per 256 columns, so it is applied to the sum of these columns. (2 cores with AVX-512: with Q6_K a prompt is
+// read 1.12 times as fast as when each sub-block was scaled.)
 V_INLINE void tile_product(struct panel * p, const struct part * x, float * acc, int64_t n, const int R, const int NP,
     const enum kind kind, const bool by_256) {
     const int sub = kind == KIND_U6_SUB16 || kind == KIND_N6 ? 16 : 32;
@@ -338,7 +339,7 @@ static tile_fn * const TILES[V_PANELS][2][N_KINDS] = {
 #endif
         },
     },
-#if V_QUANT_PANELS == 2 // else no two at once
+#if V_QUANT_PANELS == 2 // otherwise two panels are never multiplied at once
     {
         {
             [KIND_S8] = two_s8, [KIND_U6] = two_u6, [KIND_U6_MIN] = two_u6_min, [KIND_U4] = two_u4,

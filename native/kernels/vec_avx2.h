@@ -1,5 +1,5 @@
-// Vector primitives: AVX2 with FMA and F16C; with AVX-VNNI where V_HAS_VNNI is defined first. vec_portable.h says what
-// each one does.
+// Vector primitives: AVX2 with FMA and F16C, and AVX-VNNI if V_HAS_VNNI is defined before. vec_portable.h says what
+// each primitive does.
 #ifndef UMA_VEC_H
 #define UMA_VEC_H
 
@@ -11,17 +11,17 @@
 #include "vec_target_x86.h"
 
 #define V_LANES 8
-// The sums of a sub-block stay in registers, those of the sub-blocks before it do not all. In return twice as many rows
-// share loading a weight, taking its bits apart and finding its magnitude. (2 cores, weights in memory: products of 6,
-// 8, 16 and 32 rows take of the time that they took with 4 rows a tile and up to 8 in place, on a Zen 3 by Q8_0 0.77,
-// 0.85, 0.79 and 0.81, by Q4_K 0.76, 0.84, 0.81 and 0.84, by Q6_K 0.80, 0.82, 0.76 and 0.83; on a Xeon by Q4_K 0.83,
-// 0.86, 0.82 and 0.97, by Q6_K 0.82, 0.86, 1.01 and 1.05; with AVX-VNNI by Q4_K 0.78, 0.78, 0.68 and 0.80, by Q5_K
-// 0.79, 0.91, 0.94 and 1.03.)
+// The sums of one sub-block stay in registers, but not all sums of the sub-blocks before it do. In return twice as many
+// rows share the work of loading a weight, taking its bits apart and finding its magnitude. (2 cores, weights in
+// memory, products of 6, 8, 16 and 32 rows, compared with 4 rows per tile and up to 8 in place. On a Zen 3 they take
+// 0.77, 0.85, 0.79 and 0.81 of that time by Q8_0, 0.76, 0.84, 0.81 and 0.84 by Q4_K, and 0.80, 0.82, 0.76 and 0.83 by
+// Q6_K. On a Xeon they take 0.83, 0.86, 0.82 and 0.97 by Q4_K, and 0.82, 0.86, 1.01 and 1.05 by Q6_K; with AVX-VNNI
+// 0.78, 0.78, 0.68 and 0.80 by Q4_K, and 0.79, 0.91, 0.94 and 1.03 by Q5_K.)
 #define V_TILE_ROWS 8
 #define V_QUANT_PANELS 1
 #define V_MOST_IN_PLACE 32
 #define V_FETCHES_AT_ONCE // see is_spread
-#define V_MIN_ROWS 1 // as fast as ggml, and what a row becomes does not depend on how many others a call has
+#define V_MIN_ROWS 1 // as fast as ggml, and a row's result does not depend on how many other rows a call has
 #define V_BEATS_REPACKED 0
 #define V_BLOCK_COLS 2
 #define V_DIRECT_ROWS 3
@@ -146,10 +146,10 @@ static inline vi vi_pairs_u6(vi acc, vi w, vi x) {
 static inline vi vi_widen_pairs(vi acc, vi pairs) {
     return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
-// The pair sums of maddubs fit 16 bits: 2 * 63 * 127 here, 2 * 128 * 127 below.
+// The pair sums of maddubs fit into 16 bits: 2 * 63 * 127 here, 2 * 128 * 127 below.
 static inline vi vi_dot_u6(vi acc, vi w, vi x) {
     acc = _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
-    // or gcc adds the products of a sub-block in pairs first, and 16 registers do not hold them
+    // otherwise gcc adds the products of a sub-block in pairs first, and 16 registers do not hold them
     __asm__("" : "+x"(acc));
     return acc;
 }

@@ -1,9 +1,9 @@
-// Vector primitives: AArch64 NEON; V_HAS_DOTPROD and V_HAS_I8MM, defined first, add those extensions. vec_portable.h
-// says what each one does.
+// Vector primitives: AArch64 NEON. V_HAS_DOTPROD and V_HAS_I8MM, defined before, add those extensions. vec_portable.h
+// says what each primitive does.
 #ifndef UMA_VEC_H
 #define UMA_VEC_H
 
-// Before version 16, clang has these intrinsics only where the command line enables them: their tables are then plain
+// Before version 16, clang has these intrinsics only if the command line enables them. Otherwise their tables are plain
 // NEON.
 #if defined(__clang__) && __clang_major__ < 16
 #if !defined(__ARM_FEATURE_MATMUL_INT8) || !defined(__ARM_FEATURE_DOTPROD)
@@ -27,7 +27,7 @@
 #define V_TILE_ROWS 8
 #define V_QUANT_PANELS 2
 #ifdef V_HAS_I8MM
-#define V_MOST_IN_PLACE 0 // smmla wants bytes
+#define V_MOST_IN_PLACE 0 // smmla needs bytes
 #else
 #define V_MOST_IN_PLACE 16
 #endif

@@ -1,10 +1,10 @@
-// Vector primitives in plain C: what every vec_*.h provides, and what each one means. vf: V_LANES f32; vi: V_LANES s32,
-// or four times as many bytes.
+// Vector primitives in plain C. Every vec_*.h provides the same ones; the comments here say what each one does. vf
+// holds V_LANES f32; vi holds V_LANES s32, or four times as many bytes.
 #ifndef UMA_VEC_H
 #define UMA_VEC_H
 
-// Fused multiply-add is off. A compiler that may use it (-march=native) fuses different operations in tiles of different
-// row counts, so a row's bits would depend on how many rows were computed with it.
+// Fused multiply-add is off. A compiler that may use it (-march=native) fuses different operations in tiles of
+// different row counts, so a row's bits would depend on how many rows were computed at once.
 #if defined(__clang__)
 #pragma clang fp contract(off)
 #elif defined(__GNUC__)
@@ -17,18 +17,19 @@
 #include <stdbool.h>
 #include <string.h>
 
-#define V_END          // closes what the header opened for the compiler
+#define V_END          // ends the compiler's target section that the header began
 #define V_LANES 8
 #define V_TILE_ROWS 4  // activation rows kept in registers at once: 4 or 8
 #define V_QUANT_PANELS 1 // quantised panels multiplied at once when there are many rows: 1 or 2, as registers allow
-#define V_MOST_IN_PLACE 8 // rows for which weights of less than 8 bits are parted for each tile, not stored as bytes
-#define V_MIN_ROWS 2     // fewer are computed no faster here than by ggml
+#define V_MOST_IN_PLACE 8 // up to so many rows, weights below 8 bits are taken apart for each tile, not stored as bytes
+#define V_MIN_ROWS 2     // with fewer rows these kernels are no faster than ggml
 #define V_BEATS_REPACKED 0 // see kernels.h
 #define V_BLOCK_COLS 1 // vectors per row in a register block of f32 products
 #define V_DIRECT_ROWS 3 // rows that products with f16, bf16 and f32 weights take at once: 3 or 6
-// in which order vf_sums, and vf_store_sums4 where there is one, add lanes so far apart: first to last
+// distances between the lanes that vf_sums adds, from its first step to its last; also for vf_store_sums4 if there is
+// one
 #define V_SUM_STRIDES { 1, 2, 4 }
-#define V_DIRECT_QUERIES 0 // queries of a register block over f16 rows that are not stored as f32; 0: they are
+#define V_DIRECT_QUERIES 0 // queries of a register block over rows that are not stored as f32; 0: rows are stored
 
 typedef struct { float f[V_LANES]; } vf;
 typedef union { int32_t i[V_LANES]; uint32_t u[V_LANES]; uint8_t b[V_LANES * 4]; int8_t s[V_LANES * 4]; } vi;
@@ -53,7 +54,7 @@ static inline vf vf_round(vf a) { V_EACH a.f[l] = rintf(a.f[l]); return a; }
 static inline vf vf_from_vi(vi a) { vf r; V_EACH r.f[l] = (float)a.i[l]; return r; }
 static inline vi vi_from_vf(vf a) { vi r; V_EACH r.i[l] = (int32_t)rintf(a.f[l]); return r; }
 static inline vf vf_from_bits(vi a) { vf r; memcpy(&r, &a, sizeof r); return r; }
-// y where x >= limit, else 0
+// y in lanes with x >= limit, else 0
 static inline vf vf_keep_from(vf y, vf x, float limit) { V_EACH y.f[l] = x.f[l] >= limit ? y.f[l] : 0; return y; }
 static inline float vf_sum(vf a) { float r = 0; V_EACH r += a.f[l]; return r; }
 static inline float vf_max_lane(vf a) { float r = a.f[0]; V_EACH r = a.f[l] > r ? a.f[l] : r; return r; }
@@ -109,7 +110,7 @@ static inline vi vi_dot_s8(vi acc, vi w, vi x) {
     return acc;
 }
 static inline vi vi_dot_u6(vi acc, vi w, vi x) { return vi_dot_s8(acc, w, x); }
-// Where V_HAS_PAIRS is defined: acc + the sums of pairs of such products, in twice as many s16 lanes; and acc + the
-// sums of two of those.
+// If V_HAS_PAIRS is defined there are also vi_pairs_u6, acc + the sums of pairs of such products in twice as many s16
+// lanes, and vi_widen_pairs, acc + the sums of two of those.
 
 #endif

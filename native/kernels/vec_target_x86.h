@@ -1,5 +1,5 @@
 // Compiles the rest of the file for V_TARGET, whatever the command line says, so that one build holds every instruction
-// set. gcc wants the target before the intrinsics' header, clang after it and per function.
+// set. gcc needs the target before the intrinsics' header, clang needs it after the header and for each function.
 #if !defined(__clang__)
 #define V_PRAGMA(text) _Pragma(#text)
 #define V_SET_TARGET(features) V_PRAGMA(GCC target(features))
