@@ -1,4 +1,4 @@
-// Memory for arranged weights: setting a tensor arranges it, reading one back is not possible.
+// Memory for arranged weights. Setting a tensor arranges it; a tensor cannot be read back.
 #include "arranged.h"
 
 #include <algorithm>
@@ -16,8 +16,9 @@ void free_buffer(ggml_backend_buffer_t buffer) { std::free(buffer->context); }
 
 void * base(ggml_backend_buffer_t buffer) { return buffer->context; }
 
-// Rows as the file has them, of one matrix or of several experts' one after another: each matrix from a panel's border
-// on, to one or to its end. Threads may set different rows at the same time.
+// Sets rows as they are in the file: rows of one matrix, or of several experts' matrices one after another. In each
+// matrix the rows begin at a panel's border, and end at one or at the matrix's end. Threads may set different rows at
+// the same time.
 void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
     const uma_mm_table * table = uma_kernels()->mm;
     const uma_type type = uma_type_of(tensor->type);
@@ -42,8 +43,8 @@ constexpr ggml_backend_buffer_i BUFFER = {
 
 const char * name(ggml_backend_buffer_type_t) { return "UMA"; }
 
-// In large pages where the system has them: every call reads all weights, more than the addresses of 4 KiB pages that a
-// core remembers.
+// Allocates large pages if the system has them: every call reads all weights, and they have more 4 KiB pages than a
+// core's TLB holds.
 ggml_backend_buffer_t allocate(ggml_backend_buffer_type_t type, size_t size) {
     const size_t padded = (size + LARGE_PAGE - 1) / LARGE_PAGE * LARGE_PAGE;
     void * memory = std::aligned_alloc(LARGE_PAGE, padded);
@@ -65,7 +66,7 @@ const ggml_backend_buffer_type_i uma_arranged_interface = {
 
 size_t uma_arranged_bytes(const ggml_tensor * weights) {
     const uma_type type = uma_type_of(weights->type);
-    // a single row would be slower than by ggml, or has not been measured
+    // products of a single row would be slower than ggml's, or have not been measured
     if (uma_kernels()->mm->min_rows > 1) return 0;
     if (type == UMA_N_TYPES || weights->ne[3] != 1) return 0;
     return uma_kernels()->mm->arranged_bytes(type, weights->ne[1], weights->ne[0]) * size_t(weights->ne[2]);

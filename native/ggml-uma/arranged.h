@@ -1,4 +1,4 @@
-// Memory for arranged weights, as ggml's buffer type wants it.
+// Memory for arranged weights, as the interface of a ggml buffer type.
 #pragma once
 
 #include "op.h"

@@ -7,7 +7,7 @@
 enum {
     MAX_GROUP = UMA_ATTN_MAX_Q,
     TASKS_PER_THREAD = 4,
-    MIN_PART_CELLS = 256, // a shorter part costs more in merging than it spreads
+    MIN_PART_CELLS = 256, // merging a shorter part costs more than spreading it over threads saves
 };
 
 // How one operation is cut. Everything follows from its shape and the number of threads.
@@ -15,7 +15,7 @@ struct cut {
     int64_t n_streams, n_kv_heads, n_rows, n_cells;
     int group, rows, parts;                  // query heads per KV head; rows per task; parts of the cells
     int64_t row_blocks, part_cells, n_tasks; // part_cells: a multiple of 64
-    size_t dim;                              // dim_v as partial results hold it
+    size_t dim;                              // dim_v as in partial results: rounded up to 16
 };
 
 static struct cut cut_of(const struct ggml_tensor * op, int n_threads) {
@@ -36,8 +36,8 @@ static struct cut cut_of(const struct ggml_tensor * op, int n_threads) {
     return c;
 }
 
-// Partial results lie in slots of one task each: a slot per task, or per thread where a task's results are merged at
-// once.
+// Partial results lie in slots of one task each. There is a slot per task, or one per thread if a task's results are
+// merged immediately.
 static size_t slot_queries(const struct cut * c) { return (size_t)c->rows * (size_t)c->group; }
 static size_t n_slots(const struct cut * c, int n_threads) {
     return c->parts > 1 ? (size_t)c->n_tasks : (size_t)n_threads;
@@ -94,7 +94,7 @@ static void slopes_of(const struct ggml_tensor * op, int64_t first_head, int n, 
     }
 }
 
-// Where a task is: task = ((stream * kv_heads + head) * row_blocks + block) * parts + part.
+// The place of a task: task = ((stream * kv_heads + head) * row_blocks + block) * parts + part.
 struct place {
     int64_t stream, head, row, part;
 };
@@ -135,7 +135,7 @@ static struct uma_attn attn_of(const struct ggml_tensor * op, const struct cut *
     };
 }
 
-// Query i of a task, among all queries of the operation: where dst holds its result.
+// Returns the place of a task's query i among all queries of the operation, in the order of dst.
 static size_t query_index(const struct cut * c, const struct place * p, int i) {
     const int64_t row = p->stream * c->n_rows + p->row + i / c->group;
     return (size_t)((row * c->n_kv_heads + p->head) * c->group + i % c->group);
@@ -147,7 +147,7 @@ struct slots {
     void * scratch; // this thread's
 };
 
-// Query i of the block of rows that starts at `p`, whose parts are in consecutive slots from `slot`.
+// Merges query i of the block of rows that starts at `p`. Its parts are in consecutive slots from `slot` on.
 static void merge_query(const struct ggml_tensor * op, const struct cut * c, const struct place * p,
     const struct slots * s, size_t slot, int i) {
     const struct ggml_tensor * sinks = op->src[4];
@@ -172,7 +172,7 @@ static void run_task(const struct ggml_tensor * op, const struct cut * c, const 
     for (int i = 0; i < attn.n_rows * c->group; i++) merge_query(op, c, &p, s, slot, i);
 }
 
-// Merge this thread's share of the queries: task `block * parts` is the first part of a block of rows.
+// Merges this thread's share of the queries: task `block * parts` is the first part of a block of rows.
 static void merge_all(const struct ggml_tensor * op, const struct cut * c, const struct slots * s, int ith, int nth) {
     const int64_t n = (int64_t)slot_queries(c);
     for (int64_t i = ith; i < c->n_tasks / c->parts * n; i += nth) {

@@ -4,8 +4,8 @@
 
 enum { RUNS_PER_THREAD = 8 };
 
-// The work buffer: who has which rows, then the packed activations of one expert after the other, then one scratch per
-// thread.
+// The work buffer holds the list of each expert's rows, then the packed activations of one expert after the other, then
+// one scratch per thread.
 struct experts {
     int32_t n_active;
     int32_t * id;    // [n_active] expert
@@ -61,11 +61,11 @@ static int32_t expert_of(const struct ggml_tensor * ids, int64_t token, int64_t 
         + (size_t)slot * ids->nb[0]);
 }
 
-// Sort the rows by expert. One thread.
+// Sorts the rows by expert, on one thread.
 static void sort_rows(const struct ggml_tensor * op, struct experts e, int32_t * n_active) {
     const struct ggml_tensor * ids = op->src[2];
     const int64_t n_experts = op->src[0]->ne[2], n_x = op->src[1]->ne[1];
-    int32_t * count = e.y + n_rows_of(op); // [n_experts], then where the next row of that expert goes
+    int32_t * count = e.y + n_rows_of(op); // [n_experts], then the place of that expert's next row
     for (int64_t i = 0; i < n_experts; i++) count[i] = 0;
     for (int64_t t = 0; t < ids->ne[1]; t++) {
         for (int64_t s = 0; s < ids->ne[0]; s++) count[expert_of(ids, t, s)]++;

@@ -1,4 +1,4 @@
-// What the operations share: checks on tensors, and layout of a graph's work buffer.
+// Shared by the operations: checks of tensors, and the layout of a graph's work buffer.
 #ifndef UMA_GGML_OP_H
 #define UMA_GGML_OP_H
 
@@ -34,21 +34,23 @@ static inline enum uma_type uma_type_of(enum ggml_type type) {
     }
 }
 
-// Plain rows in host memory: not a buffer type that rearranges its tensors.
+// True for plain rows in host memory, outside buffer types that rearrange their tensors.
 static inline bool uma_is_plain(const struct ggml_tensor * t) {
     const ggml_backend_buffer_t buffer = t->view_src ? t->view_src->buffer : t->buffer;
     return t->nb[0] == ggml_type_size(t->type) && (buffer == NULL || ggml_backend_buft_is_host(buffer->buft));
 }
 
-// Weights in the buffer of uma_ggml_arranged_type: laid out for our products, which nothing else can read.
+// True for weights in the buffer of uma_ggml_arranged_type. They are laid out for our products, and nothing else can
+// read them.
 bool uma_is_arranged(const struct ggml_tensor * t);
 
-// Products read weights of this type as the file has them; the others have to be arranged.
+// True if products read weights of this type as they are in the file. Other types have to be arranged.
 static inline bool uma_reads_plain(enum uma_type type) {
     return type <= UMA_Q6_K || type == UMA_BF16 || type == UMA_F32;
 }
 
-// Whether our product can read these weights of one of our types; plain ones from `min_rows` rows on.
+// True if our product can read these weights, which are of one of our types. It reads plain ones from `min_rows` rows
+// on.
 static inline bool uma_can_read(const struct ggml_tensor * w, int64_t n_rows) {
     return uma_is_arranged(w)
         || (uma_reads_plain(uma_type_of(w->type)) && n_rows >= uma_kernels()->mm->min_rows && uma_is_plain(w));
@@ -57,7 +59,8 @@ static inline bool uma_can_read(const struct ggml_tensor * w, int64_t n_rows) {
 static inline char * uma_align(void * p) { return (char *)(((uintptr_t)p + 63) & ~(uintptr_t)63); }
 static inline size_t uma_pad(size_t n) { return (n + 63) & ~(size_t)63; }
 
-// Each operation: is it ours, how much of the work buffer does it need, and one thread's part of it.
+// For each operation: whether it is ours, how many bytes of the work buffer it needs, and the computation of one
+// thread's part.
 bool   uma_mul_mat_is_ours(const struct ggml_tensor * op);
 size_t uma_mul_mat_work_size(int n_threads, const struct ggml_tensor * op);
 void   uma_mul_mat_compute(const struct ggml_compute_params * params, struct ggml_tensor * op);

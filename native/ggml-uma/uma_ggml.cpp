@@ -1,5 +1,5 @@
-// Our operations as an extra buffer type, which holds arranged weights where somebody asks for them (arranged.cpp). The
-// only C++ here: ggml's CPU backend asks through these two classes.
+// Our operations as an extra buffer type of ggml's CPU backend, which also holds arranged weights if a caller asks for
+// them (arranged.cpp). It is C++ because ggml's CPU backend calls it through these two classes.
 #include "uma_ggml.h"
 
 #include "arranged.h"
@@ -60,7 +60,7 @@ traits * traits_of(const ggml_tensor * op) {
 }
 
 class operations final : public ggml::cpu::extra_buffer_type {
-    // Asked while llama.cpp places weights: it places none here.
+    // llama.cpp asks this when it places weights: it places none here.
     bool supports_op(ggml_backend_dev_t, const ggml_tensor *) override { return false; }
 
     ggml::cpu::tensor_traits * get_tensor_traits(const ggml_tensor * op) override {

@@ -1,9 +1,9 @@
 // Gives ggml's CPU backend the kernels of native/kernels, for every model, architecture and context of this process.
 //
 // ggml's CPU backend asks a list of "extra buffer types" about each operation before it computes it.
-// `uma_ggml_register` adds one to that list which owns no buffers: it takes over operations on ordinary host memory. So
-// weights stay where they are (mapped files included), graphs are not split, and the work is done by the threads,
-// barriers and work buffer of the calling graph.
+// `uma_ggml_register` adds a type that owns no buffers to that list. This type takes over operations on ordinary host
+// memory. So weights stay where they are (mapped files included), graphs are not split, and the work is done by the
+// threads, barriers and work buffer of the calling graph.
 #ifndef UMA_GGML_H
 #define UMA_GGML_H
 
@@ -23,23 +23,26 @@ enum uma_ggml_op { UMA_GGML_MUL_MAT, UMA_GGML_MUL_MAT_ID, UMA_GGML_ATTENTION, UM
 // Returns 0, or -1 when this processor has only the portable kernels, which are not faster than ggml's.
 int uma_ggml_register(void);
 
-// Which operations are ours from the next graph on: a bit set of 1 << enum uma_ggml_op; 0 none. All are after
-// registration. Not while a graph is being computed: a graph is planned and computed under one setting.
+// Choose the operations that are ours from the next graph on: a bit set of 1 << enum uma_ggml_op; 0: none. After
+// registration all are. Do not call this while a graph is being computed: a graph is planned and computed under one
+// setting.
 void uma_ggml_enable(uint32_t ops);
 
-// Whether models load best without ggml's rearranged copies of weights (llama_model_params.use_extra_bufts = false):
-// our products then read every weight where the file has it. Otherwise keep the copies; operations on them stay ggml's.
-// Whether a product with these weights is ours whatever the number of rows is.
+// Returns whether a product with these weights is ours, whatever its number of rows.
 int uma_ggml_multiplies(const struct ggml_tensor * weights);
+
+// Returns whether models load best without ggml's rearranged copies of weights (llama_model_params.use_extra_bufts =
+// false): our products then read every weight where it is in the file. Otherwise keep the copies; operations on them
+// stay ggml's.
 int uma_ggml_wants_plain_weights(void);
 
-// Bytes that a weight matrix takes when it is arranged for our products; 0: it is read as the file has it (its type or
-// shape, or not registered).
+// Returns the bytes that a weight matrix takes when it is arranged for our products; 0: it is read as it is in the
+// file, because of its type or shape, or because our operations are not registered.
 size_t uma_ggml_arranged_bytes(const struct ggml_tensor * weights);
 
-// A buffer type that arranges weights when they are set. Its tensors may only be the matrix of a MUL_MAT by f32 rows,
-// which is then always ours, whatever is enabled. Memory is asked for in large pages. After registration, and only for
-// what uma_ggml_arranged_bytes gave bytes for.
+// A buffer type that arranges weights when they are set. Its tensors may only be the matrix of a MUL_MAT by f32 rows.
+// That operation is then always ours, whatever is enabled. Memory is allocated in large pages. Use this type after
+// registration, and only for tensors for which uma_ggml_arranged_bytes returned bytes.
 struct ggml_backend_buffer_type * uma_ggml_arranged_type(void);
 
 // How often an operation was computed here, since the process started.
