@@ -1,4 +1,5 @@
-// llama.cpp's samplers throw what C cannot catch: out of memory, a vector that is asked for a negative size.
+// llama.cpp's samplers throw exceptions that C cannot catch: when memory runs out, or when a vector is asked for a
+// negative size.
 #include "sample.h"
 
 bool uma_chain_apply(llama_sampler * chain, llama_token_data_array * candidates) {

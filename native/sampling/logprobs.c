@@ -1,4 +1,5 @@
-// Log probabilities of the sampled token and the likeliest ones: of the whole row, or of what the samplers left.
+// Log probabilities of the sampled token and of the likeliest ones: in the whole row, or among the candidates that the
+// samplers left.
 #include "sample.h"
 
 #include <math.h>
@@ -39,7 +40,7 @@ static float sum_exp(const float * x, int32_t n, float best) {
     return total;
 }
 
-// Keep the n_top largest, largest first; of equal ones those that came first.
+// Keeps the n_top largest values, largest first. Of equal values, those that came first are kept.
 static void insert(uma_logprobs * out, llama_token id, float value) {
     int32_t at = out->n < out->n_top ? out->n++ : out->n_top - 1;
     for (; at > 0 && out->top_logprob[at - 1] < value; at--) {

@@ -1,4 +1,5 @@
-// A chain's link that drops what can never be drawn: llama.cpp's typical-p and Mirostat make NaN of a probability of 0.
+// A link of a chain that drops candidates that can never be drawn: llama.cpp's typical-p and Mirostat make NaN of a
+// probability of 0.
 #include "sampling/uma_sampling.h"
 
 #include <math.h>
@@ -17,7 +18,7 @@ static void possible_apply(struct llama_sampler * s, llama_token_data_array * c)
         best = c->data[i].logit > best ? c->data[i].logit : best;
     }
     if (!(best > -INFINITY)) {
-        return; // llama.cpp ends the process where no candidate is left
+        return; // llama.cpp ends the process if no candidate is left
     }
     const float within = within_of(s);
     size_t n = 0;

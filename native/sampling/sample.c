@@ -1,4 +1,4 @@
-// One token from one row of logits. A row of 152k is read once; what looks closer does so only in the blocks that can
+// Draws one token from one row of logits. A row of 152k is read once; closer looks are limited to the blocks that can
 // matter.
 #include "sample.h"
 
@@ -14,14 +14,15 @@ static _Thread_local struct {
     llama_token_data * candidates; // (n_vocab), the start of one block of memory that holds all of these
     llama_token_data * apart;      // (n_vocab) tokens that the chain may move, with their logits
     float * edited;                // (n_vocab) logits of edited tokens before the edit
-    float * masked;                // (n_vocab) the row without what the mask refuses
-    float * best;                  // (blocks) the largest logit of each
+    float * masked;                // (n_vocab) the row without the tokens that the mask refuses
+    float * best;                  // (blocks) the largest logit of each block
     float * sorted;                // (blocks)
     uint32_t * marks;              // (n_vocab bits) tokens in `apart`; 0 between two calls
     int32_t n_vocab;
 } scratch;
 
-// A thread's scratch goes with it: every model is opened on a thread of its own, which samples to warm up.
+// A thread's scratch is freed when the thread exits: every model is opened on a thread of its own, which samples to
+// warm up.
 static pthread_key_t  freed_at_exit;
 static pthread_once_t is_key_made = PTHREAD_ONCE_INIT;
 static bool           has_key;
@@ -89,7 +90,8 @@ static int32_t block_end(int32_t block, int32_t n_vocab) {
     return end < n_vocab ? end : n_vocab;
 }
 
-// Fill scratch.best. The largest logit of the row, NaN when any is; *where: the first block that holds it.
+// Fills scratch.best. Returns the largest logit of the row, or NaN if any logit is NaN; *where: the first block that
+// holds it.
 static float scan(const float * x, int32_t n_vocab, int32_t n_blocks, int32_t * where) {
     float top    = -INFINITY;
     bool  is_bad = false;
@@ -110,7 +112,7 @@ static int is_less(const void * a, const void * b) {
     return (x < y) - (x > y);
 }
 
-// A logit that at least n_keep others reach: the n_keep-th largest of the blocks' best ones.
+// Returns a logit that at least n_keep logits reach: the n_keep-th largest of the blocks' best ones.
 static float reached_by(int32_t n_keep, int32_t n_blocks) {
     if (n_keep <= 0 || n_keep > n_blocks) {
         return -INFINITY;
@@ -130,7 +132,7 @@ static bool has_marks(int32_t block) {
     return any != 0;
 }
 
-// The candidates that reach `floor`, and those that are set apart, in order of their ids.
+// Collects the candidates that reach `floor` and those that are set apart, in order of their ids.
 static size_t collect(const float * x, int32_t n_vocab, int32_t n_blocks, float floor, int32_t n_apart) {
     size_t n = 0;
     for (int32_t b = 0; b < n_blocks; b++) {
@@ -146,9 +148,9 @@ static size_t collect(const float * x, int32_t n_vocab, int32_t n_blocks, float 
     return n;
 }
 
-// -- tokens that the chain may move: they are candidates whatever their logits are, and no distance counts from theirs
+// -- tokens that the chain may move: they are candidates whatever their logits are, and no distance counts from these
 
-// Take them out of the row. How many, negative when one of their logits is NaN or infinite.
+// Takes them out of the row. Returns their number, negated if one of their logits is NaN or infinite.
 static int32_t set_apart(float * row, const uma_sampler * s) {
     int32_t n = 0;
     bool is_bad = false;
@@ -191,7 +193,7 @@ static llama_token best_of(const float * row, int32_t n_vocab, int32_t n_blocks)
     return i;
 }
 
-// `left`: what the chain left of the candidates.
+// `left`: the candidates that the chain left.
 static llama_token draw(float * row, int32_t n_vocab, uma_sampler * s, llama_token_data_array * left) {
     const int32_t n_blocks = (n_vocab + BLOCK - 1) / BLOCK;
     *left = (llama_token_data_array) { scratch.candidates, 0, -1, false };
@@ -218,7 +220,7 @@ static llama_token draw(float * row, int32_t n_vocab, uma_sampler * s, llama_tok
     return row[token] > -INFINITY ? token : best_of(row, n_vocab, n_blocks);
 }
 
-// Most words of a mask refuse all their tokens, or none.
+// Returns the row without the tokens that the mask refuses, word by word: most words refuse all their tokens, or none.
 static float * without_refused(const float * row, int32_t n_vocab, const uint32_t * mask) {
     for (int32_t i = 0; i < n_vocab; i += WORD) {
         const int32_t  n    = n_vocab - i < WORD ? n_vocab - i : WORD;
@@ -252,7 +254,7 @@ static llama_token draw_allowed(float * row, int32_t n_vocab, uma_sampler * s, l
     return draw(without_refused(row, n_vocab, s->mask), n_vocab, s, left);
 }
 
-// A token that is known before the row is: only its log probabilities, where they are wanted, need the row.
+// Returns a token that is known before the row is. Only its log probabilities, if they are wanted, need the row.
 static llama_token give(const float * logits, int32_t n_vocab, uma_sampler * s) {
     if (s->forced >= n_vocab) {
         return -1;
@@ -291,7 +293,7 @@ llama_token uma_sample(float * logits, int32_t n_vocab, uma_sampler * s) {
         uma_logprobs_after(s->logprobs, s->takes_best ? NULL : &left, token);
     } else if (token >= 0 && s->logprobs) {
         if (s->mask && !isfinite(uma_largest(logits, n_vocab))) {
-            return -1; // behind what the mask refuses: nobody has drawn from it
+            return -1; // a bad logit of a token that the mask refuses: no draw has seen it
         }
         uma_logprobs_before(s->logprobs, logits, n_vocab, token);
     }
@@ -353,7 +355,7 @@ bool uma_allows(const uma_sampler * s, llama_token token) {
     }
     for (int32_t i = 0; i < s->n_edits; i++) {
         if (s->edits[i].token == token) {
-            return false; // lowered: another one may be better now
+            return false; // its logit was lowered: another token may be better now
         }
     }
     return !s->mask || is_in(s->mask, token);

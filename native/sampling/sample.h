@@ -1,12 +1,12 @@
-// What sample.c and logprobs.c share.
+// Shared by sample.c and logprobs.c.
 #pragma once
 
 #include "sampling/uma_sampling.h"
 
-// The largest of n logits, NaN when any of them is.
+// Returns the largest of n logits, or NaN if any of them is NaN.
 float uma_largest(const float * x, int32_t n);
 
-// -- guarded.cpp: llama.cpp's samplers are C++ and may throw; an exception must not reach C. False: it threw
+// -- guarded.cpp: llama.cpp's samplers are C++ and may throw; an exception must not reach C. False: the sampler threw
 #ifdef __cplusplus
 extern "C" {
 #endif

@@ -1,5 +1,5 @@
-// llama.cpp's dynamic temperature, also where it comes so low that logits leave what f32 holds and probabilities are no
-// numbers: then the likeliest candidate is what is left, as with every temperature near 0.
+// llama.cpp's dynamic temperature, also for temperatures so low that logits leave the range of f32 and probabilities
+// are not numbers. Then only the likeliest candidate is left, as with every temperature near 0.
 #include "sample.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
-// Top-p over a whole vocabulary: llama.cpp sorts all candidates first, 9 to 22 ms a row at 152k; here only those near
-// the cut are sorted.
+// Top-p over a whole vocabulary. llama.cpp sorts all candidates first, which takes 9 to 22 ms per row of 152k. Here
+// only those down to the cut are sorted.
 #include "sampling/uma_sampling.h"
 
 #include <assert.h>
@@ -8,7 +8,7 @@
 #include <string.h>
 
 enum { N_BINS = 256 };
-static const float BINS_PER_NAT = 8.0f; // the last bin takes everything e^-32 and less of the best
+static const float BINS_PER_NAT = 8.0f; // the last bin takes all candidates with e^-32 of the best one's mass or less
 
 static int bin_of(float logit, float best) {
     const float below = (best - logit) * BINS_PER_NAT;
@@ -28,7 +28,7 @@ static int is_less_likely(const void * a, const void * b) {
     return x->logit != y->logit ? (x->logit < y->logit) - (x->logit > y->logit) : (x->id > y->id) - (x->id < y->id);
 }
 
-// Move the candidates of bins 0..last to the front; how many they are.
+// Moves the candidates of bins 0..last to the front. Returns their number.
 static size_t gather(llama_token_data_array * c, float best, int last) {
     size_t n = 0;
     for (size_t i = 0; i < c->size; i++) {
@@ -39,7 +39,7 @@ static size_t gather(llama_token_data_array * c, float best, int last) {
     return n;
 }
 
-// A link's parameters, kept in the pointer that it has for a context.
+// A link's parameters, stored in its context pointer itself.
 struct top_p { float p; uint32_t min_keep; };
 
 static_assert(sizeof(struct top_p) == sizeof(void *), "a pointer holds the parameters");
@@ -50,7 +50,7 @@ static struct top_p params_of(const struct llama_sampler * s) {
     return params;
 }
 
-// The likeliest candidates whose probabilities add up to p, likeliest first; at least min_keep, and one.
+// Keeps the likeliest candidates whose probabilities add up to p, likeliest first: at least min_keep, and at least one.
 static void top_p_apply(struct llama_sampler * s, llama_token_data_array * c) {
     const struct top_p params = params_of(s);
     const float best = largest_logit(c);
