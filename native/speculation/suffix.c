@@ -7,29 +7,29 @@
 
 enum { NONE = -1, ROOT = 0 };
 
-// All substrings that end at the same places. The longest of them has `length` tokens.
+// A state stands for all substrings that end at the same places. The longest of them has `length` tokens.
 typedef struct state {
     int32_t length;
-    int32_t link;  // the state of its longest suffix that ends at more places; NONE: the root's
-    int32_t end;   // position after one of these places, the latest that was told
+    int32_t link;  // the state of its longest suffix that ends at more places; NONE: this is the root
+    int32_t end;   // position after one of these places: the latest that was recorded here
     int32_t edges; // first of its edges, NONE: it has none
 } state;
 
-// The longest end of the text, as it was up to some position, that occurred before.
+// The longest end of the text up to some position that occurred before.
 typedef struct match {
-    int32_t n;   // its tokens
-    int32_t end; // position after that place
+    int32_t n;   // number of its tokens
+    int32_t end; // position after its earlier place
 } match;
 
 typedef struct edge {
     int32_t     from, to;
     llama_token token;
-    int32_t     next; // of the same state
+    int32_t     next; // the next edge of the same state
 } edge;
 
 struct uma_suffix {
     llama_token * text;
-    match *   matches; // by position less 1
+    match *   matches; // index: position less 1
     state *   states;
     edge *    edges;
     int32_t * table; // edges by (from, token), open addressing; NONE: free
@@ -39,7 +39,7 @@ struct uma_suffix {
     bool    is_broken;  // memory ran out
 };
 
-// Room for one more of `size` bytes each.
+// Makes room for one more item of `size` bytes.
 static bool grow(void ** items, int32_t n, int32_t * most, size_t size) {
     if (n < *most) {
         return true;
@@ -62,7 +62,7 @@ static uint32_t hash(int32_t from, llama_token token) {
     return (uint32_t) (x >> 32);
 }
 
-// The place of an edge in the table: its own, or the free one where it belongs.
+// Returns the place of an edge in the table: the one that holds it, or the free one where it belongs.
 static int32_t place(const uma_suffix * s, int32_t from, llama_token token) {
     int32_t i = (int32_t) (hash(from, token) & (uint32_t) (s->n_table - 1));
     while (s->table[i] != NONE && (s->edges[s->table[i]].from != from || s->edges[s->table[i]].token != token)) {
@@ -75,7 +75,7 @@ static int32_t find(const uma_suffix * s, int32_t from, llama_token token) {
     return s->n_table ? s->table[place(s, from, token)] : NONE;
 }
 
-// The table twice as large, at least; half of it stays free.
+// Doubles the table. At least half of it stays free.
 static bool widen(uma_suffix * s) {
     const int64_t n = s->n_table ? (int64_t) s->n_table * 2 : 1024;
     int32_t * table = n <= INT32_MAX ? malloc((size_t) n * sizeof(int32_t)) : NULL;
@@ -113,7 +113,7 @@ static int32_t add_state(uma_suffix * s, int32_t length, int32_t link, int32_t e
     return s->n_states++;
 }
 
-// The part of `original` whose substrings are no longer than `length` becomes a state of its own.
+// Moves the substrings of `original` that have at most `length` tokens into a state of their own.
 static int32_t split(uma_suffix * s, int32_t original, int32_t length) {
     const int32_t part = add_state(s, length, s->states[original].link, s->states[original].end);
     if (part == NONE) {
@@ -163,7 +163,7 @@ static bool extend(uma_suffix * s, llama_token token) {
     s->states[whole].link = link;
     s->last = whole;
     s->matches[s->n_text - 1] = (match) { s->states[link].length, s->states[link].end };
-    s->states[link].end = s->n_text; // from now on the latest place
+    s->states[link].end = s->n_text; // this is the latest place now
     return true;
 }
 
@@ -189,7 +189,7 @@ int32_t uma_suffix_match(const uma_suffix * s, int32_t * n_match) {
     return last.end;
 }
 
-// The token at a position; NONE: a separator, or the text's end.
+// Returns the token at a position; NONE: a separator, or the text's end.
 static llama_token token_at(const uma_suffix * s, int32_t position) {
     return position < s->n_text && s->text[position] >= 0 ? s->text[position] : NONE;
 }
