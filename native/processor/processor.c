@@ -1,5 +1,6 @@
-// What this processor, and the system under us, can run, by the names that /proc/cpuinfo has for it. A library of its
-// own, compiled for any processor of the architecture: it is asked before anything else is loaded.
+// Lists the instructions that this processor and its operating system can run, by their names in /proc/cpuinfo. This is
+// a library of its own, compiled for any processor of the architecture, because it is asked before anything else is
+// loaded.
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
