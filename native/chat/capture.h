@@ -1,5 +1,5 @@
-// Included before json-schema-to-grammar.cpp: what it prints about a client's schema goes to the caller instead of
-// standard error, and grammars.cpp stands before its build_grammar.
+// Included before json-schema-to-grammar.cpp. Its messages about a client's schema go to the caller instead of standard
+// error, and the build_grammar of grammars.cpp stands before its own.
 #pragma once
 
 #include <cstdio>

@@ -1,7 +1,7 @@
-// The C interface of the chat library: llama.cpp's templates and parsers of answers, JSON text in and out.
-// Every function answers {"ok": ...} or {"error": {"kind", "message", "log"}}; the text belongs to the caller, who
-// gives it to uma_chat_free. No exception leaves. A template handle may be used by several threads at once, a parser
-// handle by one.
+// The C interface of the chat library: llama.cpp's templates and parsers of answers, with JSON text in and out. Every
+// function returns {"ok": ...} or {"error": {"kind", "message", "log"}}. The text belongs to the caller, which frees it
+// with uma_chat_free. No exception leaves the library. Several threads may use a template handle at once, but only one
+// may use a parser handle.
 #include "chat-peg-parser.h"
 #include "chat.h"
 #include "grammars.h"
@@ -25,9 +25,10 @@ using json = common_json;
 
 static constexpr int INTERFACE = 3; // raised with every change that uma_gateway/chat/library.py has to follow
 
-// Templates, readers of schemas and the parsers of answers recurse with what they are given, and an overflow of the
-// stack would end the process. One level of an answer takes up to 4.1 KB of stack with the bundled templates. What one
-// level of a request takes is up to the template, 4.3 KB with these: uma_gateway/chat/check.py tries each on 8 MB.
+// Templates, readers of schemas and parsers of answers recurse with the nesting of their input, and a stack overflow
+// would end the process. With the bundled templates one level of an answer takes up to 4.1 KB of stack. How much one
+// level of a request takes depends on the template: 4.3 KB with these. uma_gateway/chat/check.py tries each template on
+// 8 MB.
 static constexpr int MAX_JSON_DEPTH = 256, MAX_ANSWER_DEPTH = 1000;
 static constexpr size_t JSON_LEVEL_BYTES = 32 << 10, ANSWER_LEVEL_BYTES = 6 << 10;
 
@@ -37,22 +38,23 @@ struct uma_chat_templates {
     common_chat_templates_ptr templates;
 };
 
-// A parse reads the whole answer, at 5 to 10 ns a byte. So many bytes may be parsed for each byte of the answer, and so
-// many for the answer: a token in mid-structure (numbers, names of arguments) is parsed at once up to 6 KB of such, and
-// then every 0.4 %.
+// A parse reads the whole answer, at 5 to 10 ns per byte. All parses together may read PARSED_PER_BYTE bytes for each
+// byte of the answer, and PARSED_AT_LEAST bytes more for the answer. So a token inside a structure (numbers, names of
+// arguments) is parsed at once in the first 6 KB of such tokens, and then whenever the answer has grown by 0.4 %.
 static constexpr size_t PARSED_PER_BYTE = 512, PARSED_AT_LEAST = 8 << 20;
 
 struct uma_chat_parser {
     common_chat_format format;
-    std::string generation_prompt; // the parser begins with it
+    std::string generation_prompt; // the parser's input begins with it
     common_peg_arena arena;
     std::string text;              // of the answer so far
-    common_chat_msg message;       // what the differences given out so far add up to
+    common_chat_msg message;       // the sum of the differences given out so far
     std::vector<std::string> ids;  // of its tool calls
-    int depth = 0, deepest = 0;    // of the brackets in it
-    size_t n_parsed = 0;           // bytes, by all parses together
+    int depth = 0, deepest = 0;    // of the brackets in the text
+    size_t n_parsed = 0;           // bytes read by all parses together
     delimiter_tries tries;
-    // While the answer goes on in a free text, it is scanned for its end only, and goes where the parser would put it:
+    // While the answer continues in a free text, it is only scanned for the end of that text, and it is added where the
+    // parser would put it:
     free_text open;
     std::string common_chat_msg::* open_text = nullptr; // content or reasoning
     bool is_open_argument = false;                      // the last call's arguments
@@ -60,7 +62,7 @@ struct uma_chat_parser {
     std::string untold;                                 // white space that the parser leaves out until more follows
 };
 
-// What a failure is about; everything else that is thrown is the library's fault.
+// A failure with its kind. Every other exception is the library's fault.
 struct problem : std::runtime_error {
     const char * kind;
     problem(const char * kind, const std::string & message) : std::runtime_error(message), kind(kind) {}
@@ -88,7 +90,7 @@ static char * failure(const char * kind, const std::string & message) noexcept {
     }
 }
 
-// Runs a part of a call whose failures are of one kind.
+// Runs a part of a call, and reports its failures as failures of one kind.
 template <typename F> static auto about(const char * kind, F && work) {
     try {
         return work();
@@ -122,7 +124,7 @@ template <typename F> static char * guarded(F && work) noexcept {
 
 // --- depth
 
-// What is left of this thread's stack; 8 MB threads on Linux, 512 KB ones on macOS.
+// Returns how much of this thread's stack is left. Threads have 8 MB on Linux and 512 KB on macOS.
 static size_t stack_left() {
     static thread_local uintptr_t lowest = 0;
     if (!lowest) {
@@ -172,7 +174,7 @@ static void refuse_deep(const char * text, const char * what, int most = MAX_JSO
         throw problem("depth", std::string(what) + " is nested deeper than " + std::to_string(limit) + " levels");
 }
 
-// Brackets of every kind count, also in plain text: an answer as deep as that is not worth parsing.
+// Brackets of every kind count, also in plain text: an answer that deep is not worth parsing.
 static void count_depth(uma_chat_parser & handle, const char * text, size_t size) {
     for (const char * end = text + size; text < end; text++) {
         if (*text == '[' || *text == '{') handle.deepest = std::max(handle.deepest, ++handle.depth);
@@ -187,7 +189,8 @@ static json parse_request(const char * text, int max_depth = MAX_JSON_DEPTH) {
     return json::parse(text);
 }
 
-// Texts that llama.cpp parses as JSON in turn: the arguments of tool calls, and with some templates the results.
+// Refuses deep texts that llama.cpp parses as JSON in turn: the arguments of tool calls, and with some templates the
+// results of tools.
 static void refuse_deep_texts(const std::vector<common_chat_msg> & messages, int max_depth) {
     for (const auto & message : messages) {
         for (const auto & call : message.tool_calls)
@@ -231,7 +234,7 @@ static common_chat_templates_inputs read_inputs(const uma_chat_templates & handl
     return inputs;
 }
 
-// A schema that cannot be read fails before a template is rendered with it, so that it can be told from a template's
+// Reads all schemas before a template is rendered with them, so that an unreadable schema can be told from a template's
 // failure.
 static void check_schemas(const common_chat_templates_inputs & inputs) {
     if (!inputs.json_schema.empty()) common_chat_schema_from_json(json::parse(inputs.json_schema));
@@ -291,7 +294,8 @@ struct parsed {
     bool is_whole; // the text does not end in the middle of something
 };
 
-// common_chat_parse, which tells neither whether an answer is whole nor whether a part of one fits the form so far.
+// Works as common_chat_parse, which does not say whether an answer is whole, nor whether a part of an answer has the
+// template's form so far.
 static parsed parse(const uma_chat_parser & handle, const std::string & text) {
     common_peg_parse_context context(handle.generation_prompt + text, COMMON_PEG_PARSE_FLAG_LENIENT);
     const auto result = handle.arena.parse(context);
@@ -308,8 +312,8 @@ static parsed parse(const uma_chat_parser & handle, const std::string & text) {
     return found;
 }
 
-// llama.cpp keeps back what may be the beginning of a delimiter, and an answer that ends with "<" would lose it; with
-// something after it, it is text. A call that was cut must not become text by it.
+// llama.cpp holds back text that may be the beginning of a delimiter, so an answer that ends with "<" would lose it.
+// With a mark after it, it is text. But a call that was cut off must not become text because of the mark.
 static parsed parse_whole(uma_chat_parser & handle) {
     parsed plain = parse(handle, handle.text);
     handle.n_parsed += handle.text.size();
@@ -319,12 +323,12 @@ static parsed parse_whole(uma_chat_parser & handle) {
         if (has_mark && found.message.tool_calls.size() == plain.message.tool_calls.size())
             return { std::move(found.message), true };
     } catch (const problem &) {
-        // it ends with a delimiter, or in the middle of a call
+        // the answer ends with a delimiter, or in the middle of a call
     }
     return plain;
 }
 
-// A parse of less text than was told finds less of it; what was told stays told.
+// A parse of less text finds less than was given out before. Text that was given out stays in the message.
 static void keep_told(std::string & found, const std::string & told) {
     if (found.size() < told.size() && !told.compare(0, found.size(), found)) found = told;
 }
@@ -362,7 +366,7 @@ static std::string escaped(const std::string & text) {
 
 static bool is_space(const std::string & text) { return text.find_first_not_of(" \t\r\n\v\f") == std::string::npos; }
 
-// Is `longer` what `shorter` becomes with `text` after it? White space that `shorter` leaves out goes to *untold.
+// Returns whether `longer` is `shorter` with `text` after it. White space that `shorter` leaves out goes to *untold.
 static bool is_continued(const std::string & shorter, const std::string & longer, const std::string & text,
     std::string * untold) {
     if (longer.size() < shorter.size() + text.size() || longer.compare(0, shorter.size(), shorter)) return false;
@@ -371,7 +375,8 @@ static bool is_continued(const std::string & shorter, const std::string & longer
     return is_space(*untold);
 }
 
-// Finds out, with a text that the open part surely takes, to which part of the message it is added, and how.
+// Parses a trial text that the open part surely takes. So it finds out to which part of the message such text is added,
+// and how.
 static bool find_target(uma_chat_parser & handle) {
     const std::string trial = handle.open.is_string() ? "a' True \\\" \\\\ \\/ \\n b" : "a \"b' True\n\\c";
     free_text scan = handle.open;
@@ -399,10 +404,11 @@ static bool find_target(uma_chat_parser & handle) {
             || !is_continued(told.*text, tried.*text, trial, &handle.untold)) return false;
         handle.open_text = text;
     }
-    return true; // also where nothing of the message grows: what is left out is not told
+    return true; // also if no part of the message grows: text that is left out is not given out
 }
 
-// After a parse: is the end of the answer open, so that what follows can be scanned instead of parsed?
+// Called after a parse: if the end of the answer is open, it prepares to scan the text that follows instead of parsing
+// it.
 static open_end open_after(uma_chat_parser & handle) {
     handle.open = free_text();
     const std::string input = handle.generation_prompt + handle.text;
@@ -417,7 +423,7 @@ static open_end open_after(uma_chat_parser & handle) {
     return end;
 }
 
-// Scans text after an open end -> the difference. What the scan does not take is left for a parse.
+// Scans text after an open end -> the difference. Text that the scan does not take is left for a parse.
 static json pass(uma_chat_parser & handle, const char * text, size_t size) {
     handle.untold += handle.is_open_escaped ? escaped(handle.open.take({ text, size }))
         : handle.open.take({ text, size });
@@ -488,8 +494,8 @@ API char * uma_chat_apply(const uma_chat_templates * handle, const char * reques
     });
 }
 
-// {format, parser, generation_prompt, is_continuation} -> true. `parser` is what uma_chat_apply gave:
-// it is trusted, a cyclic one would end the process.
+// {format, parser, generation_prompt, is_continuation} -> true. `parser` comes from uma_chat_apply. It is trusted: a
+// cyclic one would end the process.
 API char * uma_chat_parser_new(const char * request, uma_chat_parser ** out) {
     *out = nullptr;
     return guarded([&] {
@@ -518,8 +524,8 @@ static bool may_parse(const uma_chat_parser & handle) {
 
 enum pass_part { PASS_NONE, PASS_CONTENT, PASS_REASONING, PASS_ARGUMENTS };
 
-// Adds text that goes on, byte for byte, in an open part of the message -> which part that is. PASS_NONE: nothing was
-// added, and uma_chat_parser_feed has to find out. Nearly every token of an answer passes here, without JSON.
+// Adds text that continues, byte for byte, an open part of the message -> that part. PASS_NONE: nothing was added, and
+// the caller has to use uma_chat_parser_feed. Nearly every token of an answer passes here, without JSON.
 API int uma_chat_parser_pass(uma_chat_parser * handle, const char * text, size_t size) noexcept {
     try {
         if (!handle->open.is_open() || !handle->untold.empty() || (!handle->open_text && !handle->is_open_argument))
@@ -528,8 +534,8 @@ API int uma_chat_parser_pass(uma_chat_parser * handle, const char * text, size_t
         free_text open = handle->open;
         if (open.take(added) != added || !open.is_open()) return PASS_NONE;
         if (handle->is_open_argument) {
-            // what needs an escape is longer in the arguments; white space after a call's JSON is not told before more
-            // follows
+            // text that needs an escape is longer in the arguments; white space after a call's JSON is not given out
+            // before more follows
             if (handle->is_open_escaped ? escaped(std::string(added)) != added : size == 0
                 || is_space(std::string(added.substr(size - 1)))) return PASS_NONE;
         } else if (handle->open_text == &common_chat_msg::reasoning_content
@@ -545,16 +551,17 @@ API int uma_chat_parser_pass(uma_chat_parser * handle, const char * text, size_t
         return handle->is_open_argument ? PASS_ARGUMENTS : handle->open_text == &common_chat_msg::content ? PASS_CONTENT
             : PASS_REASONING;
     } catch (...) {
-        return PASS_NONE; // the answer is nested too deep: feed says so
+        return PASS_NONE; // the answer is nested too deep: feed reports that
     }
 }
 
 enum feed_how { FEED_STREAM, FEED_FINAL, FEED_PARSE };
 
-// Adds text to the answer -> {differences, is_read, is_whole, is_dead, n_begun, n_parsed}: what was not given out
-// before; whether all of the text has the template's form, and is whole; whether no text that follows can give it that
-// form; with 2, how many bytes at its end are half a delimiter; bytes parsed so far.
-// how: 0 parses when it must, and at a cost in proportion to the answer; 1 is for the end of it; 2 parses in any case.
+// Adds text to the answer -> {differences, is_read, is_whole, is_dead, n_begun, n_parsed}.
+// differences: what was not given out before. is_read: all of the text has the template's form; is_whole: and the text
+// is whole. is_dead: no text that follows can give it that form. n_begun: with `how` 2, how many bytes at the end are
+// half a delimiter. n_parsed: bytes parsed so far.
+// how: 0 parses only when it must, at a cost in proportion to the answer; 1 is for the answer's end; 2 always parses.
 API char * uma_chat_parser_feed(uma_chat_parser * handle, const char * text, size_t size, int how) {
     return guarded([&] {
         handle->text.append(text, size);
@@ -595,13 +602,13 @@ API char * uma_chat_parser_feed(uma_chat_parser * handle, const char * text, siz
     });
 }
 
-// Takes back all but the first `size` bytes, which parsed.
+// Takes back all but the first `size` bytes, which have been parsed without failure.
 API void uma_chat_parser_rewind(uma_chat_parser * handle, size_t size) {
     if (size < handle->text.size()) handle->text.resize(size);
     handle->open = free_text();
 }
 
-// -> true. Fails, with the kind `schema`, where llama.cpp cannot read the schema of a tool or an answer.
+// -> true. Fails, with the kind `schema`, if llama.cpp cannot read the schema of a tool or an answer.
 API char * uma_chat_check_schema(const char * schema) {
     return guarded([&] {
         const json given = parse_request(schema);

@@ -1,5 +1,5 @@
-// What llama.cpp's chat code asks of a model: its templates and the texts of BOS and EOS. Nothing else of a model is
-// known here.
+// The parts of a model that llama.cpp's chat code asks for: its templates and the texts of BOS and EOS. Nothing else of
+// a model is known here.
 #pragma once
 
 #include <string>
@@ -9,5 +9,5 @@ struct llama_model {
     bool add_bos = false, add_eos = false;
 };
 
-// What llama.cpp's code logged on this thread since the call began; warnings and errors only.
+// Messages that llama.cpp's code logged on this thread since the call began: warnings and errors only.
 extern thread_local std::string chat_log;

@@ -1,5 +1,5 @@
-// llama.cpp's parser expressions (common/peg-parser.cpp), evaluated without a syntax tree, to note which of them look
-// past the end of the text. A parser that never did decides the same whatever follows. This is what lets an answer be
+// Evaluates llama.cpp's parser expressions (common/peg-parser.cpp) without a syntax tree, and notes which of them look
+// past the end of the text. A parser that never did decides the same whatever text follows. So an answer can be
 // streamed at a cost that does not grow with its length: while only one parser has seen the end, and it only searches
 // for its delimiter, nothing else has to be evaluated.
 #include "open_end.h"
@@ -225,7 +225,7 @@ std::string free_text::take_free() {
     size_t at = 0;
     while (at < held_.size()) {
         const auto one = common_parse_utf8_codepoint(held_, at);
-        if (one.status != utf8_parse_result::SUCCESS) { // half a character, or none: the parser decides
+        if (one.status != utf8_parse_result::SUCCESS) { // half a character, or an invalid one: the parser decides
             is_open_ = false;
             break;
         }

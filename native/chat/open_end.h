@@ -1,5 +1,5 @@
-// Which part of a template's parser an answer stops in, so that what follows need not be parsed with everything before
-// it.
+// Finds the part of a template's parser in which an answer stops, so that text after it need not be parsed together
+// with everything before it.
 #pragma once
 
 #include "peg-parser.h"
@@ -9,22 +9,23 @@
 #include <string>
 #include <string_view>
 
-// What a parse of an unfinished answer found out about the end of the text.
+// The findings of a parse of an unfinished answer about the end of the text.
 struct open_end {
     common_peg_parse_result_type type = COMMON_PEG_PARSE_RESULT_FAIL;
     size_t end = 0;
     // parsers that asked for text after the end; 2: two or more
     int n_looks = 0;
-    common_peg_parser_id last = COMMON_PEG_INVALID_PARSER_ID; // the one that did
+    common_peg_parser_id last = COMMON_PEG_INVALID_PARSER_ID; // the last that did
     size_t last_start = 0;                                   // where it began
     size_t n_begun = 0;                                      // bytes at the end that are the beginning of a delimiter
-    // it consumed the text to its end, and holds no half delimiter or escape
+    // `last` consumed the text to its end, and holds no half delimiter or escape
     bool is_clean = true;
 
     // No text that follows can change the failure.
     bool is_dead() const { return type == COMMON_PEG_PARSE_RESULT_FAIL && n_looks == 0; }
 
-    // Only `last` saw the end. Whatever follows and leaves it where it is changes nothing else of the parse.
+    // Only `last` saw the end. As long as text that follows leaves the end inside `last`, it changes nothing else of
+    // the parse.
     bool is_one() const { return type == COMMON_PEG_PARSE_RESULT_NEED_MORE_INPUT && n_looks == 1 && is_clean; }
 };
 
@@ -32,7 +33,7 @@ using delimiter_tries = std::map<common_peg_parser_id, common_trie>; // of the u
 
 open_end find_open_end(const common_peg_arena & arena, std::string_view input, delimiter_tries & tries);
 
-// Scans what follows an answer that stops in free text (up to a delimiter) or in a JSON string, piece by piece.
+// Scans the text after an answer that stops in free text (up to a delimiter) or in a JSON string, piece by piece.
 class free_text {
   public:
     free_text() = default;
@@ -42,8 +43,8 @@ class free_text {
     bool is_open() const { return is_open_; }
     bool is_string() const { return !delimiters_; }
 
-    // The part of `held + text` that surely belongs to the free text. Where that ends, is_open() is false, and the rest
-    // is not looked at.
+    // Returns the part of `held + text` that surely belongs to the free text. If the free text ends there, is_open()
+    // becomes false, and the rest is not looked at.
     std::string take(std::string_view text);
 
   private:
@@ -52,5 +53,5 @@ class free_text {
 
     const common_trie * delimiters_ = nullptr;
     bool is_open_ = false;
-    std::string held_; // the beginning of what may become a delimiter or an escape
+    std::string held_; // text that may be the beginning of a delimiter or an escape
 };

@@ -1,5 +1,6 @@
-// The functions of libllama, ggml and common.cpp that llama.cpp's chat code calls, so that none of those has to be
-// linked. They must never meet the real ones: the shared object hides every symbol except uma_chat_*.
+// Stands in for the functions of libllama, ggml and common.cpp that llama.cpp's chat code calls, so that none of those
+// libraries has to be linked. These functions must never meet the real ones: the shared object hides every symbol
+// except uma_chat_*.
 #include "common.h"
 #include "log.h"
 #include "model.h"
@@ -22,7 +23,7 @@ static std::string format(const char * text, va_list arguments) {
     return result;
 }
 
-// A failed GGML_ASSERT becomes an exception: the process that serves everybody must not end for one request.
+// A failed GGML_ASSERT becomes an exception: one request must not end the process that serves everybody.
 extern "C" void ggml_abort(const char * file, int line, const char * text, ...) {
     va_list arguments;
     va_start(arguments, text);
@@ -72,7 +73,7 @@ void common_log_add(common_log *, ggml_log_level, const char * text, ...) {
     va_end(arguments);
 }
 
-// Of common.cpp, with its semantics.
+// Functions of common.cpp, with the same semantics.
 void string_replace_all(std::string & text, const std::string & search, const std::string & replacement) {
     if (search.empty()) return;
     std::string result;
