@@ -1,4 +1,4 @@
-"""The build backend: setuptools, plus CMake and ninja from the package index only where this machine has none."""
+"""The build backend: setuptools, plus CMake and ninja from the package index only if this machine has none."""
 
 from __future__ import annotations
 

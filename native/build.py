@@ -1,7 +1,7 @@
-"""Builds llama.cpp's libraries and the chat library into the packages, through the cache. `python native/build.py
-[--force]`.
+"""Builds llama.cpp's libraries and the chat library into the packages, through the cache.
 
-What it leaves: uma_core/lib/ (libraries and build.json), uma_gateway/lib/ and native/headers/, all git-ignored.
+Usage: `python native/build.py [--force]`.
+It writes uma_core/lib/ (libraries and build.json), uma_gateway/lib/ and native/headers/, all git-ignored.
 Environment: UMA_BACKEND, UMA_BUILD, UMA_CMAKE_ARGS, UMA_OPENMP, UMA_BUILD_CACHE, UMA_SDIST, UMA_LLAMA_DIR, UMA_JOBS,
 CC, CXX.
 """
@@ -39,7 +39,7 @@ N_KEPT_BUILDS = 8  # a few MB each, CUDA builds some hundred
 
 @dataclass(frozen=True)
 class Native:
-    """What the bindings need to know about the libraries; uma_core/lib/build.json holds it."""
+    """The facts about the libraries that the bindings need; uma_core/lib/build.json holds them."""
 
     backend: str
     llama_version: str
@@ -48,8 +48,8 @@ class Native:
     lib_dir: str
     is_external: bool
     is_native_cpu: bool  # compiled for this CPU's own instructions
-    needs: list[str] = field(default_factory=list)  # of the processor: names as native/instructions.py has them
-    # folders with a CPU backend for better ones, best first: what each needs
+    needs: list[str] = field(default_factory=list)  # the processor must have these: names of native/instructions.py
+    # folders with a CPU backend for better processors, best first, and what each backend needs
     variants: list[tuple[str, list[str]]] = field(default_factory=list)
     flags: dict[str, str] = field(default_factory=dict)
     extra_args: list[str] = field(default_factory=list)
@@ -78,7 +78,7 @@ def prepare(progress: Progress | None = None, force: bool = False) -> Native:
 
 
 def _check_writable(*folders: Path) -> None:
-    """Before minutes of compiling. Raises: BuildError."""
+    """Check this before minutes of compiling. Raises: BuildError."""
     for folder in folders:
         if not os.access(folder, os.W_OK):
             raise BuildError(f"{folder} cannot be written, but the build puts its libraries into its tree: copy that")
@@ -132,11 +132,12 @@ def _from_source(pin: Pin, progress: Progress, force: bool) -> Native:
 
 def _from_external(folder: Path, pin: Pin, progress: Progress) -> Native:
     found = use_external(folder, pin)
-    install_headers(pin, cache.cache_root(), progress)  # an install lacks the inner ones; its public ones are the same
+    # an install lacks the inner headers; its public ones are the same
+    install_headers(pin, cache.cache_root(), progress)
     mirror(None, LIB_DIR, keep=(BUILD_RECORD, LIBRARY))
     version = (found.facts.llama_version, found.facts.ggml_version, found.facts.ggml_commit)
     tools, is_native_cpu = find_toolchain("cpu", needs_cmake=False), not cmake_build.is_portable()
-    # of our own part: the installed libraries do not say what they need
+    # the needs of our own part: the installed libraries do not say what they need
     needs = needed(tools, cpu_flags(is_native_cpu))
     return Native("external", *version, str(found.lib_dir), True, is_native_cpu, needs, compiler=tools.identity)
 
@@ -154,8 +155,8 @@ def install_headers(pin: Pin, root: Path, progress: Progress) -> None:
 
 
 def cpu_flags(is_native_cpu: bool) -> list[str]:
-    """For our own part, whose kernels name their instructions themselves: all that this processor has, or the least
-    that a portable build asks.
+    """The compiler's flags for our own part, whose kernels name their instructions themselves: everything that this
+    processor has, or the least that a portable build requires.
     """
     if is_native_cpu:
         return ["-mcpu=native"] if platform.machine() in ("arm64", "aarch64") else ["-march=native"]

@@ -33,7 +33,7 @@ DEPRECATED = (
 def cache_root() -> Path:
     """UMA_BUILD_CACHE, else the platform's cache folder.
 
-    In this release UMA_CACHE_DIR still names it where the first is not set.
+    In this release UMA_CACHE_DIR still names the folder if UMA_BUILD_CACHE is not set.
     """
     given = os.environ.get("UMA_BUILD_CACHE")
     if not given and os.environ.get("UMA_CACHE_DIR"):
@@ -44,13 +44,13 @@ def cache_root() -> Path:
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "uma-serve"
     folder = os.environ.get("XDG_CACHE_HOME", "")
-    # XDG Base Directory Specification: a relative one does not count
+    # XDG Base Directory Specification: a relative path does not count
     return (Path(folder) if os.path.isabs(folder) else Path.home() / ".cache") / "uma-serve"
 
 
 @functools.cache
 def _deprecate() -> None:
-    """Once."""
+    """Print the warning, but only once."""
     print(DEPRECATED, file=sys.stderr)
 
 
@@ -61,7 +61,7 @@ def make_key(facts: dict[str, object]) -> str:
 
 
 def verify_entry(entry: Path) -> str:
-    """Return "" for a sound entry, else what is wrong with it."""
+    """Return "" for a sound entry, else a text that says what is wrong with it."""
     try:
         files = json.loads((entry / MANIFEST).read_text(encoding="utf-8"))["files"]
         expected = dict(files.items())
@@ -81,7 +81,7 @@ def verify_entry(entry: Path) -> str:
 def get_or_build(
     root: Path, kind: str, facts: dict[str, object], produce: Callable[[Path], None], note: Callable[[str], None]
 ) -> Path:
-    """Return the entry for `facts`; call `produce(scratch)` when there is none that is sound.
+    """Return the entry for `facts`; call `produce(scratch)` if there is no sound one.
 
     Blocks: while another process builds the same key. Raises: whatever `produce` raises (nothing is published then),
     BuildError when the cache folder cannot be written.
@@ -100,11 +100,11 @@ def get_or_build(
         if entry.exists():
             wrong = verify_entry(entry)
             if not wrong:
-                os.utime(entry)  # `prune` keeps what is in use
+                os.utime(entry)  # `prune` keeps entries that are in use
                 return entry
             note(f"the cached {kind} build is unusable ({wrong}); building it again")
             shutil.rmtree(entry)
-        for leftover in folder.glob(f".{key}-*"):  # of a build that was killed: we hold its lock
+        for leftover in folder.glob(f".{key}-*"):  # left by a build that was killed: we hold its lock
             shutil.rmtree(leftover, ignore_errors=True)
         scratch = Path(tempfile.mkdtemp(prefix=f".{key}-", dir=folder))
         try:
@@ -118,13 +118,13 @@ def get_or_build(
 
 @contextmanager
 def work_beside(entry: Path) -> Iterator[Path]:
-    """A folder for what `produce` needs on the way; of a build that was killed, the next one removes it."""
+    """A temporary folder for `produce`. If the build is killed, the next build removes it."""
     with tempfile.TemporaryDirectory(prefix=f"{entry.name}-", dir=entry.parent) as work:
         yield Path(work)
 
 
 def prune(root: Path, kind: str, n_keep: int) -> None:
-    """Remove all but the `n_keep` entries used last. Entries that another process holds are left."""
+    """Remove all entries except the `n_keep` used last. Entries that another process holds are left."""
     folder = root / kind
     entries = [p for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")] if folder.is_dir() else []
     for entry in sorted(entries, key=lambda p: p.stat().st_mtime, reverse=True)[n_keep:]:

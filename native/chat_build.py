@@ -1,7 +1,7 @@
 """Builds the gateway's chat library: llama.cpp's chat templates and parsers behind our C interface, one shared object.
 
-What it leaves: uma_gateway/lib/, git-ignored. It links nothing of llama.cpp: native/chat/stubs.cpp stands in, and every
-symbol but uma_chat_* is hidden, so that it can never mix with the engine's libraries.
+It writes uma_gateway/lib/, which is git-ignored. The library links nothing of llama.cpp: native/chat/stubs.cpp stands
+in. Every symbol except uma_chat_* is hidden, so that the library can never mix with the engine's libraries.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from native.toolchain import find_toolchain
 OWN_DIR = Path(__file__).resolve().parent / "chat"
 LIBRARY = "libuma_chat.dylib" if sys.platform == "darwin" else "libuma_chat.so"
 EXPORTS = "uma_chat_*"
-# of llama.cpp's common/: what chat.cpp needs, and no more
+# the files of llama.cpp's common/ that chat.cpp needs, and no more
 UPSTREAM = ("chat*.cpp", "peg-parser.cpp", "json*.cpp", "trie.cpp", "unicode.cpp", "jinja/*.cpp", "parsers/*.cpp")
 SCHEMA_CONVERTER = "json-schema-to-grammar.cpp"  # prints to standard error unless captured
 NEEDED = ("common/", "include/", "ggml/include/", "vendor/nlohmann/", "models/templates/", "LICENSE")
@@ -73,8 +73,9 @@ def build_chat_library(pin: Pin, progress: Progress, target: Path) -> Path:
 
 
 def chat_source(pin: Pin, progress: Progress) -> Path:
-    """The part of llama.cpp's source that the library is made of, and its bundled templates; read-only, in the
-    cache.
+    """The part of llama.cpp's source that is compiled into the library, and the bundled templates.
+
+    It is in the cache, read-only.
     """
     root = cache.cache_root()
 
@@ -162,7 +163,7 @@ def _link_command(cxx: Sequence[str], objects: Sequence[Path], output: Path) -> 
 
 
 def _portable(command: Sequence[str]) -> list[str]:
-    """The command without the place of this tree: what it makes is shared by all trees."""
+    """The command without the path of this tree, because all trees share its result."""
     return [word.replace(str(OWN_DIR), "chat") for word in command]
 
 

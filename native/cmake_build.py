@@ -20,14 +20,14 @@ from native.pin import BuildError, Pin
 from native.progress import Progress
 from native.toolchain import Toolchain, cpu_identity, words_of
 
-HIDE_ARCHIVES = "-Wl,--exclude-libs,ALL"  # what static archives bring into a library stays inside (GNU ld, lld)
+HIDE_ARCHIVES = "-Wl,--exclude-libs,ALL"  # symbols of static archives stay inside a library (GNU ld, lld)
 
-# GCC 12 declares that loading a tile configuration reads 8 of its 64 bytes, and drops what wrote the others: on a
-# processor with AMX the first product of ggml's AMX kernels ended the process (a general protection fault in
+# GCC 12 declares that loading a tile configuration reads 8 of its 64 bytes, and drops the code that wrote the others.
+# On a processor with AMX the first product of ggml's AMX kernels then ended the process (a general protection fault in
 # ggml_backend_amx_mul_mat). The AVX-512 kernels serve such a processor.
 NO_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 
-# what the loader looks for: libllama.so.0, libllama.0.dylib; never the namelink nor the full version
+# the names that the loader looks for: libllama.so.0, libllama.0.dylib; never the namelink or the full version
 _SONAME = re.compile(r"^lib[\w+-]+(\.so\.\d+|\.\d+\.dylib)$")
 _PLAIN = re.compile(r"^lib[\w+-]+\.(so|dylib)$")
 
@@ -40,16 +40,16 @@ def cmake_flags(pin: Pin, backend: str) -> dict[str, str]:
     flags["CMAKE_BUILD_WITH_INSTALL_RPATH"] = "ON"
     flags["CMAKE_INSTALL_RPATH"] = "@loader_path" if sys.platform == "darwin" else "$ORIGIN"
     if sys.platform != "darwin":
-        # A compiler may bring only a static C++ runtime. Each library then holds a copy, and where the copies see each
-        # other's symbols half of one works on the locale of another: llama.cpp's loader crashed so. Hidden, each is
-        # whole.
+        # A compiler may have only a static C++ runtime. Each library then holds a copy. If the copies see each other's
+        # symbols, half of one works on the locale of another, and llama.cpp's loader crashed that way. If they are
+        # hidden, each copy is whole.
         flags["CMAKE_SHARED_LINKER_FLAGS"] = flags["CMAKE_MODULE_LINKER_FLAGS"] = HIDE_ARCHIVES
     if is_portable():
         flags["GGML_NATIVE"] = "OFF"
         if has_variants(True):
             flags |= BASE.cmake_flags()
     elif "amx_tile" in cpu_identity():
-        for variable in ("CFLAGS", "CXXFLAGS"):  # CMake reads the user's only where these are not set
+        for variable in ("CFLAGS", "CXXFLAGS"):  # CMake reads the user's flags only if these are not set
             flags[f"CMAKE_{variable.removesuffix('FLAGS')}_FLAGS"] = f"{os.environ.get(variable, '')} {NO_AMX}".strip()
     if backend != "cpu":
         flags["CMAKE_INSTALL_RPATH_USE_LINK_PATH"] = "ON"  # vendor libraries are found where they were linked
@@ -65,7 +65,7 @@ def extra_arguments() -> list[str]:
 
 
 def is_native(flags: dict[str, str], arguments: list[str]) -> bool:
-    """False where the build was told not to use this CPU's own instructions."""
+    """False if the build was told not to use this CPU's own instructions."""
     value = flags.get("GGML_NATIVE", "ON")
     for argument in arguments:
         match = re.match(r"-D\s*GGML_NATIVE(?::\w+)?=(\w+)", argument)
@@ -74,7 +74,7 @@ def is_native(flags: dict[str, str], arguments: list[str]) -> bool:
 
 
 def is_portable() -> bool:
-    """Whether the build is to run on any processor of the architecture (UMA_BUILD).
+    """Whether the build has to run on any processor of the architecture (UMA_BUILD).
 
     Raises: BuildError on an unknown word.
     """
@@ -85,8 +85,8 @@ def is_portable() -> bool:
 
 
 def has_variants(is_portable: bool) -> bool:
-    """Whether a build has ggml's CPU backend several times: ld.so takes a library that is loaded already by its
-    name, others do not.
+    """Whether a build has several variants of ggml's CPU backend. This needs ld.so, which takes a library that is
+    already loaded under the wanted name; other loaders do not.
     """
     return is_portable and sys.platform.startswith("linux") and platform.machine() in ("x86_64", "AMD64")
 
@@ -155,7 +155,7 @@ def _stem(name: str) -> str:
 def collect(build_dir: Path, lib_dir: Path, only: str = "") -> None:
     """Copy the built libraries, or one of them, one file each (a wheel would copy links as whole files).
 
-    Raises: BuildError when none.
+    Raises: BuildError if there is none.
     """
     shipped = {name: path for name, path in ship_files(build_dir / "bin").items() if only in ("", _stem(name))}
     if not any(_stem(name) == (only or "libllama") for name in shipped):

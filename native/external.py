@@ -1,8 +1,8 @@
 """Uses a llama.cpp that is already installed (UMA_LLAMA_DIR), after proving that its headers and library belong
 together.
 
-Rules: nothing of the install is copied or changed; a doubt is a refusal. Only the pinned llama.cpp is accepted: our own
-C code uses inner parts of it, whose layout no version number promises.
+Rules: nothing of the install is copied or changed; any doubt leads to a refusal. Only the pinned llama.cpp is accepted:
+our own C code uses inner parts of it, whose layout no version number promises.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class External:
 def use_external(root: Path, pin: Pin) -> External:
     """Check an install that has include/ and lib/ (or lib64/).
 
-    Raises: BuildError where it is incomplete or inconsistent.
+    Raises: BuildError if it is incomplete or inconsistent.
     """
     include_dir = root / "include"
     lib_dir = next((d for d in (root / "lib", root / "lib64") if d.is_dir() and _has_llama(d)), None)
@@ -60,7 +60,7 @@ def _header_problem(include_dir: Path, pin: Pin) -> str:
 
 
 def library_problem(pin: Pin, facts: LibraryFacts) -> str:
-    """Say why this library cannot belong to the pinned headers, or "" where nothing speaks against it."""
+    """Say why this library cannot belong to the pinned headers, or "" if nothing speaks against it."""
     if not facts.llama_version or not facts.ggml_version:
         return "the library has no llama_version() or ggml_version()"
     if facts.llama_version != pin.llama_version:

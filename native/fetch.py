@@ -40,11 +40,11 @@ def sdist_path(pin: Pin, cache: Path) -> Path:
 
 
 def fetch_sdist(pin: Pin, cache: Path, progress: Progress) -> Path:
-    """Return a source archive, downloading it at most once. A file that UMA_SDIST names may be a packed one: `extract`
-    verifies it.
+    """Return a source archive, downloading it at most once. The file that UMA_SDIST names may be a packed one:
+    `extract` verifies it.
 
     Blocks: on the network when the cache is cold and UMA_SDIST is not set.
-    Raises: BuildError when it cannot be had or its hash is wrong.
+    Raises: BuildError if the archive cannot be had or its hash is wrong.
     """
     given = os.environ.get("UMA_SDIST")
     if given:
@@ -96,8 +96,8 @@ def download(pin: Pin, folder: Path, progress: Progress) -> Path:
 
 
 def client_environment(env: dict[str, str]) -> dict[str, str]:
-    """The environment without what an outer pip left for its own build of us: the inner one would take it for its
-    own.
+    """The environment without the variables that an outer pip set for its build of this package: an inner pip would
+    take them for its own.
     """
     outer = ("PYTHONPATH", "PYTHONNOUSERSITE", "PIP_BUILD_TRACKER")
     return {
@@ -115,7 +115,7 @@ def extract(sdist: Path, pin: Pin, folder: Path) -> Path:
     try:
         _unpack(sdist, pin, folder)
     except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError) as error:
-        why = str(error).splitlines()[0].rstrip(":")  # the other lines are what each kind of archive would want
+        why = str(error).splitlines()[0].rstrip(":")  # the other lines say what each kind of archive expects
         raise BuildError(f"{sdist} cannot be unpacked: {why}") from error
     if tree_digest(folder) != pin.source_sha256:
         raise BuildError(
@@ -163,7 +163,7 @@ def _unpack(sdist: Path, pin: Pin, folder: Path) -> None:
 
 
 def _inside_source_root(name: str, pin: Pin) -> str | None:
-    """Path below llama.cpp's root where the build needs the member, else None. The archive has one top folder."""
+    """Path below llama.cpp's root if the build needs the member, else None. The archive has one top folder."""
     _, _, below = name.partition("/")
     if not below.startswith(pin.source_root + "/"):
         return None

@@ -34,8 +34,8 @@ class Pin:
     source_sha256: str  # of the part of it that the build reads, file by file (fetch.tree_digest)
     source_root: str  # llama.cpp inside the unpacked source distribution
     commit: str
-    llama_version: str  # what llama_version() answers
-    ggml_version: str  # what ggml_version() answers
+    llama_version: str  # the answer of llama_version()
+    ggml_version: str  # the answer of ggml_version()
     headers: dict[str, str] = field(default_factory=dict)  # path below source_root -> sha256
     flags: dict[str, dict[str, str]] = field(default_factory=dict)  # backend or "all" -> CMake variable -> value
 

@@ -45,7 +45,7 @@ class LibraryFacts:
     llama_version: str
     ggml_version: str
     ggml_commit: str
-    missing: tuple[str, ...]  # of the names asked for: exported nowhere
+    missing: tuple[str, ...]  # names that were asked for and that no library exports
 
 
 def library_paths(lib_dir: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Shows how far a long build is, also from below pip, which swallows standard output.
+"""Shows the progress of a long build, even below pip, which swallows standard output.
 
 Rules: a terminal gets one line that is rewritten; anything else gets a line per tenth of the way.
 """
@@ -38,7 +38,7 @@ class Progress:
         self._write(f"uma-serve: {text}\n")
 
     def feed(self, line: str) -> None:
-        """Take one line of ninja or make output; show it where it is a step."""
+        """Take one line of ninja or make output; show it if it is a step."""
         match = _STEP.match(line)
         if not match:
             return

@@ -1,4 +1,4 @@
-"""Finds compilers, CMake and ninja, and says exactly what to install where one is missing.
+"""Finds compilers, CMake and ninja, and says exactly what to install if one is missing.
 
 Rules: finding never changes anything; the identity strings feed the cache key, so they name versions, not paths.
 """
@@ -19,8 +19,8 @@ from pathlib import Path
 from native.pin import BuildError
 
 BACKENDS = ("cpu", "cuda", "vulkan", "metal")
-# What ggml's Vulkan backend includes. Headers of 2022 (Debian 12) lack the first, which the compiler would report after
-# ten minutes of compiling shaders.
+# The headers that ggml's Vulkan backend includes. Headers of 2022 (Debian 12) lack the first one, and the compiler
+# would report that only after ten minutes of compiling shaders.
 VULKAN_HEADERS = {
     "#include <vulkan/vulkan.hpp>\nvk::LayerSettingEXT setting;": "Vulkan's headers, 1.3.275 or later (Debian 13 or "
     "Ubuntu 24.04: `apt install libvulkan-dev`; elsewhere: UMA_CMAKE_ARGS=-DVulkan_INCLUDE_DIR=FOLDER)",
@@ -32,7 +32,7 @@ VULKAN_HEADERS = {
 class Toolchain:
     cc: list[str]
     cxx: list[str]
-    cmake: str  # "" where none is needed and none was found
+    cmake: str  # "" if none is needed and none was found
     generator: str  # CMake generator name
     make_program: str
     extra: dict[str, str]  # CMake variables that the tools need
@@ -54,7 +54,7 @@ def chosen_backend() -> str:
 
 
 def find_toolchain(backend: str, needs_cmake: bool = True) -> Toolchain:
-    """Find everything the backend's build needs. With a warm cache that is a compiler, not CMake.
+    """Find everything the backend's build needs. With a warm cache that is only a compiler, not CMake.
 
     Raises: BuildError with one message that lists all missing tools and how to get them.
     """
@@ -95,7 +95,7 @@ def find_toolchain(backend: str, needs_cmake: bool = True) -> Toolchain:
 
 
 def cpu_identity() -> str:
-    """Model and instruction-set flags of this CPU: a native build runs only on its like."""
+    """Model and instruction-set flags of this CPU: a native build runs only on a CPU like this."""
     if sys.platform == "darwin":
         names = ("machdep.cpu.brand_string", "machdep.cpu.features", "machdep.cpu.leaf7_features")
         found = [_version_line(["sysctl", "-n", name]) for name in names]
@@ -113,7 +113,7 @@ def cpu_identity() -> str:
 
 
 def words_of(variable: str) -> list[str]:
-    """The words of an environment variable, as a shell reads them. Raises: BuildError where a quote is not closed."""
+    """The words of an environment variable, as a shell reads them. Raises: BuildError if a quote is not closed."""
     try:
         return shlex.split(os.environ.get(variable, ""))
     except ValueError as error:
