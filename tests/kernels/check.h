@@ -25,7 +25,8 @@ static inline uint32_t rand_u32(void) {
 static inline int rand_below(int n) { return (int)(rand_u32() % (uint32_t)n); }
 static inline float rand_float(void) { return (float)((int32_t)rand_u32()) / 2147483648.0f; }
 
-// Exactly this many bytes, at an address that is a multiple of 64 only where asked: a sanitizer sees every byte beyond.
+// Allocates exactly this many bytes, so that a sanitizer sees every access beyond them. Only new_aligned gives an
+// address that is a multiple of 64.
 static inline void * new_bytes(size_t n) {
     void * p = malloc(n ? n : 1);
     if (!p) abort();

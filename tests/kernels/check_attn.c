@@ -1,4 +1,4 @@
-// Attention against f64: every way of masking, both KV layouts and types, whole and in parts that are merged.
+// Checks attention against f64: every way of masking, both KV layouts, all types, whole and in parts that are merged.
 #include "check.h"
 
 struct shape {
@@ -10,7 +10,7 @@ struct shape {
     int has_slopes, is_v_in_k;
 };
 
-// K or V of one head: where cell c's bytes are, and its values as f64.
+// K or V of one head: the place of each cell's bytes, and the cells' values as f64.
 struct store {
     uint8_t * bytes;
     int32_t * pages;
@@ -116,7 +116,7 @@ static struct inputs new_inputs(const struct shape * s) {
     for (int r = 0; r < s->n_rows; r++) {
         in.limits[r] = rand_below((int)s->n_cells + 1);
         in.begins[r] = rand_below((int)s->n_cells + 1);
-        const int kind = rand_below(4); // nothing, a window, a random sample, everything with values
+        const int kind = rand_below(4); // visible: nothing, a window, a random sample, everything with values
         for (int64_t c = 0; c < s->n_cells; c++) {
             const int is_visible = kind == 1 ? c >= s->n_cells / 3
                 && c < s->n_cells / 2 + 1 : kind == 2 ? rand_below(3) == 0 : kind == 3;
@@ -217,7 +217,7 @@ static void one_case(const struct uma_kernels * k, const struct shape * s, struc
     free_store(&keys), free_store(&values);
 }
 
-// A query's result has the same bits in any company: with all others of the batch, and row by row.
+// Checks that a query's result has the same bits in any company: with all others of the batch, and row by row.
 static void check_company(const struct uma_kernels * k, const struct shape * s, struct tally * t) {
     struct store keys = new_store(s, s->dim_k), values = new_values(&keys, s);
     struct inputs in = new_inputs(s);

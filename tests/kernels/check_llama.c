@@ -1,7 +1,8 @@
-// llama_decode with ggml's own kernels, and the same with ours, on one model: check_llama MODEL [N_PERPLEXITY_TOKENS]
-// Prints one line per scenario: name, rms of the logits, rows; then our difference to ggml and that between two of
-// ggml's own ways, each as rms and as the widest gap, by the second, between two tokens that each prefers in the same
-// row. Last, what was computed here, and both perplexities.
+// Runs llama_decode with ggml's own kernels and with ours, on one model: check_llama MODEL [N_PERPLEXITY_TOKENS]
+// It prints one line per scenario: name, rms of the logits, rows; then our difference from ggml, and the difference
+// between two of ggml's own ways. Each difference is an rms and a widest gap: the largest distance, in the second one's
+// logits, between the tokens that the two prefer in the same row. Last come the counts of our operations and both
+// perplexities.
 #include "ggml-uma/uma_ggml.h"
 #include "llama.h"
 
@@ -39,8 +40,8 @@ static void open_context(struct llama_model * model, enum ggml_type kv_type, boo
     if (!ctx) exit(2);
 }
 
-// Decode n tokens of each of the sequences first..last-1 from position pos; logits of every token go to `out` if it is
-// given.
+// Decodes n tokens of each of the sequences first..last-1 from position pos on. The logits of every token go to `out`
+// if it is given.
 static void decode(const llama_token * tokens, int first, int last, int pos, int n, float * out) {
     struct llama_batch b = llama_batch_init((last - first) * n, 0, 1);
     for (int s = first; s < last; s++) {
@@ -84,7 +85,8 @@ static double widest_gap(const float * a, const float * b, size_t rows) {
     return widest;
 }
 
-// n tokens of n_seq sequences after `depth` ones: by ggml at once, by ggml token by token, and by us at once.
+// Computes n tokens of n_seq sequences after `depth` tokens: by ggml at once, by ggml token by token, and by us at
+// once.
 static void scenario(const char * name, const llama_token * tokens, int depth, int n_seq, int n) {
     const size_t rows = (size_t)(n_seq * n), size = rows * (size_t)n_vocab;
     float * whole = malloc(size * 4), * steps = malloc(size * 4), * ours = malloc(size * 4);
@@ -158,7 +160,7 @@ static double perplexity(const llama_token * text, int n, uint32_t ops) {
     return exp(sum / count);
 }
 
-// The model's own text, drawn at temperature 1 in windows: its perplexity is what the model's entropy says, and any
+// Draws the model's own text at temperature 1, in windows. Its perplexity follows from the model's entropy, and any
 // damage raises it.
 static llama_token * own_text(int n) {
     llama_token * text = malloc((size_t)n * sizeof *text);

@@ -1,6 +1,6 @@
-// Checks the products or the attention of one kernel table, or lists what this processor runs:
+// Checks the products or the attention of one kernel table, or lists the tables that this processor can run:
 // check_kernels mm NAME [ONE_IN] | attention NAME [ONE_IN] | --list
-// With ONE_IN it checks one in so many cases, drawn from all.
+// With ONE_IN it checks one in so many cases, drawn from all of them.
 #include "check.h"
 
 double f16_value(uint16_t h) {

@@ -1,10 +1,10 @@
-// Matrix products against f64, on weights dequantised by the formats' definitions.
+// Checks matrix products against f64, on weights dequantised by the formats' definitions.
 #include "check.h"
 
 struct format {
     enum uma_type type;
     int block, bytes, act_block;
-    int is_plain; // products read it as the file has it, too
+    int is_plain; // products also read it as it is in the file
 };
 
 static const int IQ4[16] = { -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113 };
@@ -147,7 +147,7 @@ static void judge_all(const struct uma_mm * mm, const double * w, const double *
     }
 }
 
-// One product, its rows split between `nth` callers as threads would.
+// Computes one product, its rows split between `nth` callers as threads would split them.
 static void run_split(const struct uma_kernels * k, const struct uma_mm * mm, int nth) {
     const int64_t panels = (mm->n_out + k->mm->panel - 1) / k->mm->panel;
     void * scratch = new_aligned(k->mm->scratch_bytes(mm->n_rows));
@@ -159,7 +159,7 @@ static void run_split(const struct uma_kernels * k, const struct uma_mm * mm, in
     free(scratch);
 }
 
-// A row's values do not depend, to the last bit, on how many others a call has.
+// Checks that a row's values do not depend, to the last bit, on how many other rows a call has.
 static void check_alone(const struct uma_kernels * k, const struct uma_mm * mm, struct tally * t) {
     if (mm->y_index) return;
     float * y = new_bytes((size_t)mm->n_out * 4);
@@ -177,7 +177,7 @@ static void check_alone(const struct uma_kernels * k, const struct uma_mm * mm, 
     free(y);
 }
 
-// The same product once more, on arranged weights where the table arranges this type.
+// Computes and checks the same product once more, on arranged weights, if the table arranges this type.
 static void check_arranged(const struct uma_kernels * k, const struct uma_mm * mm, size_t y_bytes, const double * w,
     const double * x, struct tally * t) {
     const size_t bytes = k->mm->arranged_bytes(mm->type, mm->n_out, mm->n_in);
@@ -198,7 +198,7 @@ static void one_case(const struct uma_kernels * k, const struct format * f, int6
     int has_index, struct tally * t) {
     const size_t row_bytes = (size_t)(n_in / f->block * f->bytes), w_stride = row_bytes + (size_t)(rand_below(2) * 6);
     const int64_t n_held = has_index ? n_rows * 2 : n_rows, y_stride = n_out + rand_below(3);
-    // sources and results are permuted: row r comes from 2r mod 2n+..., all distinct for results
+    // rows are permuted: sources are drawn at random, results go to distinct rows
     uint8_t * w = new_bytes(w_stride * (size_t)(n_out - 1) + row_bytes);
     float * x = new_bytes((size_t)(n_held * n_in) * 4);
     float * y = new_bytes((size_t)((n_held - 1) * y_stride + n_out) * 4);

@@ -1,4 +1,4 @@
-// The kernels' entrances, visible outside a shared library: in the product's objects they are not.
+// The kernels' entry points, visible outside a shared library: in the product's objects they are hidden.
 #include "kernels/kernels.h"
 
 const struct uma_kernels * kernels(void);
