@@ -11,37 +11,50 @@ N_TRIGGERS_MOST = 64
 KINDS = ("json_schema", "json", "regex", "choices", "gbnf", "lark")
 
 _TRIGGER = (
-    Field("type", Kind.STRING, "what `value` is", choices=("word", "token", "pattern"), is_required=True),
+    Field("type", Kind.STRING, "kind of `value`", choices=("word", "token", "pattern"), is_required=True),
     Field(
         "value",
         Kind.ID,
-        "a text, a control token's text or a token's id, or a regular expression",
+        "word: a text; token: a control token's text or a token's id; pattern: a regular expression",
         low=1,
         high=1024,
         is_required=True,
     ),
-    Field("after", Kind.BOOLEAN, "true: the trigger's own text is not part of what the grammar describes", False),
+    Field("after", Kind.BOOLEAN, "true: the grammar begins after the trigger's own text", False),
 )
 
 FIELD = Field(
     "constraint",
     Kind.OBJECT,
-    f"what the answer may look like: exactly one of {', '.join(f'`{kind}`' for kind in KINDS)}",
+    f"limits the form of the answer: give exactly one of {', '.join(f'`{kind}`' for kind in KINDS)}",
     fields=(
-        Field("json_schema", Kind.SCHEMA, "JSON that validates: draft 2020-12, 2019-09, 7 or 6"),
-        Field("json", Kind.BOOLEAN, "true: any JSON object"),
+        Field(
+            "json_schema",
+            Kind.SCHEMA,
+            "the answer is JSON that is valid under this schema: draft 2020-12, 2019-09, 7 or 6",
+        ),
+        Field("json", Kind.BOOLEAN, "true: the answer is a JSON object"),
         Field(
             "regex",
             Kind.STRING,
-            "text that matches from its beginning to its end, in Rust's dialect without look-around",
+            "the whole answer matches this, in Rust's dialect without look-around",
             low=1,
         ),
-        Field("choices", Kind.STRINGS, "one of these texts", high=10_000, low=1),
+        Field("choices", Kind.STRINGS, "the answer is one of these texts", high=10_000, low=1),
         Field("gbnf", Kind.STRING, "a grammar in llama.cpp's notation; it begins at `root`", low=1),
         Field("lark", Kind.STRING, "a grammar in llguidance's variant of Lark; it begins at `start`", low=1),
-        Field("triggers", Kind.OBJECTS, "free text until one of these appears", high=N_TRIGGERS_MOST, fields=_TRIGGER),
         Field(
-            "prefix", Kind.STRING, "text of the prompt's end that is the beginning of what the grammar describes", low=1
+            "triggers",
+            Kind.OBJECTS,
+            "the answer is free text until one of these appears",
+            high=N_TRIGGERS_MOST,
+            fields=_TRIGGER,
+        ),
+        Field(
+            "prefix",
+            Kind.STRING,
+            "text at the prompt's end that is already the beginning of the constrained text",
+            low=1,
         ),
     ),
 )

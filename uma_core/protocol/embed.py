@@ -14,7 +14,7 @@ _COMMON = (
     Field(
         "truncate",
         Kind.BOOLEAN,
-        "cut what is longer than the model takes, before its last token; false: it is refused",
+        "cut inputs that are too long for the model, before their last token; false: refuse them",
         False,
     ),
     Field(
@@ -25,24 +25,31 @@ _COMMON = (
         choices=("interactive", "background"),
     ),
     Field("timeout_ms", Kind.NUMBER, "end with the error `timed_out` after this long; 0: never", 0, 0, 86_400_000),
-    Field("model", Kind.STRING, "fingerprint of the model that is meant (`props`); another one refuses", None, 1, 128),
     Field(
-        "account",
+        "model",
         Kind.STRING,
-        "whom a gateway asks for: fair shares are per account. Trusted peers only (`access.trusted_uids`)",
+        "fingerprint (`props`) of the wanted model; any other model refuses the request",
         None,
         1,
         128,
     ),
     Field(
-        "metadata", Kind.TAGS, "shown with the request by `sessions`, to its own user and to administrators", high=16
+        "account",
+        Kind.STRING,
+        "account that a gateway asks for: each account gets a fair share. Trusted peers only (`access.trusted_uids`)",
+        None,
+        1,
+        128,
+    ),
+    Field(
+        "metadata", Kind.TAGS, "`sessions` shows this with the request, to its own user and to administrators", high=16
     ),
 )
 EMBED_FIELDS = (
     Field(
         "input",
         Kind.INPUTS,
-        "a text, the token ids of one, or several of both",
+        "a text, an array of token ids, or an array of both",
         is_required=True,
         low=1,
         high=N_INPUTS_MOST,
@@ -50,25 +57,27 @@ EMBED_FIELDS = (
     Field(
         "pooling",
         Kind.STRING,
-        "how the tokens' vectors become one; none: they are returned as they are; rank: the classifier's scores. "
+        "how the tokens' vectors become one; none: return all of them; rank: return the classifier's scores. "
         "Absent: as the model's file says, else `last` (`mean` for encoders)",
         None,
         choices=("none", "mean", "cls", "last", "rank"),
     ),
-    Field("normalize", Kind.BOOLEAN, "to the Euclidean length 1; absent: unless pooling is none or rank"),
+    Field(
+        "normalize", Kind.BOOLEAN, "scale vectors to Euclidean length 1; absent: yes, unless pooling is none or rank"
+    ),
     Field(
         "dimensions",
         Kind.INTEGER,
-        "this many of the first numbers, which are then normalized; absent: all",
+        "return only this many of the first numbers, which are then normalized; absent: all",
         None,
         1,
         1 << 20,
     ),
-    Field("encoding", Kind.STRING, "base64: of little-endian 32-bit floats", "float", choices=("float", "base64")),
+    Field("encoding", Kind.STRING, "base64: little-endian 32-bit floats", "float", choices=("float", "base64")),
     *_COMMON,
 )
 RERANK_FIELDS = (
-    Field("query", Kind.STRING, "what the documents are judged by", is_required=True, low=1),
+    Field("query", Kind.STRING, "the query to judge the documents by", is_required=True, low=1),
     Field("documents", Kind.STRINGS, "", is_required=True, low=1, high=N_INPUTS_MOST),
     Field("top_n", Kind.INTEGER, "return only this many of the best; absent: all", None, 1, 1 << 30),
     *_COMMON,
@@ -81,7 +90,8 @@ EMBED_REPLY = (
     Field(
         "embeddings",
         Kind.LIST,
-        "for each input its vector: numbers, or with `encoding` base64 a string; with pooling none an array of vectors",
+        "the vector of each input: an array of numbers, or a string if `encoding` is base64; with pooling none, an "
+        "array of vectors",
     ),
     *_USAGE,
 )

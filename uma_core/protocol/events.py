@@ -95,31 +95,37 @@ class Reply(NamedTuple):
 
 Event = Started | Queued | Progress | Prompt | Token | End | Eos | Error | Reply
 
-_ID = Field("id", Kind.ID, "of the request, as it was given; null where none is known")
+_ID = Field("id", Kind.ID, "id of the request, as it was given; null: none is known")
 
 
 _LOGPROBS = Field(
     "logprobs",
     Kind.LIST,
-    "with `logprobs`, of each token of the text: `id`, `bytes`, `logprob` (natural logarithm), `top`: the likeliest "
-    "in its place",
+    "with `logprobs`, for each token of the text: `id`, `bytes`, `logprob` (natural logarithm), and `top`: the "
+    "likeliest tokens at its place",
 )
 
 
-_INDEX = Field("index", Kind.INTEGER, "of the answer, where the request asked for several")
+_INDEX = Field("index", Kind.INTEGER, "index of the answer, if the request asked for several")
 _USAGE = (
-    Field("prompt_tokens", Kind.INTEGER, "of the prompt"),
-    Field("cached_tokens", Kind.INTEGER, "of these, restored instead of computed"),
-    Field("completion_tokens", Kind.INTEGER, "generated"),
-    Field("reasoning_tokens", Kind.INTEGER, "of these, thought; only with `reasoning`"),
-    Field("accepted_prediction_tokens", Kind.INTEGER, "drafts that held; only where some were verified"),
-    Field("rejected_prediction_tokens", Kind.INTEGER, "drafts that did not; likewise"),
-    Field("dropped_tokens", Kind.INTEGER, "of the prompt, that `overflow` left out; only where it did"),
+    Field("prompt_tokens", Kind.INTEGER, "tokens of the prompt"),
+    Field("cached_tokens", Kind.INTEGER, "prompt tokens that were restored instead of computed"),
+    Field("completion_tokens", Kind.INTEGER, "tokens that were generated"),
+    Field("reasoning_tokens", Kind.INTEGER, "generated tokens that belong to thoughts; only with `reasoning`"),
+    Field("accepted_prediction_tokens", Kind.INTEGER, "draft tokens that were accepted; only if any were verified"),
+    Field("rejected_prediction_tokens", Kind.INTEGER, "draft tokens that were rejected; only if any were verified"),
+    Field("dropped_tokens", Kind.INTEGER, "prompt tokens that `overflow` left out; only if there are any"),
 )
 _ENDING = (
     Field("reason", Kind.STRING, "", choices=tuple(reason.value for reason in FinishReason)),
-    Field("stop", Kind.OBJECT, "`text` or `token_id`: which of `stop` and `stop_token_ids` ended it, where one did"),
-    _LOGPROBS._replace(help="with `logprobs`: of all tokens; of a stream those that came with no `token` event"),
+    Field(
+        "stop",
+        Kind.OBJECT,
+        "`text` or `token_id`: the entry of `stop` or `stop_token_ids` that ended the answer; absent: none did",
+    ),
+    _LOGPROBS._replace(
+        help="with `logprobs`: of all tokens; in a stream, only of tokens that came with no `token` event"
+    ),
     Field("usage", Kind.OBJECT, "", fields=_USAGE),
     Field("timing", Kind.OBJECT, "queue_ms, ttft_ms, total_ms, itl_p50_ms, itl_max_ms"),
     Field("error", Kind.OBJECT, "code, name, message, detail; only with reason `error`"),
@@ -135,35 +141,34 @@ class EventSpec(NamedTuple):
 EVENTS = (
     EventSpec(
         "queued",
-        "Where a request with `queue_updates` stands: once when it is accepted, then whenever its position changes or "
-        "the wait grows.",
+        "Place in the queue of a request with `queue_updates`. Sent when the request is accepted, and whenever its "
+        "position changes or the wait grows.",
         (
             _ID,
-            Field("position", Kind.INTEGER, "requests that go before it; 0: none, it runs next or runs already"),
-            Field("wait_ms", Kind.INTEGER, "predicted time until its prompt is read; 0: it begins now"),
+            Field("position", Kind.INTEGER, "number of requests before it; 0: it runs next or is running"),
+            Field("wait_ms", Kind.INTEGER, "predicted time until its prompt begins to be read; 0: it begins now"),
         ),
     ),
     EventSpec(
         "progress",
-        "How far the prompt of a request with `prompt_progress` is read: after its first piece, then up to ten times "
-        "a second, and at its end. Before any text, whether it streams or not.",
+        "How much of the prompt is read, for a request with `prompt_progress`. Sent after the first piece of the "
+        "prompt, then up to ten times a second, and at its end; before any text, whether the request streams or not.",
         (
             _ID,
-            Field("prompt_tokens", Kind.INTEGER, "of the prompt"),
-            Field("cached_tokens", Kind.INTEGER, "of these, restored instead of computed"),
-            Field("read_tokens", Kind.INTEGER, "of these, restored or computed by now"),
-            Field("read_ms", Kind.NUMBER, "since reading began"),
+            Field("prompt_tokens", Kind.INTEGER, "tokens of the prompt"),
+            Field("cached_tokens", Kind.INTEGER, "prompt tokens that were restored instead of computed"),
+            Field("read_tokens", Kind.INTEGER, "prompt tokens that are restored or computed by now"),
+            Field("read_ms", Kind.NUMBER, "time since reading began"),
         ),
     ),
     EventSpec(
         "prompt",
-        "With `prompt_logprobs`: of the next tokens of the prompt, in their order, as they are found. Before any "
-        "text, whether it streams or not.",
+        "Log probabilities of the prompt's next tokens, for a request with `prompt_logprobs`. Sent in the order of the "
+        "tokens, as they are found; before any text, whether the request streams or not.",
         (
             _ID,
             _LOGPROBS._replace(
-                help="of each token: `id`, `bytes`, `logprob` (null for the first one, before which nothing came), "
-                "`top`"
+                help="for each token: `id`, `bytes`, `logprob` (null for the first token: nothing precedes it), `top`"
             ),
         ),
     ),
@@ -180,23 +185,23 @@ EVENTS = (
     ),
     EventSpec(
         "end",
-        "The end of one of several answers (`n`) to a streaming request; `eos` follows the last one. Where a request "
-        "is cancelled before its prompt was read, `eos` comes alone.",
-        (_ID, _INDEX._replace(help="of the answer"), *_ENDING),
+        "The end of one of several answers (`n`) to a streaming request; `eos` follows the last one. If a request is "
+        "cancelled before its prompt was read, only `eos` comes.",
+        (_ID, _INDEX._replace(help="index of the answer"), *_ENDING),
     ),
     EventSpec(
         "eos",
-        "The end of an accepted request. Exactly one for each. With several answers it speaks of all of them: the "
-        "reason is that of the one that went worst, `usage` their sum.",
+        "The end of an accepted request. Each gets exactly one. With several answers it stands for all of them: "
+        "`reason` is the worst of theirs, and `usage` is their sum.",
         (
             _ID,
             _ENDING[0],
-            Field("text", Kind.STRING, "all of the text; only with `stream: false`"),
+            Field("text", Kind.STRING, "the whole text; only with `stream: false`"),
             Field(
                 "answers",
                 Kind.LIST,
-                "of several answers, with `stream: false`: `index`, `text`, and the fields of an `end`; absent where "
-                "the request was cancelled before its prompt was read",
+                "for several answers with `stream: false`: `index`, `text`, and the fields of an `end`; absent if the "
+                "request was cancelled before its prompt was read",
             ),
             *_ENDING[1:],
         ),
@@ -207,8 +212,8 @@ EVENTS = (
         "or a request whose id is taken or unreadable (`detail.id`).",
         (
             _ID,
-            Field("code", Kind.STRING, "stable: docs/ERRORS.md"),
-            Field("name", Kind.STRING, "stable, for people"),
+            Field("code", Kind.STRING, "stable code, listed in docs/ERRORS.md"),
+            Field("name", Kind.STRING, "stable name, for people"),
             Field("message", Kind.STRING, "what was wrong this time"),
             Field("detail", Kind.OBJECT, "for machines: `field`, `limit`, `retry_after_ms`, …"),
         ),

@@ -37,12 +37,12 @@ _FILE = (
     Field("text", Kind.STRING, "", is_required=True),
 )
 _INFILL = (
-    Field("prefix", Kind.STRING, "what stands before the gap", is_required=True),
-    Field("suffix", Kind.STRING, "what stands after it", is_required=True),
+    Field("prefix", Kind.STRING, "the text before the gap", is_required=True),
+    Field("suffix", Kind.STRING, "the text after the gap", is_required=True),
     Field(
         "extra",
         Kind.OBJECTS,
-        "other files, the nearest last; where the context is short the first ones go",
+        "other files, the nearest last: if the context is short, the first ones are left out",
         (),
         0,
         256,
@@ -50,37 +50,48 @@ _INFILL = (
     ),
 )
 _INPUTS = (
-    Field("prompt", Kind.MIXED, "what to continue; exactly one of `prompt`, `tokens`, `messages`, `infill`", low=1),
+    Field(
+        "prompt", Kind.MIXED, "text to continue; give exactly one of `prompt`, `tokens`, `messages`, `infill`", low=1
+    ),
     Field("tokens", Kind.INTEGERS, "the prompt as token ids"),
-    Field("messages", Kind.MESSAGES, "a chat, put through the model's own template"),
-    Field("suffix", Kind.STRING, "what follows the gap after `prompt` or `tokens`; needs a model for filling in"),
+    Field("messages", Kind.MESSAGES, "a chat; the model's own template turns it into a prompt"),
+    Field(
+        "suffix", Kind.STRING, "the text after the gap that follows `prompt` or `tokens`; needs a model for filling in"
+    ),
     Field("infill", Kind.OBJECT, "a gap in a file; needs a model for filling in", fields=_INFILL),
 )
-_WITH_PIECES = Field("with_pieces", Kind.BOOLEAN, "return what each token stands for", False)
+_WITH_PIECES = Field("with_pieces", Kind.BOOLEAN, "also return the text of each token", False)
 _PIECES = Field(
     "pieces",
     Kind.LIST,
-    "with `with_pieces`, for each token: its text, or an array of its bytes where they are not text alone",
+    "with `with_pieces`, for each token: its text, or an array of its bytes if they are not text by themselves",
 )
 
 _REASONING = (
-    Field("start", Kind.STRING, "text that begins a thought; empty: the answer begins with one", "", 0, 256),
-    Field("end", Kind.STRING, "text that ends it", is_required=True, low=1, high=256),
+    Field("start", Kind.STRING, "text that begins a thought; empty: the answer begins with a thought", "", 0, 256),
+    Field("end", Kind.STRING, "text that ends a thought", is_required=True, low=1, high=256),
     Field(
         "budget_tokens",
         Kind.INTEGER,
-        "most tokens of thinking; then `message` and `end` are forced, as soon as a `constraint` allows "
-        "them; absent: no limit",
+        "most tokens of thinking; after them the answer is forced to continue with `message` and `end`, as soon as a "
+        "`constraint` allows it; absent: no limit",
         None,
         0,
         1 << 30,
     ),
-    Field("message", Kind.STRING, "what a forced end says first", "", 0, 1024),
+    Field("message", Kind.STRING, "text that comes before a forced `end`", "", 0, 1024),
 )
 
 _LORA = (
-    Field("id", Kind.STRING, "as configured: `adapters` of `props` lists them", is_required=True, low=1, high=64),
-    Field("scale", Kind.NUMBER, "how strongly it is applied; 0: not", 1.0, -1000, 1000),
+    Field(
+        "id",
+        Kind.STRING,
+        "id of a configured adapter; `props` lists them as `adapters`",
+        is_required=True,
+        low=1,
+        high=64,
+    ),
+    Field("scale", Kind.NUMBER, "strength of the adapter; 0: not applied", 1.0, -1000, 1000),
 )
 
 _GENERATE = (
@@ -104,26 +115,26 @@ _GENERATE = (
     Field(
         "best_of",
         Kind.INTEGER,
-        "answers to make, of which the `n` of likeliest tokens are given; not with `stream`",
+        "number of answers to generate; the `n` with the likeliest tokens are returned; not with `stream`",
         None,
         1,
         1024,
     ),
-    Field("echo", Kind.BOOLEAN, "answers begin with their prompt; not with `messages` and `infill`", _REQUEST.echo),
+    Field("echo", Kind.BOOLEAN, "begin each answer with its prompt; not with `messages` or `infill`", _REQUEST.echo),
     *SAMPLING_FIELDS,
-    Field("stop", Kind.STRINGS, "end before any of these texts", high=16, each_high=N_STOP_MOST),
+    Field("stop", Kind.STRINGS, "end the answer before any of these texts", high=16, each_high=N_STOP_MOST),
     Field(
         "banned_strings",
         Kind.STRINGS,
-        "the answer has none of these texts: another token is drawn where one would begin",
+        "texts that the answer never contains: if one would begin, another token is drawn",
         high=64,
         each_high=N_STOP_MOST,
     ),
-    Field("stop_token_ids", Kind.INTEGERS, "end before any of these tokens", low=0, high=64),
+    Field("stop_token_ids", Kind.INTEGERS, "end the answer before any of these tokens", low=0, high=64),
     Field(
         "logprobs",
         Kind.INTEGER,
-        "return log probabilities: of each token and of this many alternatives; absent: none",
+        "return the log probability of each token and of this many alternatives; absent: none",
         None,
         0,
         20,
@@ -131,7 +142,7 @@ _GENERATE = (
     Field(
         "prompt_logprobs",
         Kind.INTEGER,
-        "the same of the prompt's tokens, in `prompt` events; nothing of the prompt is restored then",
+        "the same for the prompt's tokens, in `prompt` events; no part of the prompt is restored then",
         None,
         0,
         20,
@@ -139,11 +150,13 @@ _GENERATE = (
     Field(
         "post_sampling_probs",
         Kind.BOOLEAN,
-        "`logprobs` of what the samplers left; else of the model's own distribution",
+        "true: take `logprobs` from the candidates that the samplers left; false: from the model's own distribution",
         False,
     ),
-    Field("stream", Kind.BOOLEAN, "false: no token events, the text is in `eos`", _REQUEST.stream),
-    Field("priority", Kind.STRING, "absent: inferred", None, choices=("interactive", "background")),
+    Field("stream", Kind.BOOLEAN, "false: no `token` events; `eos` has the text", _REQUEST.stream),
+    Field(
+        "priority", Kind.STRING, "class of the request; absent: inferred", None, choices=("interactive", "background")
+    ),
     Field("slo", Kind.OBJECT, "latency targets", None, fields=_SLO),
     Field("cache_prompt", Kind.BOOLEAN, "let later requests reuse this prompt's KV", _REQUEST.cache_prompt),
     Field("ignore_eos", Kind.BOOLEAN, "generate past the end-of-generation token", _REQUEST.ignore_eos),
@@ -151,20 +164,20 @@ _GENERATE = (
     Field(
         "overflow",
         Kind.STRING,
-        "when the context is full; absent: configured",
+        "what to do when the context is full; absent: as configured",
         None,
         choices=("error", "truncate-middle", "shift"),
     ),
     Field(
         "preserved_tokens",
         Kind.STRINGS,
-        "texts of control tokens that may appear in the answer; others never do",
+        "texts of control tokens that may appear in the answer; other control tokens never do",
         high=256,
     ),
     Field(
         "model",
         Kind.STRING,
-        "fingerprint of the model that the prompt is written for (`props`); another one refuses it",
+        "fingerprint (`props`) of the model that the prompt is written for; any other model refuses the request",
         None,
         1,
         128,
@@ -172,7 +185,7 @@ _GENERATE = (
     Field(
         "account",
         Kind.STRING,
-        "whom a gateway asks for: fair shares are per account. Trusted peers only (`access.trusted_uids`)",
+        "account that a gateway asks for: each account gets a fair share. Trusted peers only (`access.trusted_uids`)",
         None,
         1,
         128,
@@ -180,11 +193,11 @@ _GENERATE = (
     Field("queue_updates", Kind.BOOLEAN, "send `queued` events", _REQUEST.queue_updates),
     Field("prompt_progress", Kind.BOOLEAN, "send `progress` events", _REQUEST.prompt_progress),
     CONSTRAINT,
-    Field("reasoning", Kind.OBJECT, "count what the answer thinks apart, and limit it", None, fields=_REASONING),
+    Field("reasoning", Kind.OBJECT, "count the tokens of thoughts separately, and limit them", None, fields=_REASONING),
     Field(
         "lora",
         Kind.OBJECTS,
-        "LoRA adapters to answer with, and no others; absent: as configured",
+        "use these LoRA adapters and no others; absent: as configured",
         None,
         0,
         64,
@@ -193,7 +206,7 @@ _GENERATE = (
     Field(
         "prediction",
         Kind.STRING,
-        "text that the answer may repeat, in parts: draft tokens come from it",
+        "text that the answer may repeat in parts: draft tokens are taken from it",
         "",
         0,
         N_PREDICTION_MOST,
@@ -201,19 +214,17 @@ _GENERATE = (
     Field(
         "speculate",
         Kind.STRING,
-        "draft tokens, verified several at a time: `lookup` drafts what the text repeats, `draft` what the draft "
-        "model says; absent: configured",
+        "source of draft tokens, which are verified several at a time: `lookup` drafts text that repeats, `draft` asks "
+        "the draft model; absent: as configured",
         None,
         choices=("auto", "lookup", "draft", "off"),
     ),
     Field(
-        "metadata", Kind.TAGS, "shown with the request by `sessions`, to its own user and to administrators", high=16
+        "metadata", Kind.TAGS, "`sessions` shows this with the request, to its own user and to administrators", high=16
     ),
 )
 
-_KEY = Field(
-    "key", Kind.STRING, "secret that the hashes are made with, in hexadecimal", None, 32, 128, is_required=True
-)
+_KEY = Field("key", Kind.STRING, "secret key of the hashes, in hexadecimal", None, 32, 128, is_required=True)
 
 _STATE = Field("state", Kind.STRING, "", choices=("starting", "ready", "degraded", "draining", "stopping"))
 
@@ -223,20 +234,32 @@ _OPS = (
         "cancel",
         "End a request: its `eos` has the reason `cancelled`. `id` names that request.",
         (
-            Field("conn", Kind.INTEGER, "connection of the request as `sessions` shows it; absent: this one", None, 0),
-            Field("index", Kind.INTEGER, "end this one of its answers only", None, 0),
+            Field(
+                "conn",
+                Kind.INTEGER,
+                "connection of the request, as `sessions` shows it; absent: this connection",
+                None,
+                0,
+            ),
+            Field("index", Kind.INTEGER, "end only the answer with this index; absent: all of them", None, 0),
         ),
-        (Field("found", Kind.BOOLEAN, "false: nothing with this id is in flight, or it has no answer of this index"),),
+        (
+            Field(
+                "found",
+                Kind.BOOLEAN,
+                "false: no request with this id is in flight, or it has no answer with this index",
+            ),
+        ),
     ),
     Op(
         "embed",
-        "Make a vector of each input. Answered when all are there, by one `reply`, or by one `error`.",
+        "Make a vector of each input. Answered by one `reply` when all vectors are ready, or by one `error`.",
         EMBED_FIELDS,
         EMBED_REPLY,
     ),
     Op(
         "rerank",
-        "Score documents by how well they answer a query. Needs a reranker: a model whose file says pooling rank.",
+        "Score documents by how well they answer a query. Needs a reranker: a model whose file sets pooling to rank.",
         RERANK_FIELDS,
         RERANK_REPLY,
     ),
@@ -245,8 +268,10 @@ _OPS = (
         "Turn text into token ids.",
         (
             Field("content", Kind.STRING, "", is_required=True),
-            Field("add_special", Kind.BOOLEAN, "with what the model puts around a prompt, such as BOS", False),
-            Field("parse_special", Kind.BOOLEAN, "false: the text of a control token is read as plain text", True),
+            Field(
+                "add_special", Kind.BOOLEAN, "add the tokens that the model puts around a prompt, such as BOS", False
+            ),
+            Field("parse_special", Kind.BOOLEAN, "false: read the text of a control token as plain text", True),
             _WITH_PIECES,
         ),
         (Field("tokens", Kind.LIST, "ids"), _PIECES),
@@ -259,18 +284,18 @@ _OPS = (
             Field("unparse_special", Kind.BOOLEAN, "false: leave out the text of control tokens", True),
             _WITH_PIECES,
         ),
-        (Field("content", Kind.STRING, "the tokens' bytes as text; what is not UTF-8 is U+FFFD"), _PIECES),
+        (Field("content", Kind.STRING, "the tokens' bytes as text; bytes that are not UTF-8 become U+FFFD"), _PIECES),
     ),
     Op(
         "count",
-        "Tell how many tokens generate would read: its `prompt_tokens`. The same fields as there.",
+        "Count the tokens that generate would read: its `prompt_tokens`. Takes generate's input fields.",
         _INPUTS,
         (Field("n_tokens", Kind.INTEGER, ""),),
     ),
     Op(
         "prefix_hashes",
-        "Return the hashes of what generate would read, one per whole page of 64 tokens, as `digest` does. The "
-        "same fields as there.",
+        "Return the hashes of the tokens that generate would read, one per whole page of 64 tokens, as `digest` does. "
+        "Takes generate's input fields.",
         (*_INPUTS, _KEY),
         (
             Field("n_tokens", Kind.INTEGER, ""),
@@ -281,18 +306,18 @@ _OPS = (
     ),
     Op(
         "apply_template",
-        "Put a chat through the model's own template. As a `prompt` of generate, the result gives the tokens that the "
-        "messages give.",
+        "Turn a chat into a prompt with the model's own template. Generate reads the same tokens from this `prompt` as "
+        "from the messages.",
         (
             Field("messages", Kind.MESSAGES, "", is_required=True),
-            Field("add_generation_prompt", Kind.BOOLEAN, "end with what begins an answer", True),
+            Field("add_generation_prompt", Kind.BOOLEAN, "end with the text that begins an answer", True),
         ),
         (Field("prompt", Kind.STRING, ""),),
     ),
     Op("status", "Tell what the daemon is doing.", (), (_STATE,)),
     Op(
         "metrics",
-        "Tell all metrics.",
+        "Return all metrics.",
         (Field("format", Kind.STRING, "", "json", choices=("json", "prometheus")),),
         (
             Field("metrics", Kind.OBJECT, "format json: name to value"),
@@ -313,14 +338,14 @@ _OPS = (
     ),
     Op(
         "digest",
-        "Tell which beginnings are cached and how long a request would wait, for routers. Trusted peers only "
+        "Tell routers which prefixes are cached and how long a request would wait. Trusted peers only "
         "(`access.trusted_uids`).",
         (
             _KEY,
             Field(
                 "since",
                 Kind.INTEGER,
-                "`generation` of the last reply: only differences are returned, where they are known",
+                "`generation` of the last reply: only the changes since then are returned, if they are known",
                 None,
                 0,
             ),
@@ -328,30 +353,34 @@ _OPS = (
         ),
         (
             _STATE,
-            Field("fingerprint", Kind.STRING, "of the model's weights, as in `props`"),
+            Field("fingerprint", Kind.STRING, "fingerprint of the model's weights, as in `props`"),
             Field("template", Kind.STRING, "hash of the chat templates; empty: the model has none"),
-            Field("page", Kind.INTEGER, "tokens of a page: 64"),
+            Field("page", Kind.INTEGER, "tokens per page: 64"),
             Field("generation", Kind.INTEGER, "number of this set of pages"),
-            Field("is_whole", Kind.BOOLEAN, "`added` are all pages; false: the differences to `since`"),
+            Field(
+                "is_whole",
+                Kind.BOOLEAN,
+                "true: `added` has all pages; false: `added` and `removed` are the changes since `since`",
+            ),
             Field("added", Kind.LIST, "hashes of cached pages"),
-            Field("removed", Kind.LIST, "hashes of pages that went"),
+            Field("removed", Kind.LIST, "hashes of pages that are no longer cached"),
             Field(
                 "wait_ms",
                 Kind.OBJECT,
-                "by priority: wait of a request that came now, until its prompt is read",
+                "by priority: predicted time until the prompt of a request that comes now begins to be read",
             ),
-            Field("queued", Kind.OBJECT, "by priority: requests that wait"),
-            Field("active", Kind.INTEGER, "requests that are read or answered"),
-            Field("free_pages", Kind.INTEGER, "pages of KV that nobody reserved"),
+            Field("queued", Kind.OBJECT, "by priority: number of waiting requests"),
+            Field("active", Kind.INTEGER, "requests whose prompt is being read or whose answer is being generated"),
+            Field("free_pages", Kind.INTEGER, "pages of KV that are not reserved"),
             Field("total_pages", Kind.INTEGER, "pages of KV in all"),
             Field("n_seq_max", Kind.INTEGER, "requests that can be answered at once"),
-            Field("max_requests", Kind.INTEGER, "requests that it takes at once, those that wait included"),
+            Field("max_requests", Kind.INTEGER, "most requests that the daemon holds at once, waiting ones included"),
             Field("token_ms", Kind.NUMBER, "predicted time to read one prompt token"),
         ),
     ),
     Op(
         "props",
-        "Tell what a program that writes prompts, or describes models, must know.",
+        "Describe the model and the daemon to programs that write prompts or list models.",
         (),
         (
             Field(
@@ -362,10 +391,12 @@ _OPS = (
             ),
             Field("n_ctx_seq", Kind.INTEGER, "tokens that one request can hold, prompt and answer together"),
             Field("n_seq_max", Kind.INTEGER, "requests that can be answered at once"),
-            Field("n_embd_out", Kind.INTEGER, "numbers of an embedding; null: the engine makes none"),
-            Field("n_input", Kind.INTEGER, "most tokens of an input to `embed`; null likewise"),
-            Field("chat_template", Kind.STRING, "Jinja; null: the model has none"),
-            Field("chat_template_tool_use", Kind.STRING, "another one for chats with tools; null: there is none"),
+            Field("n_embd_out", Kind.INTEGER, "numbers in an embedding; null: the engine makes no embeddings"),
+            Field("n_input", Kind.INTEGER, "most tokens of one input to `embed`; null: the engine makes no embeddings"),
+            Field("chat_template", Kind.STRING, "Jinja template; null: the model has none"),
+            Field(
+                "chat_template_tool_use", Kind.STRING, "Jinja template for chats with tools; null: the model has none"
+            ),
             Field(
                 "adapters",
                 Kind.LIST,
@@ -373,9 +404,9 @@ _OPS = (
                 "the `task_name` and `prompt_prefix` of the file",
             ),
             Field("special", Kind.OBJECT, "special tokens by name (bos, eos, eot, fim_pre, …): `id` and `text`"),
-            Field("add_bos", Kind.BOOLEAN, "`prompt` gets the bos token in front"),
-            Field("add_eos", Kind.BOOLEAN, "and the eos token at its end"),
-            Field("limits", Kind.OBJECT, "max_tokens, default_max_tokens, max_prompt_bytes: of your requests"),
+            Field("add_bos", Kind.BOOLEAN, "the daemon puts the bos token before a `prompt`"),
+            Field("add_eos", Kind.BOOLEAN, "the daemon puts the eos token after it"),
+            Field("limits", Kind.OBJECT, "max_tokens, default_max_tokens, max_prompt_bytes: limits of your requests"),
             Field(
                 "capabilities",
                 Kind.OBJECT,
@@ -385,7 +416,7 @@ _OPS = (
             Field(
                 "generation",
                 Kind.INTEGER,
-                "number of the configuration in use: grows when model or limits may have changed",
+                "number of the configuration in use: it grows when the model or limits may have changed",
             ),
         ),
     ),
@@ -396,7 +427,7 @@ _OPS = (
             Field(
                 "timeout_ms",
                 Kind.NUMBER,
-                "then end the rest with reason `draining`; absent: configured",
+                "after this long, end the remaining requests with reason `draining`; absent: as configured",
                 None,
                 0,
                 86_400_000,
@@ -404,15 +435,15 @@ _OPS = (
             Field(
                 "then",
                 Kind.STRING,
-                "what follows; `stay` waits for undrain",
+                "what to do afterwards; `stay` waits for undrain",
                 "stay",
                 choices=("stay", "exit", "reload"),
             ),
         ),
         (
             _STATE,
-            Field("remaining", Kind.INTEGER, "requests that still run"),
-            Field("estimate_ms", Kind.NUMBER, "until the last one ends"),
+            Field("remaining", Kind.INTEGER, "requests that are still running"),
+            Field("estimate_ms", Kind.NUMBER, "estimated time until the last one ends"),
         ),
         is_admin=True,
     ),
@@ -435,7 +466,7 @@ _OPS = (
         "Look after the prefix cache.",
         (
             Field("action", Kind.STRING, "", "stats", choices=("list", "clear", "pin", "unpin", "stats")),
-            Field("key", Kind.STRING, "entry, as `list` shows it; clear without it clears all", None, 1, 256),
+            Field("key", Kind.STRING, "entry, as `list` shows it; absent: `clear` clears all entries", None, 1, 256),
         ),
         (
             Field("entries", Kind.LIST, "action list"),
@@ -446,7 +477,7 @@ _OPS = (
     ),
     Op(
         "trace",
-        "Record ticks for some seconds; the reply comes after that.",
+        "Record ticks for some seconds, then reply.",
         (
             Field("seconds", Kind.NUMBER, "", 2.0, 0.01, 60),
             Field(
@@ -462,10 +493,10 @@ _OPS = (
             Field(
                 "lines",
                 Kind.LIST,
-                "format jsonl: objects, one a line of the file that `python -m uma_core.trace replay` reads",
+                "format jsonl: objects, one per line of the file that `python -m uma_core.trace replay` reads",
             ),
             Field("n_ticks", Kind.INTEGER, "ticks in the reply"),
-            Field("n_left_out", Kind.INTEGER, "later ticks for which the reply had no room"),
+            Field("n_left_out", Kind.INTEGER, "later ticks that did not fit into the reply"),
         ),
         is_admin=True,
     ),
@@ -480,4 +511,6 @@ _OPS = (
 OPS: dict[str, Op] = {op.name: op for op in _OPS}
 
 TYPE_FIELD = Field("type", Kind.STRING, "names the operation", DEFAULT_OP)
-ID_FIELD = Field("id", Kind.ID, "names the request in its events; generate without one gets one", low=1, high=128)
+ID_FIELD = Field(
+    "id", Kind.ID, "names the request in its events; a generate request without an id gets one", low=1, high=128
+)
