@@ -19,15 +19,15 @@ _DAY_S = 86_400.0
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Where the gateway listens, and which daemon it speaks for."""
+    """Where the gateway listens, and which daemon it serves."""
 
-    socket: str = option("", "path of the daemon's Unix socket; empty: where every client looks for it")
-    host: str = option("127.0.0.1", "address to listen on; other than loopback only with keys, or with --insecure")
-    port: int = option(8080, "port to listen on; 0: any free one, which the log names", min=0, max=65_535)
+    socket: str = option("", "path of the daemon's Unix socket; empty: search for it as every client does")
+    host: str = option("127.0.0.1", "address to listen on; an address other than loopback needs keys, or --insecure")
+    port: int = option(8080, "port to listen on; 0: any free port, which the log names", min=0, max=65_535)
     tls_cert: str = option("", "file with the TLS certificate chain, PEM; empty: plain HTTP")
-    tls_key: str = option("", "file with its private key, PEM")
-    insecure: bool = option(False, "allow an address that others can reach without any key")
-    model_alias: str = option("", "name under which the model is shown; empty: the daemon's")
+    tls_key: str = option("", "file with the certificate's private key, PEM")
+    insecure: bool = option(False, "allow an address that others can reach, without any key")
+    model_alias: str = option("", "name that clients see for the model; empty: the daemon's name of it")
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,12 @@ class AccessOptions:
     api_key_file: str = option(
         "", "YAML file of API keys (docs/GATEWAY.md); read again at SIGHUP; empty: no keys from a file"
     )
-    api_key: str = option(
-        "", "one key that may do everything; better given by the variable, since flags can be seen by every user"
-    )
+    api_key: str = option("", "one key that may do everything; prefer the variable, because every user can see flags")
     allowed_hosts: tuple[str, ...] = option(
         (), "further host names that requests may be sent to; `*`: any (no guard against DNS rebinding)"
     )
     cors_origins: tuple[str, ...] = option(
-        (), "origins whose web pages may ask, such as https://chat.example.org; exact"
+        (), "exact origins whose web pages may send requests, such as https://chat.example.org"
     )
 
 
@@ -53,20 +51,29 @@ class LimitOptions:
     """What one client may use."""
 
     max_body_mb: float = option(32.0, "largest request body", unit="MiB", min=0.001, max=1024)
-    max_header_kb: int = option(64, "largest head of a request", unit="KiB", min=1, max=1024)
+    max_header_kb: int = option(64, "largest request line and headers together", unit="KiB", min=1, max=1024)
     max_json_depth: int = option(128, "deepest nesting of a body's JSON", min=8, max=256)
-    header_timeout_s: float = option(10.0, "time to send the head of a request", unit="s", min=0.1, max=_HOUR_S)
-    body_timeout_s: float = option(60.0, "time to send the body", unit="s", min=0.1, max=_HOUR_S)
-    write_timeout_s: float = option(
-        60.0, "a reader that takes nothing for this long is dropped", unit="s", min=0.1, max=_HOUR_S
+    header_timeout_s: float = option(
+        10.0, "time that a client has to send a request's headers", unit="s", min=0.1, max=_HOUR_S
     )
-    keep_alive_s: float = option(75.0, "an idle connection is closed after this long", unit="s", min=1, max=_HOUR_S)
-    max_connections: int = option(1024, "open HTTP connections; more are closed at once", min=1, max=100_000)
+    body_timeout_s: float = option(
+        60.0, "time that a client has to send a request's body", unit="s", min=0.1, max=_HOUR_S
+    )
+    write_timeout_s: float = option(
+        60.0, "drop a client that reads nothing for this long", unit="s", min=0.1, max=_HOUR_S
+    )
+    keep_alive_s: float = option(75.0, "close a connection that is idle for this long", unit="s", min=1, max=_HOUR_S)
+    max_connections: int = option(
+        1024, "most open HTTP connections; further ones are closed at once", min=1, max=100_000
+    )
     max_in_flight: int = option(
-        512, "requests that are answered at once, of all clients; more get 503", min=1, max=100_000
+        512,
+        "most requests that are answered at once, of all clients together; further ones get 503",
+        min=1,
+        max=100_000,
     )
     drain_s: float = option(
-        30.0, "time that running answers get when the gateway is told to stop", unit="s", min=0, max=_DAY_S
+        30.0, "time for running answers to end when the gateway is told to stop", unit="s", min=0, max=_DAY_S
     )
 
 
@@ -74,32 +81,40 @@ class LimitOptions:
 class AnswerOptions:
     """Defaults for fields that requests leave out, and how streams are kept alive."""
 
-    temperature: float = option(0.8, "sampling temperature of requests without one; 0: greedy", min=0, max=100)
+    temperature: float = option(0.8, "sampling temperature for requests without one; 0: greedy", min=0, max=100)
     top_k: int = option(40, "keep this many of the likeliest tokens; 0: all", min=0, max=1 << 30)
     top_p: float = option(0.95, "keep the likeliest tokens that sum to this probability", min=0.000001, max=1)
-    min_p: float = option(0.05, "drop tokens below this share of the likeliest", min=0, max=1)
+    min_p: float = option(
+        0.05, "drop tokens whose probability is below this share of the likeliest token's", min=0, max=1
+    )
     max_tokens: int = option(
         0,
-        "most tokens of an answer to a request without a limit; 0: as many as the daemon allows",
+        "most tokens of an answer, for requests without a limit; 0: as many as the daemon allows",
         unit="tokens",
         min=0,
         max=1 << 24,
     )
     ping_s: float = option(
         15.0,
-        "a silent stream gets a blank line so often: proxies and clients drop silent ones",
+        "interval of blank lines in a silent stream: proxies and clients drop silent streams",
         unit="s",
         min=0.05,
         max=_HOUR_S,
     )
     responses_kept_s: float = option(
         3600.0,
-        "how long responses and conversations can be continued by id; 0: not at all",
+        "how long a response or conversation can be continued by its id; 0: not at all",
         unit="s",
         min=0,
         max=_DAY_S,
     )
-    responses_kept_mb: float = option(64.0, "memory for them; the oldest go first", unit="MiB", min=0, max=1 << 20)
+    responses_kept_mb: float = option(
+        64.0,
+        "memory for kept responses and conversations; the oldest are dropped first",
+        unit="MiB",
+        min=0,
+        max=1 << 20,
+    )
 
 
 @dataclass(frozen=True)
@@ -116,7 +131,7 @@ class LogOptions:
     format: str = option(
         "text", "concise text, or one JSON object per line", flag="--log-format", choices=("text", "json")
     )
-    access: bool = option(True, "a line for every request", flag="--log-access")
+    access: bool = option(True, "write a line for every request", flag="--log-access")
 
     @property
     def prompts(self) -> bool:
