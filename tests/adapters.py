@@ -1,4 +1,4 @@
-"""Random LoRA adapters for a model's file, as converters write them, and damaged ones."""
+"""Random LoRA adapters for a model's file, as converters write them, and damaged adapters."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ def write_adapter(
     meta: dict[str, str] | None = None,
     change: Callable[[str, np.ndarray], np.ndarray | None] = lambda name, data: data,
 ) -> str:
-    """An adapter of all matrices that `wants` names, the embedding too where the model has an output of its own.
+    """Write an adapter for all matrices that `wants` names. It includes the embedding if the model has an output matrix
+    of its own.
 
-    `strength`: how far it moves a product, in the product's own standard deviation, nearly. `change` gets every tensor
-    in numpy's order and gives another one, or None to leave it out. `meta`: instead of the usual general.type and
-    adapter.type.
+    `strength`: roughly how far the adapter moves a product, in standard deviations of that product. `change` gets each
+    tensor in numpy's order and returns a replacement, or None to leave the tensor out. `meta` replaces the usual
+    general.type and adapter.type.
     """
     header = Header(model)
     draw = np.random.default_rng(seed)

@@ -1,8 +1,8 @@
-"""`make audit`: pip-audit over what UMA Serve and its extra [http] have installed here, with everything that these need
-in turn.
+"""`make audit`: run pip-audit over UMA Serve's installed dependencies, those of its extra [http], and everything that
+these need in turn.
 
-Known vulnerabilities are looked up at the Python package index. Exit status: 1 where there is one, or where a package
-could not be looked up.
+Known vulnerabilities are looked up at the Python package index. Exit status: 1 if there is one, or if a package could
+not be looked up.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ ROOTS = ("uma-serve[http]",)
 
 
 def closure(roots: tuple[str, ...] = ROOTS) -> dict[str, str]:
-    """Versions by name, of what is needed and installed; without the roots, which no index knows."""
+    """Return the version of every installed package that is needed, by name. The roots are left out: no index knows
+    them.
+    """
     found: dict[str, str] = {}
     seen: set[tuple[str, str]] = set()
     waiting = [Requirement(root) for root in roots]

@@ -1,4 +1,4 @@
-"""What every test run needs, whatever else the machine is doing."""
+"""Settings that every test run needs, however busy the machine is."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
-# OpenMP threads that spin at barriers make every step ten times slower beside other work; daemons that tests start
+# OpenMP threads that spin at barriers make every step ten times slower beside other work. Daemons that tests start
 # inherit this.
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
-# A shell's background jobs ignore Ctrl-C and pass that on to their children; here commands are asked what they do at
-# one.
+# A shell's background jobs ignore Ctrl-C, and their children inherit that. Some tests check how commands react to
+# Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-NO_SKIPS = bool(os.environ.get("UMA_NO_SKIPS"))  # where everything that a test may need is there: a skip is a failure
+NO_SKIPS = bool(os.environ.get("UMA_NO_SKIPS"))  # set where all tools of the tests are installed: a skip is a failure
 
 
 STARTS_DAEMONS = {Path(__file__).parent / name for name in ("daemon", "gateway")}

@@ -1,7 +1,7 @@
-"""Processes that begin as forks of one that has imported the product already, so that a start costs no import.
+"""Processes that are forked from one that has already imported the product, so that a start costs no import.
 
-What happens after the fork is the product's own code, from the command line on. A daemon's imports take 0.6 s of a core
-(AMD EPYC), more than most tests take for the rest, and the suite starts some hundreds of them.
+After the fork, only the product's own code runs, from the command line on. A daemon's imports take 0.6 s of a core (AMD
+EPYC). That is more than most tests take for the rest, and the suite starts some hundreds of daemons.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class Order(NamedTuple):
-    """What a fork shall be."""
+    """What a fork shall run."""
 
     module: str
     args: list[str]
@@ -38,7 +38,7 @@ class Order(NamedTuple):
 
 
 class Forked:
-    """One such process: what tests use of subprocess.Popen."""
+    """A forked process, with the methods of subprocess.Popen that tests use."""
 
     def __init__(self, answers: socket.socket, stdin: IO[bytes] | None = None, stdout: IO[bytes] | None = None) -> None:
         self._answers = answers
@@ -47,7 +47,7 @@ class Forked:
         self.pid = int(self._answer()["pid"])
 
     def poll(self) -> int | None:
-        """Its exit status, negative for a signal; None while it runs."""
+        """Return the exit status, negative for a signal; None while the process runs."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.wait(0.0)
         return self.returncode
@@ -62,7 +62,7 @@ class Forked:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            with contextlib.suppress(ProcessLookupError):  # it has ended, and its status is on the way
+            with contextlib.suppress(ProcessLookupError):  # the process has ended, and its status is on the way
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
@@ -79,9 +79,9 @@ class Forked:
 
 
 class ForkServer:
-    """A process that has imported `modules`, and forks whenever it is asked to.
+    """A process that has imported `modules`, and forks on request.
 
-    Its own environment is `environ`, which is what libraries see that read it when they are loaded.
+    `environ` is its own environment: libraries that read the environment when they are loaded see this one.
     """
 
     def __init__(self, modules: Sequence[str], environ: Mapping[str, str] | None = None) -> None:
@@ -107,9 +107,9 @@ class ForkServer:
         start_new_session: bool = False,
         limits: Mapping[int, int] | None = None,
     ) -> Forked:
-        """`python -m MODULE ARGS`. Standard input and output are pipes, or nothing.
+        """Run `python -m MODULE ARGS`. Standard input and output are pipes, or nothing.
 
-        `limits` by number, as `resource` has them.
+        `limits`: by number, as in `resource`.
         """
         order = Order(module, list(args), dict(environ or os.environ), start_new_session, dict(limits or {}))
         if not has_pipes:
@@ -122,7 +122,7 @@ class ForkServer:
         return Forked(answers, os.fdopen(ours_in, "wb"), os.fdopen(ours_out, "rb"))
 
     def _send(self, order: Order, *standard: int) -> socket.socket:
-        """Returns where the process's number and status will be told."""
+        """Send an order. Return the socket on which the process's number and status will be told."""
         ours, theirs = socket.socketpair()
         with theirs:
             socket.send_fds(self._control, [b"."], [theirs.fileno(), *standard])
@@ -139,7 +139,7 @@ _lock = threading.Lock()
 
 
 def server_of(*modules: str) -> ForkServer:
-    """The one of this process, started when it is first asked for."""
+    """Return this process's fork server for these modules. It is started on the first call."""
     with _lock:
         if modules not in _servers:
             _servers[modules] = ForkServer(modules)
@@ -147,12 +147,14 @@ def server_of(*modules: str) -> ForkServer:
         return _servers[modules]
 
 
-# the process that forks
+# the code of the process that forks
 
 
 def serve(control: socket.socket) -> Order | None:
-    """Fork for every message, until nobody is left to send one: then None. In a fork: what that shall be."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody has to wait for those who wait
+    """Fork for every message. In the parent: return None once no sender is left. In a fork: return what it shall
+    run.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the forks that wait for a status
     while fds := socket.recv_fds(control, 1, 4)[1]:
         if os.fork() == 0:
             control.close()
@@ -163,7 +165,7 @@ def serve(control: socket.socket) -> Order | None:
 
 
 def fork_and_wait(answers: socket.socket, standard: list[int]) -> Order:
-    """Fork, and tell the fork's number and, once it has ended, its status. Returns in the fork only."""
+    """Fork, then tell the fork's number and, once it has ended, its status. Only the fork returns."""
     with answers.makefile() as orders:
         order = Order(*json.loads(orders.readline()))
     pid = os.fork()
@@ -185,7 +187,7 @@ def close(fds: list[int]) -> None:
 
 
 def tell(answers: socket.socket, **answer: int) -> None:
-    with contextlib.suppress(BrokenPipeError):  # nobody wants to know any more
+    with contextlib.suppress(BrokenPipeError):  # the reader has gone
         answers.sendall(json.dumps(answer).encode() + b"\n")
 
 

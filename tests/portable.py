@@ -1,7 +1,7 @@
-"""`make portable`: one wheel, made with UMA_BUILD=portable, on emulated processors of four generations: all say the
-same.
+"""`make portable`: build one wheel with UMA_BUILD=portable and run it on emulated processors of four generations. All
+must give the same text.
 
-Not a test of the suite, because the build takes a quarter of an hour on two cores the first time. Needs qemu-x86_64
+This is not a test of the suite, because the first build takes a quarter of an hour on two cores. Needs qemu-x86_64
 (`make test-deps`).
 """
 
@@ -22,7 +22,7 @@ CPUS = {
     "Nehalem": "base",
     "SandyBridge": "sandybridge",
     "Haswell": "haswell",
-}  # of qemu, and the CPU backend that each must get
+}  # qemu's processors, and the CPU backend that each must get
 PROGRAM = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -46,8 +46,8 @@ for name in ("llama", "graph"):
 
 
 def say(command: list[str], site: Path) -> list[str]:
-    """What both engines say, each after the name of its CPU backend. numpy's OpenBLAS does not know what qemu is: it
-    is told.
+    """Return the text of both engines, each after the name of its CPU backend. numpy's OpenBLAS does not recognize
+    qemu's processor, so it is told.
     """
     environ = {**os.environ, "OPENBLAS_CORETYPE": "Nehalem", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What `make audit` looks up: all that the gateway runs on."""
+"""`make audit` looks up every package that the gateway runs on."""
 
 from __future__ import annotations
 

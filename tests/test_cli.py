@@ -1,4 +1,4 @@
-"""`uma-core`: what people type, what they get back."""
+"""`uma-core`: what people type, and what they get back."""
 
 import importlib
 import json
@@ -34,7 +34,7 @@ def run(monkeypatch, capsys):
 
 @pytest.fixture
 def served(monkeypatch):
-    """Stand in for the daemon; note what it was started with."""
+    """Stand in for the daemon, and record what it was started with."""
     calls = []
     module = types.ModuleType("uma_core.server.lifecycle.daemon")
     module.run = lambda config, sources: calls.append((config, sources)) or 0  # type: ignore[attr-defined]
@@ -44,7 +44,7 @@ def served(monkeypatch):
 
 def test_version(run):
     assert run("version") == (0, f"uma-core {__version__}\n", "")
-    assert run("--version") == (0, f"uma-core, version {__version__}\n", "")  # as of the other programs
+    assert run("--version") == (0, f"uma-core, version {__version__}\n", "")  # in the same form as the other programs
 
 
 def test_help_names_every_flag_and_variable(run):
@@ -158,7 +158,7 @@ def test_json_without_what_is_printed_is_refused(run, served, words):
 
 @pytest.mark.parametrize("words", ["version", "daemon --print-config", "daemon --print-config --json", "--help"])
 def test_a_full_standard_output_is_one_line(words):
-    """With a line's status: a script that stores the configuration must know that it has not."""
+    """The exit status is 1 too: a script that stores the configuration must know that it was not stored."""
     command = f"{sys.executable} -m uma_core {words} >/dev/full"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
@@ -168,7 +168,9 @@ def test_a_full_standard_output_is_one_line(words):
 @pytest.mark.parametrize("n", [8, 16])
 @pytest.mark.parametrize("option", ["--http=18080", "--log-level=info"])
 def test_too_few_descriptors_are_one_coded_line(n, option, tmp_path):
-    """The limit holds for a process of its own; one that starts elsewhere ends in a traceback or a damaged model."""
+    """The limit is set in a separate process. Without the check at the start, the shortage would show later: as a
+    traceback or as a damaged model.
+    """
     command = f"ulimit -n {n}; exec {sys.executable} -m uma_core daemon --socket {tmp_path / 's'} {option}"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
@@ -199,7 +201,9 @@ sys.exit(main())
 
 @pytest.mark.parametrize(("engine", "name", "n"), [*(("fake", "", n) for n in range(5)), ("graph", "loader_", 0)])
 def test_too_few_threads_are_one_coded_line_and_leave_no_socket(engine, name, n, tmp_path):
-    """As under `ulimit -u`, which does not hold for root. Of threads whose names begin so, `n` can be had."""
+    """Imitates `ulimit -u`, which does not hold for root. `n` threads can be started whose names begin with this
+    prefix.
+    """
     path = tmp_path / "s"
     options = ("--engine", engine, "--threads", "2", "--socket", str(path))
     command = [sys.executable, "-c", LIMITED, name, str(n), "daemon", *options]

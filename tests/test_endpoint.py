@@ -1,4 +1,4 @@
-"""Where the socket is looked for, and who may be listening there."""
+"""Where clients look for the socket, and who may be listening there."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_what_is_no_folder_does_not_count(folder):
 
 
 def test_another_users_folder_does_not_count(tmp_path, monkeypatch):
-    """As after `su`, which keeps the variable."""
+    """As after `su`, which keeps the other user's variable."""
     monkeypatch.setattr(os, "geteuid", lambda: ME + 1)
     assert endpoint.places({"XDG_RUNTIME_DIR": str(tmp_path)}) == ("/tmp/uma.sock",)
 

@@ -1,4 +1,4 @@
-"""The table of codes is what clients program against."""
+"""Clients rely on the table of codes."""
 
 import json
 import re
@@ -37,7 +37,7 @@ def test_every_code_is_well_formed(error):
 
 @pytest.mark.parametrize("error", ErrorCode, ids=lambda error: error.name)
 def test_exit_statuses_follow_the_scheme(error):
-    """3: the client broke the protocol; 1: the daemon could not start; 2: everything else that a server says."""
+    """3: the client broke the protocol. 1: the daemon could not start. 2: every other error of the server."""
     status = error.spec.exit_status
     assert status in (1, 2, 3)
     if status == 3:

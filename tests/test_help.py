@@ -1,4 +1,4 @@
-"""The lists of commands: on a terminal of 80 columns nothing of them is cut."""
+"""In a terminal of 80 columns, no line of a command list is cut off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log lines: form, privacy, and that nobody waits for them."""
+"""Log lines: their form, their privacy, and that the caller never waits for the writer."""
 
 import io
 import json
@@ -31,7 +31,7 @@ def logged():
 
 
 class Stuck(io.StringIO):
-    """A stream whose reader has stopped, until it is released."""
+    """A stream that blocks its writer until it is released."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ def test_text_lines_are_concise(logged):
 
 
 def test_fields_of_other_libraries_are_left_out(logged):
-    """Ray replaces the process's record factory; a gateway in a Ray worker logs as everywhere else."""
+    """Ray replaces the process's record factory. A gateway in a Ray worker must still log as everywhere else."""
     factory = logging.getLogRecordFactory()
 
     def stamped(*args, **kwargs):
@@ -126,7 +126,7 @@ def test_a_full_queue_drops_and_counts_but_never_blocks():
     stream = Stuck()
     output = Output(LogOptions(), stream, capacity=2)
     LOG.info("first")
-    assert stream.entered.wait(10)  # the writer holds the first line; two more fit
+    assert stream.entered.wait(10)  # the writer holds the first line; the queue has room for two more
     for n in range(5):
         LOG.info("line %d", n)
     assert output.n_dropped == 3

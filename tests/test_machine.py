@@ -1,4 +1,4 @@
-"""What the system says about processors and memory."""
+"""What the system reports about processors and memory."""
 
 from __future__ import annotations
 

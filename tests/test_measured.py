@@ -1,4 +1,6 @@
-"""What is stored of a machine is read back only as it was written; whatever else lies there keeps nobody waiting."""
+"""Stored measurements of a machine are read back only if they are exactly as written. Anything else in their place is
+ignored at once.
+"""
 
 from __future__ import annotations
 

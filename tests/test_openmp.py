@@ -35,7 +35,7 @@ def shown(n_threads: int, **given: str) -> str:
 
 @pytest.mark.parametrize("n_threads", [N_PROCESSORS, N_PROCESSORS + 1])
 def test_as_many_threads_as_processors_get_one_each(n_threads: int) -> None:
-    """Two on one processor, and another program alone on the next, took 600 times as long for a token."""
+    """With two threads on one processor, and another program alone on the next, a token took 600 times as long."""
     printed = shown(n_threads)
     assert "OMP_PROC_BIND = 'TRUE'" in printed
     assert f"GOMP_SPINCOUNT = '{openmp.SPIN_COUNT}'" in printed, "two computing processes would starve each other"

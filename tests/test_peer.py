@@ -23,7 +23,7 @@ def test_who_is_there(pair):
 
 
 class FakeLibc:
-    """getpeereid as macOS has it."""
+    """Stands in for macOS's getpeereid."""
 
     def __init__(self, status: int) -> None:
         self.status = status

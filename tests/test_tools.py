@@ -1,4 +1,4 @@
-"""What tests need beside the product is asked for, not installed."""
+"""Tests never install the tools that they need: they ask for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ticks in a file, written by a thread of its own."""
+"""Ticks are written to a file by a separate thread."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def written(path: Path, ticks: list[trace.Tick], max_bytes: int = 64 * MIB) -> T
 
 
 def replayed(path: Path) -> int:
-    """Number of ticks, all of which came out again."""
+    """Replay a file. Return its number of ticks; all of them must have the recorded result."""
     lines = path.read_text().splitlines(keepends=True)
     assert list(trace.differences(lines)) == []
-    return sum('"result"' in line for line in lines)  # which comes last
+    return sum('"result"' in line for line in lines)  # the last line of a tick
 
 
 def test_what_is_written_replays(tmp_path):
@@ -54,7 +54,7 @@ def test_a_second_start_goes_on_in_the_same_file(tmp_path):
     ticks = some_ticks()
     written(tmp_path / "t", ticks)
     whole = (tmp_path / "t").read_text()
-    (tmp_path / "t").write_text(whole[: whole.rindex('"plan"')])  # it was stopped in the middle of a line
+    (tmp_path / "t").write_text(whole[: whole.rindex('"plan"')])  # the writer was stopped in the middle of a line
     written(tmp_path / "t", ticks)
     assert replayed(tmp_path / "t") == 2 * len(ticks) - 1
 
@@ -98,7 +98,7 @@ def test_a_queue_that_is_full_drops_and_counts(tmp_path, monkeypatch):
     state = state_of(talking(0))
     tick = trace.Tick(state, trace.compose(state.config.stages)(state), ())
     file = TraceFile(str(tmp_path / "none" / "t"), MIB)
-    file.close(WAIT_S)  # nobody takes them any more
+    file.close(WAIT_S)  # the writer has stopped
     for _ in range(CAPACITY + 5):
         file(*tick)
     assert file.n_dropped == 5

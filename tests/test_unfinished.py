@@ -1,4 +1,6 @@
-"""A file that a process was killed over is told from one that is being written, at once and whatever the clock says."""
+"""A file whose writer was killed can be told from a file that is still being written: at once, and without the
+clock.
+"""
 
 from __future__ import annotations
 

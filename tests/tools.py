@@ -1,9 +1,9 @@
-"""Programs that some tests run and neither the build nor the product needs: what each is for, and which Debian packages
-bring it.
+"""Programs that some tests run but neither the build nor the product needs: the purpose of each, and the Debian
+packages that contain it.
 
-A test asks for them with `need`, and is skipped where one is absent: no test installs anything. `make test-deps` does:
-`python -m tests.tools install`. Packages whose installation would start a service are only unpacked, into the virtual
-environment.
+A test asks for programs with `need`, and is skipped if one is absent. No test installs anything; `make test-deps` does
+that (`python -m tests.tools install`). Packages whose installation would start a service are only unpacked, into the
+virtual environment.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ UNPACKED = Path(sys.prefix) / "tools"
 
 class Tool(NamedTuple):
     program: str
-    packages: tuple[str, ...]  # Debian's
+    packages: tuple[str, ...]  # names of Debian packages
     purpose: str
-    is_service: bool = False  # its installation starts one
+    is_service: bool = False  # its installation starts a service
 
 
 TOOLS = (
@@ -45,12 +45,12 @@ BY_NAME = {tool.program: tool for tool in TOOLS}
 
 
 def find(program: str) -> str | None:
-    """Its path; None where it is absent."""
+    """Return the program's path; None if it is absent."""
     return shutil.which(program) or shutil.which(program, path=str(UNPACKED / "usr" / "bin"))
 
 
 def need(*programs: str) -> list[str]:
-    """Their paths. Skips the test where one is absent, and says what to install."""
+    """Return the programs' paths. If one is absent, skip the test and say what to install."""
     missing = [BY_NAME[program] for program in programs if find(program) is None]
     if missing:
         names = " and ".join(tool.program for tool in missing)
@@ -63,7 +63,7 @@ def packages_of(tools: Iterable[Tool]) -> list[str]:
 
 
 def install() -> int:
-    """Install what is missing. Exit status: 1 where this user or this system cannot."""
+    """Install the missing programs. Exit status: 1 if this user or this system cannot install them."""
     missing = [tool for tool in TOOLS if find(tool.program) is None]
     to_install, to_unpack = (
         packages_of(tool for tool in missing if tool.is_service is wanted) for wanted in (False, True)
