@@ -1,4 +1,4 @@
-"""Fixtures of every folder whose tests start daemons: their conftest.py imports them."""
+"""Fixtures for every folder whose tests start daemons. Each folder's conftest.py imports them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.daemon.support import DaemonProcess, running
 
 @contextlib.contextmanager
 def short_folder() -> Iterator[Path]:
-    """Short, because the path of a Unix socket is."""
+    """A folder with a short path, because the path of a Unix socket must be short."""
     path = Path(tempfile.mkdtemp(prefix="uma-t-"))
     try:
         yield path

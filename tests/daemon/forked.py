@@ -1,4 +1,4 @@
-"""Daemons by the hundred, one after the other, and what became of each."""
+"""Start hundreds of daemons one after the other, and record what became of each."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ from typing import NamedTuple
 from tests.daemon.support import IMPORTED, Event, Wire
 from tests.forks import Forked, ForkServer
 
-LONGEST_S = 300.0  # a start, an answer or a stop that takes longer is a hang, even with 1,000 threads on a busy machine
+LONGEST_S = 300.0  # longer than any start, answer or stop takes with 1,000 threads on a busy machine: it is a hang
 ANSWERED = {"stop", "length"}
 
 
 class Outcome(NamedTuple):
     """What became of one daemon.
 
-    `status` is as subprocess has it: negative for a signal; None where it hung, and was killed.
+    `status`: as in subprocess, negative for a signal; None if the daemon hung and was killed.
     """
 
     status: int | None
-    where: str  # it ended, or hung: at the start, in its answers, at the stop
-    reasons: tuple[str, ...]  # how its requests ended: a reason, or an error's code
+    where: str  # phase in which it ended or hung: at the start, in its answers, at the stop
+    reasons: tuple[str, ...]  # how each request ended: a reason, or an error's code
     log: str
 
     @property
     def code(self) -> str:
-        """Of the error that it ended with; "" where there was none."""
-        codes = re.findall(r"\bE_[A-Z]+_\d+", self.log)  # a preset may have the log in JSON
+        """Return the code of the error with which the daemon ended; "" if there was none."""
+        codes = re.findall(r"\bE_[A-Z]+_\d+", self.log)  # a preset may switch the log to JSON
         return codes[-1] if codes and self.status else ""
 
     @property
     def is_sound(self) -> bool:
-        """Served and stopped, or refused with a code; a traceback in the log is neither."""
+        """Whether the daemon served and stopped, or refused with a code. A traceback in the log counts as neither."""
         return "Traceback" not in self.log and (
             (self.status == 0 and bool(self.reasons)) or (self.status == 1 and bool(self.code))
         )
 
 
 class Nursery:
-    """Starts daemons one at a time; `run` lives one's whole life."""
+    """Starts one daemon at a time; `run` covers a daemon's whole life."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -56,9 +56,9 @@ class Nursery:
         self._forks = ForkServer(IMPORTED, self._environ)
 
     def run(self, model: Path, flags: Mapping[str, object], data_bytes: int = 0) -> Outcome:
-        """Start a daemon, let it answer a few requests once it is ready, stop it.
+        """Start a daemon, let it answer a few requests once it is ready, and stop it.
 
-        `data_bytes`: its limit of private memory, 0: none.
+        `data_bytes`: the daemon's limit of private memory; 0: none.
         """
         limits = {resource.RLIMIT_CORE: 0} | ({resource.RLIMIT_DATA: data_bytes} if data_bytes else {})
         arguments = ["daemon", "--socket", self._socket, "--model", str(model), *as_arguments(flags)]
@@ -89,7 +89,7 @@ class Nursery:
         return self._folder / "log"
 
     def _is_up(self, daemon: Forked) -> bool:
-        """Wait until it is ready, has ended or hangs."""
+        """Wait until the daemon is ready, has ended, or hangs."""
         deadline = time.monotonic() + LONGEST_S
         while time.monotonic() < deadline and daemon.poll() is None:
             with contextlib.suppress(OSError, EOFError), Wire(self._socket) as wire:
@@ -100,7 +100,7 @@ class Nursery:
         return False
 
     def _outcome(self, daemon: Forked, seconds: float, where: str, reasons: tuple[str, ...] = ()) -> Outcome:
-        """`seconds`: how long its end is waited for."""
+        """`seconds`: how long to wait for the daemon's end."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             daemon.wait(seconds)
         return Outcome(daemon.returncode, where, reasons, self._log.read_text(errors="replace"))
@@ -120,7 +120,7 @@ def nursery() -> Iterator[Nursery]:
 
 
 def as_arguments(flags: Mapping[str, object]) -> list[str]:
-    """{"--n-batch": 33, "--cpu-kernels": False} as the command line has it."""
+    """Turn {"--n-batch": 33, "--cpu-kernels": False} into command line arguments."""
     out: list[str] = []
     for flag, value in flags.items():
         out += [flag if value else f"--no-{flag[2:]}"] if isinstance(value, bool) else [flag, str(value)]
@@ -128,7 +128,7 @@ def as_arguments(flags: Mapping[str, object]) -> list[str]:
 
 
 def ask(path: str) -> tuple[str, ...]:
-    """Three requests at once, of different lengths and priorities; how each ended."""
+    """Send three requests at once, of different lengths and priorities. Return how each ended."""
     with Wire(path) as wire:
         wire.sock.settimeout(LONGEST_S)
         room = int(wire.ask("status")["engine"]["n_ctx_seq"])

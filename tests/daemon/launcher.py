@@ -1,7 +1,7 @@
 """The real daemon, with levers: `python -m tests.daemon.launcher daemon --engine fake …`.
 
-Everything is the product's own code; only what a test must break is reached through here. One JSON object per line
-on stdin sets levers; each is acknowledged by a line on stdout once it is in force.
+All code is the product's own; this module only changes what a test must break. Each JSON object on a line of
+stdin sets levers. A line on stdout acknowledges them once they are in force.
 """
 
 from __future__ import annotations
@@ -34,33 +34,33 @@ from uma_core.types import Peer
 
 
 class Levers:
-    """What shall go wrong. Written by the control thread, read by everybody."""
+    """The faults to inject. The control thread writes them, and every thread reads them."""
 
     def __init__(self) -> None:
-        self.step_ms = 0.0  # every decode call takes so much longer
-        self.statuses: deque[str] = deque()  # of the next decode calls
-        self.n_full = 0  # so many decode calls find no room
-        self.bad_plans = 0  # so many plans break their contract
+        self.step_ms = 0.0  # added to every decode call
+        self.statuses: deque[str] = deque()  # statuses of the next decode calls
+        self.n_full = 0  # this many decode calls find no room
+        self.bad_plans = 0  # this many plans break their contract
         self.has_no_pages = False
         self.nan_rows: list[int] = []  # of the next decode call
         self.prefill_failures = 0
         self.is_hanging = False
         self.is_deaf = False  # a hang that not even an abort ends
-        self.is_reading = False  # every text is read for as long
-        self.load_ms = 0.0  # every load takes so much longer
-        self.end_ms = 0.0  # the compute thread takes so much longer to end
-        self.load_errors: deque[str] = deque()  # names of error codes that the next loads end with
-        self.peer: list[int] | None = None  # who the next connections are
-        self.accept_errors: deque[str] = deque()  # names of errno values that the next accepts end with
-        self.disk_ms = 0.0  # every write to the cache's disk takes so much longer
-        self.available_mb: float | None = None  # memory of the machine
+        self.is_reading = False  # texts take for ever to read while this is set
+        self.load_ms = 0.0  # added to every load
+        self.end_ms = 0.0  # added to the end of the compute thread
+        self.load_errors: deque[str] = deque()  # names of the error codes with which the next loads end
+        self.peer: list[int] | None = None  # identity of the peers of the next connections
+        self.accept_errors: deque[str] = deque()  # names of the errno values with which the next accepts end
+        self.disk_ms = 0.0  # added to every write to the cache's disk
+        self.available_mb: float | None = None  # memory that the machine seems to have available
         self.n_decodes = 0
         self.n_aborts = 0
 
     def set(self, name: str, value: Any) -> None:
         if name == "pressure":
             signal_pressure()
-        elif name == "gives_up_soon":  # waits a tenth of the time for what does not end, where the daemon is to end
+        elif name == "gives_up_soon":  # when the daemon ends, it waits a tenth of the time for parts that do not end
             for module, wait in (
                 (daemon, "STOP_TIMEOUT_S"),
                 (gateway, "LATE_NS"),
@@ -69,7 +69,7 @@ class Levers:
                 (lifecycle, "CUT_GRACE_NS"),
             ):
                 setattr(module, wait, type(getattr(module, wait))(getattr(module, wait) / 10))
-        elif name == "eog_every":  # before the model is opened; 0: no answer ends by itself
+        elif name == "eog_every":  # must be set before the model is opened; 0: no answer ends by itself
             fake_open.EOG_EVERY = value
         elif name == "fsize":
             resource.setrlimit(resource.RLIMIT_FSIZE, (value, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
@@ -85,7 +85,7 @@ LEVERS = Levers()
 
 
 class Levered:
-    """An engine between us and the daemon."""
+    """An engine between the daemon and the real engine, which applies the levers."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -108,13 +108,13 @@ class Levered:
         self._hide_pages()
         status = DecodeStatus[LEVERS.statuses.popleft()] if LEVERS.statuses else DecodeStatus.OK
         outcome = self._inner.decode(batch, samplers)
-        if status is not DecodeStatus.OK:  # the call got somewhere before it failed
+        if status is not DecodeStatus.OK:  # the call did part of its work before it failed
             return DecodeOutcome(status, [], outcome.call_ns, 0)
         nan, LEVERS.nan_rows = LEVERS.nan_rows, []
         return outcome._replace(tokens=[-1 if i in nan else token for i, token in enumerate(outcome.tokens)])
 
     def _hide_pages(self) -> None:
-        """The graph engine has no free pages for as long as the lever says so."""
+        """Leave the graph engine without free pages for as long as the lever is set."""
         if LEVERS.has_no_pages and not self._hidden:
             self._hidden, self._inner._pages._free[:] = self._inner._pages._free[:], []
         elif self._hidden and not LEVERS.has_no_pages:
@@ -122,7 +122,7 @@ class Levered:
             self._hidden = []
 
     def _hang(self) -> bool:
-        """True when an abort ended it."""
+        """Hang. True if an abort ended the hang."""
         while LEVERS.is_hanging:
             time.sleep(0.002)
             if self._aborted.is_set() and not LEVERS.is_deaf:
@@ -148,12 +148,12 @@ class Levered:
     def abort(self) -> None:
         LEVERS.n_aborts += 1
         self._aborted.set()
-        if not LEVERS.is_hanging:  # the call would be answered here
+        if not LEVERS.is_hanging:  # the call would return here
             self._inner.abort()
 
 
 class LeveredSocket:
-    """A listening socket whose accept fails when told to."""
+    """A listening socket whose accept fails on demand."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -176,7 +176,7 @@ def open_levered(options: Any, path: str = "", progress: Any = None, trial: Any 
 
 
 def signal_pressure() -> None:
-    """What a watcher does."""
+    """Report memory pressure as a watcher does."""
     loop, on_pressure = WATCHED[-1]
     loop.call_soon(on_pressure)
 
@@ -194,7 +194,7 @@ class NoWatcher:
 
 def install() -> None:
     relief.watch = NoWatcher  # type: ignore[assignment]
-    calibration.CALM_SPREAD = math.inf  # what a test sees does not depend on what else its machine does
+    calibration.CALM_SPREAD = math.inf  # a busy machine does not change what a test sees
     peer_of, available_bytes, init = app.peer_of, budget.available_bytes, listener.BoundSocket.__init__
     host.open_engine = open_levered
     write = disk._write_all

@@ -1,4 +1,4 @@
-"""A small supervisor: speaks sd_notify(3), passes listening sockets, judges the watchdog as systemd does."""
+"""A small supervisor. It speaks sd_notify(3), passes listening sockets, and judges the watchdog as systemd does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Message = dict[str, str]
 
 
 class Supervisor:
-    """Owns the notification socket. `messages` is everything that was said, in order."""
+    """Owns the notification socket. `messages` holds all messages, in order."""
 
     def __init__(self, folder: Path, is_abstract: bool = False) -> None:
         self.address = f"@uma-test-{os.getpid()}-{time.monotonic_ns()}" if is_abstract else str(folder / "notify")
@@ -36,7 +36,7 @@ class Supervisor:
                 self._news.notify_all()
 
     def hear(self, name: str, value: str | None = None, after: int = 0) -> tuple[int, Message]:
-        """Wait for a message with this assignment at or past the index `after`. Gives its index and the message."""
+        """Wait for a message with this assignment, at index `after` or later. Return its index and the message."""
 
         def find() -> tuple[int, Message] | None:
             for index, message in enumerate(self.messages[after:], after):
@@ -59,8 +59,8 @@ class Supervisor:
         self._socket.close()
 
 
-# A process cannot know its own LISTEN_PID before it exists: the shell of systemd's exec is played by a few lines of
-# Python.
+# LISTEN_PID can only be set once the process exists. Systemd sets it between fork and exec; here a few lines of
+# Python do.
 EXEC_WITH_SOCKETS = """
 import os, sys
 os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="1")

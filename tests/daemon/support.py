@@ -1,4 +1,4 @@
-"""A daemon in a process of its own, and clients of it. No wall-clock time is asserted: conditions are waited for."""
+"""A daemon in a separate process, and its clients. Tests wait for conditions and never assert wall-clock time."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "tests" / "data" / "models" / "uma-tiny-q8_0.gguf"
 MOE = ROOT / "tests" / "data" / "models" / "uma-moe-q8_0.gguf"
 DRAFT = ROOT / "tests" / "data" / "models" / "uma-draft-q8_0.gguf"
-WAIT_S = 120.0  # a test that waits so long has failed; nothing depends on its value
+WAIT_S = 120.0  # a test that waits this long has failed; no test depends on the value
 SMALL = ("--threads", "1", "--n-ctx", "2048", "--n-ubatch", "64", "--calibrate", "off")  # quick to load, light to run
 
-# what daemons import at their start
+# modules that daemons import at their start
 IMPORTED = (
     "uma_core.server.lifecycle.daemon",
     "uma_core.engine.fake.open",
@@ -36,7 +36,7 @@ Event = dict[str, Any]
 
 
 def eventually(condition: Callable[[], Any], what: str = "it never came true") -> Any:
-    """Wait until the condition holds and give its value."""
+    """Wait until the condition holds; return its value."""
     deadline = time.monotonic() + WAIT_S
     while not (value := condition()):
         assert time.monotonic() < deadline, what
@@ -45,11 +45,11 @@ def eventually(condition: Callable[[], Any], what: str = "it never came true") -
 
 
 class Wire:
-    """A blocking client of struct and json alone."""
+    """A blocking client that uses only struct and json."""
 
     def __init__(self, path: str) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.connect(path)  # waits while the backlog is full; with a timeout it would fail then
+        self.sock.connect(path)  # waits while the backlog is full; with a timeout set, it would fail
         self.sock.settimeout(WAIT_S)
 
     def __enter__(self) -> Wire:
@@ -77,7 +77,7 @@ class Wire:
         return data
 
     def ask(self, type: str, **fields: Any) -> Event:
-        """An operation's reply, or the error."""
+        """Send an operation; return its reply or its error."""
         self.send(type=type, id=f"ask {type}", **fields)
         while (event := self.event()).get("id") not in (f"ask {type}", None):
             pass
@@ -96,7 +96,7 @@ class Wire:
         return [event for event in events if event.get("id") == id]
 
     def is_closed_by_peer(self) -> bool:
-        """Read until the daemon closes. False: it sent a frame instead."""
+        """Read until the daemon closes the connection. False: it sent a frame instead."""
         try:
             self.event()
         except (EOFError, ConnectionResetError):
@@ -105,7 +105,7 @@ class Wire:
 
 
 def is_ready(path: Path) -> bool:
-    """Whether a daemon serves this socket, with its model."""
+    """Whether a daemon with a loaded model serves this socket."""
     try:
         with Wire(str(path)) as wire:
             return wire.ask("health")["state"] == "ready"
@@ -139,7 +139,7 @@ class Stream(threading.Thread):
         self.started.set()
 
     def begun(self) -> Stream:
-        """Wait for its first event."""
+        """Wait for the stream's first event."""
         assert self.started.wait(WAIT_S)
         return self
 
@@ -151,7 +151,7 @@ class Stream(threading.Thread):
         self._wire.send(type="cancel", id="s")
 
     def end(self) -> Event:
-        """Its final event."""
+        """Return the stream's final event."""
         self.join(WAIT_S)
         assert not self.is_alive(), "the stream did not end"
         self._wire.sock.close()
@@ -164,7 +164,7 @@ class Stream(threading.Thread):
         return text_of(self.events)
 
 
-# no answer of the simulated engine ends before it is stopped or has its most tokens
+# answers of the simulated engine end only when they are stopped or reach max_tokens
 ENDLESS: dict[str, Any] = {"environ": {"TEST_LEVERS": json.dumps({"eog_every": 0})}}
 
 
@@ -191,14 +191,14 @@ class DaemonProcess:
         return self.log_path.read_text(errors="replace")
 
     def logs(self, text: str) -> None:
-        """Wait for it: whoever logs does not wait for the file."""
+        """Wait until the log has this text: logging does not wait for the file."""
         eventually(lambda: text in self.log, f"{text!r} is not in the log: {self.log[-2000:]}")
 
     def connect(self) -> Wire:
         return Wire(self.path)
 
     def pull(self, **levers: Any) -> dict[str, int]:
-        """Set levers; returns when they are in force."""
+        """Set levers; return when they are in force."""
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(json.dumps(levers).encode() + b"\n")
         self.process.stdin.flush()
@@ -219,7 +219,7 @@ class DaemonProcess:
             return "gone" if self.process.poll() is not None else "not yet"
 
     def reach(self, state: str) -> DaemonProcess:
-        """Wait for a state."""
+        """Wait until the daemon reaches a state."""
         eventually(lambda: self.state() == state or self.process.poll() is not None, f"never {state}: {self.log}")
         assert self.state() == state, f"ended with {self.process.returncode}: {self.log}"
         return self
@@ -238,7 +238,7 @@ class DaemonProcess:
             return wire.until_final("c")
 
     def eventually_idle(self) -> Event:
-        """Wait until no request is left; give the status."""
+        """Wait until no request is left; return the status."""
 
         def idle() -> Event | None:
             status = self.status()
@@ -251,11 +251,11 @@ class DaemonProcess:
         self.process.send_signal(number)
 
     def wait(self) -> int:
-        """Its exit status."""
+        """Return the exit status."""
         return self.process.wait(WAIT_S)
 
     def stop(self) -> int:
-        for number in (signal.SIGTERM, signal.SIGINT):  # no drain: two of one kind could arrive as one
+        for number in (signal.SIGTERM, signal.SIGINT):  # not a drain; two SIGTERMs could arrive as one
             self.signal(number)
         status = self.wait()
         for pipe in (self.process.stdin, self.process.stdout):
@@ -273,7 +273,7 @@ class DaemonProcess:
 
 @contextlib.contextmanager
 def running(folder: Path, *args: str, state: str = "ready", **spawn: Any) -> Iterator[DaemonProcess]:
-    """A daemon that is up; killed at the end if the test left it running."""
+    """Start a daemon and wait until it is up. It is killed at the end if the test left it running."""
     daemon = DaemonProcess(folder, *args, **spawn)
     try:
         yield daemon.reach(state)

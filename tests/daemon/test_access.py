@@ -1,4 +1,4 @@
-"""Who may connect, who may administer, and how urgent their requests may be. Peers are injected."""
+"""Who may connect, who may administer, and how urgent a user's requests may be. The peers are injected."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_allowed_users_and_groups_may_generate_but_not_administer(serve):
 
 
 def test_groups_that_are_not_the_peers_first_count_too(folder):
-    """Seen by the kernel's own word, of a process with further groups."""
+    """The kernel reports the groups of a process that has supplementary groups."""
     if os.geteuid() != 0:
         pytest.skip("only root can be a process of other groups")
     os.chmod(folder, 0o755)
@@ -48,7 +48,7 @@ def test_groups_that_are_not_the_peers_first_count_too(folder):
 
 
 def asked_as(uid, groups, path):
-    """The answer to a health request from a process of this user and these groups."""
+    """Return the reply to a health request from a process of this user and these groups."""
     readable, writable = os.pipe()
     child = os.fork()
     if not child:

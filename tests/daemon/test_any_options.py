@@ -1,5 +1,5 @@
-"""Every value that an engine option's range allows works, or is refused with a code before anything is served: never
-a signal, never a hang.
+"""Every value in an engine option's range either works or is refused with a code before the daemon serves anything. No
+value ends in a signal or a hang.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.daemon.support import DRAFT, MOE, Event, running
 from uma_core.config.options import OPTIONS
 from uma_core.config.schema import Option
 
-# Seed 1 draws a thousand threads, which wait for each other for a minute and a half on two cores.
+# Seed 1 draws a thousand threads: on two cores they wait for each other for a minute and a half.
 SEEDS = range(1200) if os.environ.get("UMA_FUZZ") == "full" else range(2, 26)
 OF_A_LOAD = [opt for opt in OPTIONS if opt.section == "engine" and opt.reload != "restart" and opt.name != "model"]
 REFUSALS = {
@@ -31,7 +31,7 @@ ENDS = {
     *ANSWERED,
     "E_LIMIT_001",
     "E_RUNTIME_004",
-}  # a context too short for the prompt; a step longer than --hang-timeout-ms
+}  # the context is too short for the prompt; a step takes longer than --hang-timeout-ms
 EDGES = (
     1,
     2,
@@ -72,7 +72,7 @@ def daemons() -> Iterator[Nursery]:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Dense, a mixture of experts, and one whose weights are not quantized."""
+    """A dense model, a mixture of experts, and a model whose weights are not quantized."""
     return [DRAFT, MOE, unquantized(DRAFT, tmp_path_factory.mktemp("models") / "f32.gguf")]
 
 
@@ -97,7 +97,7 @@ def unquantized(source: Path, target: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def adapters(models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> dict[Path, str]:
-    """A LoRA adapter for each model, which the others cannot have."""
+    """A LoRA adapter for each model. It does not fit the other models."""
     folder = tmp_path_factory.mktemp("lora")
     return {
         model: write_adapter(str(model), folder / f"{model.stem}.gguf", rank=4 + i) for i, model in enumerate(models)
@@ -105,8 +105,8 @@ def adapters(models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> di
 
 
 def draw(rng: random.Random, options: list[Option], lora: list[str]) -> dict[str, object]:
-    """Values for some of the options, odd ones and the ends of ranges more often than others. What costs much is drawn
-    less often.
+    """Draw values for some of the options. Odd values and the ends of ranges are more frequent than others, and
+    expensive values are rarer.
 
     `lora`: adapters, the model's own first.
     """
@@ -117,7 +117,7 @@ def draw(rng: random.Random, options: list[Option], lora: list[str]) -> dict[str
     if "--lora-scale" in flags:
         flags["--lora-scale"] = f"tone={rng.choice((0, 0.5, 1, -1))}"
     n_batch, n_ubatch = flags.get("--n-batch", 512), flags.get("--n-ubatch", 1)
-    if rng.random() < 0.9 and int(str(n_ubatch)) > int(str(n_batch)):  # one in ten: refused
+    if rng.random() < 0.9 and int(str(n_ubatch)) > int(str(n_batch)):  # one in ten is left invalid, to be refused
         flags["--n-ubatch"] = n_batch
     if rng.random() < 0.9:
         if int(str(flags.get("--threads", 0))) > 8:

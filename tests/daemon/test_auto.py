@@ -1,4 +1,6 @@
-"""`--engine auto` in the daemon: a first start compares the engines, a reload does not, a later start remembers."""
+"""`--engine auto` in the daemon: the first start compares the engines, a reload does not, and a later start remembers
+the choice.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ def supervisor(folder):
 
 
 def note_of(daemon):
-    """What `status` says about the choice, and that it is true and logged."""
+    """Return what `status` says about the choice. Check that it is true and logged."""
     engine = daemon.status()["engine"]
     (note,) = [note for note in engine["notes"] if note.startswith("engine auto took")]
     assert note.startswith(f"engine auto took {engine['engine']}: ")

@@ -1,4 +1,4 @@
-"""Clients that die, lie, dawdle and come in crowds: the others notice nothing, and nothing stays behind."""
+"""Clients that die, lie, stall or come in crowds: other clients notice nothing, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ while wire.event():
 
 
 def doomed(path: str, prompt: str, phase: str) -> subprocess.Popen[bytes]:
-    """A client process that has sent its request, and (phase "stream") got its first token."""
+    """Start a client process that has sent its request and, in phase "stream", has received its first token."""
     command = [sys.executable, "-c", DOOMED, path, prompt, phase]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
     assert process.stdout is not None
@@ -46,7 +46,7 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def test_kill_9_of_clients_leaves_others_output_unchanged(serve_model):
-    """Mid-prefill and mid-stream, on the real model."""
+    """Clients are killed in prefill and in decode, on the real model."""
     daemon = serve_model("--n-ctx", "8192")
     expected = text_of(daemon.generate(PROMPT, max_tokens=200))
     stream = daemon.stream(PROMPT, max_tokens=200).begun()
@@ -88,7 +88,7 @@ def test_a_slow_reader_pauses_itself_and_nobody_else(serve):
 
 @pytest.mark.parametrize("engine", ["llama", "graph"])
 def test_a_reader_that_reads_nothing_does_not_keep_the_sequences(serve_model, engine):
-    """It is never dropped here: without its sequences parked, the other client would wait for ever."""
+    """The reader is never dropped here. If its sequences were not parked, the other client would wait for ever."""
     small = (
         "--tx-soft-bytes",
         "4096",
@@ -121,8 +121,8 @@ def test_a_reader_that_reads_nothing_does_not_keep_the_sequences(serve_model, en
 
 @pytest.mark.parametrize(("end", "reason"), [("cancel", "cancelled"), ("deadline", "timeout"), ("drain", "draining")])
 def test_a_request_that_ends_while_it_is_held_ends_once(serve, end, reason):
-    """Its reader lags behind, the end comes from elsewhere: one final event, after all text so far, and the
-    connection lives.
+    """The request's reader lags behind, and the request is ended from elsewhere. There is one final event, after all
+    text so far, and the connection stays open.
     """
     daemon = serve("--tx-soft-bytes", "4096", "--tx-hard-bytes", "65536")
     with daemon.connect() as slow:
@@ -161,7 +161,7 @@ def test_garbage_harms_only_its_sender(serve):
 
 
 def test_a_thousand_connections_and_requests_leave_nothing(serve_model):
-    """Descriptors return to where they were; memory does not grow with the count."""
+    """The number of descriptors returns to its old value, and memory does not grow with the number of connections."""
     daemon = serve_model()
     for _ in range(100):
         daemon.generate(PROMPT, max_tokens=2)
@@ -180,7 +180,9 @@ def test_a_thousand_connections_and_requests_leave_nothing(serve_model):
 
 
 def test_drain_under_a_storm_gives_every_request_its_final_event(serve):
-    """Clients keep coming while the daemon drains; what was accepted ends, what was not is told so."""
+    """Clients keep coming while the daemon drains. Accepted requests end, and the others are told that they were
+    refused.
+    """
     daemon = serve("--max-connections", "200")
     daemon.pull(step_ms=2)
     outcomes: list[str] = []
@@ -206,7 +208,7 @@ def test_drain_under_a_storm_gives_every_request_its_final_event(serve):
                             n_open -= 1
                             outcomes.append(event.get("reason") or event["name"])
         except (ConnectionRefusedError, FileNotFoundError):
-            return  # the daemon has gone: nothing was asked
+            return  # the daemon has gone: no request was sent
         except (EOFError, ConnectionResetError, BrokenPipeError) as failure:
             if daemon.state() not in ("gone", "stopping", "not yet"):
                 failures.append(failure)

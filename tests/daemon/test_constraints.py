@@ -25,7 +25,7 @@ SCHEMA = {
 
 
 def example(name: str) -> dict:
-    """The request that PROTOCOL.md shows under this name."""
+    """Return the request that PROTOCOL.md shows under this name."""
     found = re.search(rf"<!-- example: {name} -->\n```json\n(.*?)\n```", PROTOCOL.read_text(), re.DOTALL)
     return json.loads(found[1])
 

@@ -1,4 +1,4 @@
-"""A damaged model file is refused with a code, or served: never a signal, never a hang."""
+"""A damaged model file is either refused with a code or served. It never causes a signal or a hang."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tests.daemon.forked import ANSWERED, Nursery, nursery
 from tests.daemon.support import DRAFT, MOE
 
 N_FILES = 1200 if os.environ.get("UMA_FUZZ") == "full" else 60
-LIMIT_BYTES = 4 << 30  # of private memory: a count that is absurd may ask for more than the machine has
+LIMIT_BYTES = 4 << 30  # limit of private memory: an absurd count may ask for more memory than the machine has
 REFUSALS = {"E_MODEL_002", "E_MODEL_004", "E_CONFIG_001"}
-ENDS = {*ANSWERED, "E_LIMIT_001", "E_RUNTIME_003"}  # weights that are noise give logits that are not numbers
+ENDS = {*ANSWERED, "E_LIMIT_001", "E_RUNTIME_003"}  # weights of noise give logits that are not numbers
 SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # by gguf_type
 STRING, ARRAY = 8, 9
 ABSURD = (
@@ -28,7 +28,9 @@ ABSURD = (
 
 
 class Field(NamedTuple):
-    """A part of the header. `weight`: how often it is hit; words of the vocabulary are many and alike."""
+    """A part of the header. `weight`: how often it is hit; words of the vocabulary count less, because they are many
+    and alike.
+    """
 
     name: str
     at: int
@@ -37,7 +39,7 @@ class Field(NamedTuple):
 
 
 class Sound(NamedTuple):
-    """A model as it should be."""
+    """An undamaged model."""
 
     data: bytes
     fields: list[Field]
@@ -45,7 +47,7 @@ class Sound(NamedTuple):
 
 
 def read(path: Path) -> Sound:
-    """Source: the GGUF specification, docs/gguf.md of ggml."""
+    """Read the header, as the GGUF specification describes it (docs/gguf.md of ggml)."""
     data, fields = (
         path.read_bytes(),
         [Field("magic", 0, 4, 3), Field("version", 4, 4, 3), Field("tensors", 8, 8, 3), Field("keys", 16, 8, 3)],
@@ -91,7 +93,7 @@ def read(path: Path) -> Sound:
 
 
 def damage(rng: random.Random, sound: Sound) -> tuple[bytes, str]:
-    """The file with something wrong in it, and what that is."""
+    """Return the file with one thing wrong, and a description of the damage."""
     data = bytearray(sound.data)
     kind = rng.randrange(7)
     if kind == 0:
@@ -188,7 +190,7 @@ def test_a_damaged_file_is_refused_or_served(
 
 
 def test_a_word_twice_in_the_vocabulary(daemons: Nursery, sound_models: list[Sound], tmp_path: Path) -> None:
-    """llama.cpp asserts that there are none."""
+    """llama.cpp asserts that no word occurs twice."""
     sound = sound_models[0]
     first, second = [f for f in sound.fields if f.name == "word" and f.size == 3][:2]
     data = bytearray(sound.data)

@@ -1,4 +1,4 @@
-"""What a request may ask of its answers, through the socket and on a real model."""
+"""Options that shape an answer, through the socket and on a real model."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_banned_strings_are_taken_back_with_their_kv(serve_model: Serve, engine:
         assert not any(b in text for b in banned) and len(ones) == 60
         assert bytes(b for one in ones for b in one["bytes"]).decode() == text
         ids = wire.ask("tokenize", content=PROMPT, add_special=True)["tokens"]
-        for at in range(0, 60, 7):  # read afresh, the tokens that stayed have the same probabilities
+        for at in range(0, 60, 7):  # when the text is read again, the kept tokens have the same probabilities
             wire.send(id="p", tokens=[*ids, *(one["id"] for one in ones[:at])], max_tokens=1, logprobs=20)
             (best,) = (e["logprobs"][0] for e in wire.until_final("p") if e.get("logprobs"))
             found = {o["id"]: o["logprob"] for o in best["top"]}
@@ -116,7 +116,9 @@ def test_banned_strings_are_taken_back_with_their_kv(serve_model: Serve, engine:
 
 @pytest.mark.parametrize("engine", ["llama", "graph"])
 def test_log_probabilities_of_a_prompt(serve_model: Serve, engine: str) -> None:
-    """Against those of answers: each token of the prompt as the one that follows what stands before it."""
+    """Compare them with those of answers: each token of the prompt is generated as the next token after the ones before
+    it.
+    """
     daemon = serve_model("--engine", engine)
     long = "The scheduler of the kernel decides which process runs next, and for how long it may do so. " * 3
     with daemon.connect() as wire:

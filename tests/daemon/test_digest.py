@@ -14,7 +14,7 @@ import pytest
 from tests.daemon.support import ROOT, SMALL, TINY, DaemonProcess, eventually, running
 
 KEY = "000102030405060708090a0b0c0d0e0f"
-VARIES = {"generation", "token_ms"}  # in the example: one is a time, the other a measurement
+VARIES = {"generation", "token_ms"}  # values of the example that vary: one is a time, the other a measurement
 PROMPT = "the same beginning of every request of this office, " * 6
 
 
@@ -60,7 +60,7 @@ def test_the_protocols_example(folder: Path) -> None:
 
 
 def test_a_prompt_that_was_answered_is_in_the_digest(fake: DaemonProcess) -> None:
-    """Whatever form it came in, a large one too, which another process reads."""
+    """In every form of input, including a large prompt, which another process reads."""
     messages = [{"role": "user", "content": PROMPT}]
     for given in (
         {"prompt": PROMPT},
@@ -88,9 +88,9 @@ def test_another_user_sees_nothing_of_it_and_an_untrusted_one_is_refused(fake: D
         reply = fake.ask("digest", key=KEY)
     finally:
         fake.pull(peer=None)
-    if os.getuid():  # root is trusted, and has prompts of its own
+    if os.getuid():  # the other user is root, who is trusted and sees only its own prompts
         assert reply["added"] == []
-    else:  # somebody else may not even connect
+    else:  # the other user is not trusted and cannot even connect
         assert reply["name"] == "forbidden"
 
 

@@ -1,4 +1,4 @@
-"""`embed` and `rerank` by a daemon, on an encoder, a reranker, and a model that also chats."""
+"""`embed` and `rerank` on an encoder, on a reranker, and on a model that also chats."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_reranker_orders_documents(ranker: DaemonProcess) -> None:
         scores, reverse=True
     )
     assert ranker.ask("rerank", query="the query", documents=documents, top_n=1)["results"] == reply["results"][:1]
-    # the same as asking for each pair's own score, put together as llama-server does
+    # the scores equal those of each pair by itself, built as llama-server builds a pair
     cls, sep = 2, 3
     words = [ranker.ask("tokenize", content=text)["tokens"] for text in ("the query", *documents)]
     pairs = [[cls, *words[0], sep, *document] for document in words[1:]]
@@ -113,7 +113,7 @@ def test_a_reranker_orders_documents(ranker: DaemonProcess) -> None:
 def test_a_large_request_gives_what_small_ones_give(bert: DaemonProcess) -> None:
     texts = [f"the shell is {i} of the tree and {'a dog ' * (i % 9)}" for i in range(600)]
     whole = bert.ask("embed", input=texts, encoding="base64")["embeddings"]
-    assert len(json.dumps(texts)) > 16_384  # of those that another process reads
+    assert len(json.dumps(texts)) > 16_384  # large enough to be read by another process
     for i in (0, 1, 299, 599):
         np.testing.assert_allclose(
             vector(whole[i]), bert.ask("embed", input=texts[i])["embeddings"][0], rtol=1e-3, atol=1e-4

@@ -1,4 +1,4 @@
-"""Injected failures: coded errors for those concerned, byte-identical streams for everybody else."""
+"""Injected failures: the affected requests get coded errors, and all other streams stay identical byte for byte."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_log_that_cannot_be_written_is_counted(folder, serve):
 
 
 def test_a_connection_reset_in_the_middle_of_everything(serve):
-    """RST instead of FIN: unread data is pending when the client closes."""
+    """The client closes while unread data is pending, so the kernel sends RST instead of FIN."""
     daemon = serve()
     daemon.pull(step_ms=2)
     for n in range(20):
@@ -167,13 +167,13 @@ def test_a_connection_reset_in_the_middle_of_everything(serve):
 
 @pytest.mark.parametrize("trouble", ["full", "no directory"])
 def test_a_cache_directory_in_trouble_is_a_warning(folder, serve_model, trouble):
-    """Snapshots cannot be written; everything else goes on, and nothing half-written is left."""
+    """Snapshots cannot be written. Everything else continues, and no half-written file is left."""
     cache = folder / "snapshots"
     if trouble == "no directory":
         cache.write_text("a file")
     daemon = serve_model("--cache-dir", str(cache), has_levers=True)
     if trouble == "full":
-        daemon.pull(fsize=100_000)  # larger files end as on a full disk
+        daemon.pull(fsize=100_000)  # a write past this size fails as on a full disk
     for n in range(8):
         assert daemon.generate(f"{n} " + "many words of a conversation " * 40, max_tokens=2)[-1]["reason"] == "length"
     eventually(lambda: "E_IO_002" in daemon.log)
@@ -189,7 +189,7 @@ def test_a_slow_disk_delays_nobody_and_the_end_waits_for_it_only_so_long(folder,
     expected = references(daemon, PROMPTS[:1], 60)
     daemon.pull(disk_ms=1000, step_ms=5)
     stream = daemon.stream(PROMPTS[0], max_tokens=60).begun()
-    for n in range(6):  # more conversations than sequences: snapshots queue up for the disk
+    for n in range(6):  # with more conversations than sequences, snapshots queue up for the disk
         assert daemon.generate(f"{n} " + "many words of a conversation " * 40, max_tokens=2)[-1]["reason"] == "length"
     assert stream.end()["reason"] == "length"
     assert [stream.text] == expected

@@ -1,4 +1,4 @@
-"""Whatever a request says of its answer, it gets tokens or a coded error, exactly one end, and the daemon goes on."""
+"""Whatever fields a request has, it gets tokens or a coded error, exactly one end, and the daemon keeps running."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from uma_core.protocol.ops import OPS
 
 N = 6_000 if os.environ.get("UMA_FUZZ") == "full" else 400
 FIELDS = {field.name: field for field in OPS["generate"].fields}
-LEFT_OUT = {"messages", "infill", "account", "timeout_ms", "model", "lora"}  # of other tests
+LEFT_OUT = {"messages", "infill", "account", "timeout_ms", "model", "lora"}  # other tests cover these
 TEXTS = ["a", "e", " ", "th", "\n", "🙂", "é", "<eog>", "\ufffd", "x" * 3_000, "{", '"', "ab" * 20]
 IDS = [0, 1, 97, 256, 257, 258, 8191, 8192, 1 << 20, (1 << 31) - 1, 1 << 31, -1]
 GRAMMARS = [
@@ -72,7 +72,7 @@ SCHEMA_PARTS = [
 
 
 def value_of(rng: random.Random, field: Field) -> Any:
-    """One that may be right, or just out of range, or nonsense."""
+    """Draw a value: valid, just out of range, or nonsense."""
     if rng.random() < 0.04:
         return rng.choice([None, True, "x", -1, 1e300, [], {}, [[]], {"a": 1}])
     if field.name == "constraint":

@@ -1,4 +1,6 @@
-"""The HTTP gateway as the daemon's child: one command gives a working endpoint, and nothing is left when it ends."""
+"""The HTTP gateway as the daemon's child: one command gives a working endpoint, and nothing is left when the daemon
+ends.
+"""
 
 from __future__ import annotations
 
@@ -245,8 +247,8 @@ def test_a_file_with_wrong_options_is_refused_at_the_start_and_by_a_reload(serve
     [
         ((), {"UMA_GATEWAY_MAX_JSON_DEPTH": "deep"}, "limits.max_json_depth"),
         ((), {"UMA_GATEWAY_API_KEY_FILE": "/nowhere/keys.yaml"}, "/nowhere/keys.yaml"),
-        (("--http-host", "0.0.0.0"), {}, "give keys (UMA_GATEWAY_API_KEY_FILE"),  # not a flag: the daemon has none
-        (("--http-host", "0.0.0.0"), {}, "to serve everybody (http.host)"),  # whoever set it wrote no --host
+        (("--http-host", "0.0.0.0"), {}, "give keys (UMA_GATEWAY_API_KEY_FILE"),  # a variable: the daemon has no flag
+        (("--http-host", "0.0.0.0"), {}, "to serve everybody (http.host)"),  # the user did not write --host
     ],
 )
 def test_variables_and_addresses_that_would_keep_ending_it_are_refused_at_the_start(
@@ -264,7 +266,7 @@ def test_without_its_libraries_it_is_refused_with_what_to_install(port, monkeypa
 
 
 def test_a_port_that_becomes_free_soon_is_waited_for(serve, port):
-    """That of a daemon's gateway which was killed a moment ago."""
+    """The port belongs to the gateway of a daemon that was killed a moment ago."""
     taken = socket.create_server(("127.0.0.1", port))
     threading.Timer(0.5, taken.close).start()
     serve("--http", str(port))

@@ -1,4 +1,6 @@
-"""The daemon on the graph engine: streams at once, cancelling, a prompt that is known already, drain, refusal."""
+"""The daemon on the graph engine: concurrent streams, cancelling, a prompt that is already cached, drain, and
+refusal.
+"""
 
 from __future__ import annotations
 
@@ -72,13 +74,13 @@ def test_a_promise_of_the_same_bits_is_kept_or_ends_the_start(serve_model):
 
 
 def is_promised(serve_model) -> bool:
-    """Of this processor's kernels; those for NEON leave single rows to ggml."""
+    """Whether this processor's kernels promise it. The kernels for NEON leave single rows to ggml."""
     daemon = serve_model(*GRAPH)
     return daemon.status()["engine"]["deterministic"]
 
 
 def test_repacked_weights_are_kept_for_the_next_start(serve_model, folder):
-    """By two daemons at once, which do not disturb each other, and later ones."""
+    """Two daemons write them at once without disturbing each other, and later daemons read them."""
     if serve_model(*GRAPH).status()["engine"]["weights_from"] != "repacked":
         pytest.skip("this processor's kernels arrange nothing")
     kept = (*GRAPH, "--repack-cache")
@@ -92,7 +94,7 @@ def test_repacked_weights_are_kept_for_the_next_start(serve_model, folder):
 
 
 def test_pages_that_are_short_show_in_the_metric_and_fail_the_bench(serve_model, folder):
-    """The graph engine logs nothing there: what counts is what it refuses."""
+    """The graph engine logs nothing when pages run short, so the metric counts its refusals."""
     daemon = serve_model(*GRAPH, has_levers=True)
     server = UmaServer("uma", Settings(TINY, threads=1, n_seq=4, n_ctx_seq=512), folder)
     server.socket_path = daemon.path
@@ -102,7 +104,7 @@ def test_pages_that_are_short_show_in_the_metric_and_fail_the_bench(serve_model,
     daemon.pull(has_no_pages=True)
     eventually(server.n_allocator_warnings)
     daemon.pull(has_no_pages=False)
-    assert stream.end()["reason"] == "length" and stream.text == text  # it waited, and lost nothing
+    assert stream.end()["reason"] == "length" and stream.text == text  # the stream waited, and lost no token
     results = Results(
         {}, "", "", {}, cells={"any": {"uma": Cell()}}, allocator_warnings={"uma": server.n_allocator_warnings()}
     )

@@ -1,4 +1,4 @@
-"""An engine that does not come back: seen, told, survived."""
+"""An engine call that does not return is detected and reported, and the daemon survives it."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_prompt_that_is_read_for_ever_does_not_hold_a_drain(serve):
     daemon.pull(is_reading=True, gives_up_soon=True)
     with daemon.connect() as wire:
         wire.send(id=1, prompt="read for ever")
-        wire.ask("health")  # answered after the prompt was taken in
+        wire.ask("health")  # the reply shows that the prompt was taken in
         daemon.ask("drain", timeout_ms=1, then="exit")
         assert wire.until_final(1)[-1]["event"] == "error"
     assert daemon.wait() in (0, 1)
@@ -99,7 +99,7 @@ def test_sigint_leaves_a_hung_engine(serve):
 
 
 def test_an_abort_costs_nobody_a_token(serve):
-    """The call that was stopped is made again."""
+    """The aborted call is made again."""
     daemon = serve()
     reference = text_of(daemon.generate("a b c", max_tokens=30))
     daemon.pull(step_ms=5)

@@ -1,4 +1,4 @@
-"""Large requests beside streams: read in a process of their own, or in the daemon where that is switched off."""
+"""Large requests beside streams. They are read in a separate process, or in the daemon if that is switched off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Start, drain, undrain, stop, and the signals that mean them."""
+"""Start, drain, undrain and stop, and the signals that ask for them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_while_the_model_loads_the_socket_answers(serve):
         assert daemon.state() == "ready"
         assert daemon.generate("still served", max_tokens=2)[-1]["reason"] == "length"
         daemon.pull(load_ms=600_000, gives_up_soon=True, step_ms=20)
-        stream = daemon.stream(**FOREVER).begun()  # the drain lasts as long as it does
+        stream = daemon.stream(**FOREVER).begun()  # the drain lasts as long as this stream
         daemon.signal(signal.SIGINT)
         daemon.reach("draining")
         daemon.signal(signal.SIGINT)
@@ -96,7 +96,7 @@ def test_sigterm_after_a_drain_that_stays_still_drains(serve):
 
 
 def test_signals_without_a_meaning_end_nothing(serve):
-    """Each one's default is the end of the process: without a drain, and with the socket left behind."""
+    """By default, each of these signals would end the process without a drain and leave the socket behind."""
     ends = {*LEAVING, signal.SIGQUIT, signal.SIGXCPU, signal.SIGPWR}
     faults = {
         signal.SIGABRT,
@@ -155,8 +155,8 @@ def test_a_fatal_signal_dumps_all_stacks(serve, number):
     daemon = serve()
     daemon.signal(number)
     status = daemon.wait()
-    # faulthandler reads the frames of threads that still run: now and then it meets one that is half made, faults
-    # itself, and the process ends by that signal with the dump so far.
+    # faulthandler reads the frames of running threads. Now and then it meets a half-made frame and faults
+    # itself; the process then ends by that signal, with a partial dump.
     assert status in (-number, -signal.SIGSEGV)
     assert daemon.log.count("hread 0x") >= (3 if status == -number else 1)
 
@@ -218,7 +218,7 @@ def test_the_socket_and_its_lock_are_gone_after_a_clean_end(serve, folder):
 
 
 def test_closed_standard_descriptors_are_not_taken_by_sockets(folder):
-    """Whoever starts it with `>&- 2>&-` must not get a log, or a library's words, into a client's answer."""
+    """If the daemon is started with `>&- 2>&-`, no log line and no library message may reach a client's answer."""
     path = folder / "uma.sock"
     script = 'exec 0<&- 1>&- 2>&-; exec "$@"'
     command = [

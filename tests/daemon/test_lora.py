@@ -1,4 +1,4 @@
-"""LoRA adapters through the socket: chosen by requests, checked at start and at a reload."""
+"""LoRA adapters through the socket: requests choose them, and the daemon checks them at start and at a reload."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A process whose memory is limited (ulimit -d) refuses to load with a code, or serves; a running one loses
-snapshots, not requests.
+"""A process with limited memory (ulimit -d) either serves or refuses to load with a code. A running daemon loses
+snapshots, but no requests.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def test_any_limit_gives_a_code_or_a_daemon_that_serves(daemons: Nursery, limit_
 
 @pytest.mark.parametrize("limit_mb", [80, 100, 120, 140])
 def test_a_limit_below_what_the_interpreter_takes(folder: Path, limit_mb: int) -> None:
-    """A process of its own: its imports are under the limit too."""
+    """It runs in a separate process, so that the limit also covers its imports."""
     command = (
         f"ulimit -d {limit_mb * 1024}; exec {sys.executable} -m uma_core daemon --socket {folder / 's'} --model {TINY}"
     )
@@ -53,7 +53,7 @@ def test_a_limit_below_what_the_interpreter_takes(folder: Path, limit_mb: int) -
 
 
 def test_threads_that_the_system_does_not_start(daemons: Nursery) -> None:
-    """OpenMP would end the process without a word to anybody."""
+    """OpenMP by itself would end the process without any message."""
     outcome = daemons.run(
         DRAFT, {"--threads": 300, "--calibrate": "off", "--n-ctx": 1024, "--engine": "llama"}, 900 * MIB
     )

@@ -1,6 +1,6 @@
-"""A figure that never changes tells nobody anything: every declared metric moves in one of these runs.
+"""Every declared metric moves in one of these runs, because a figure that never changes is useless.
 
-Each run drives a daemon into what some of the metrics count; `seen` collects the names of those that left zero.
+Each run makes a daemon do what some of the metrics count. `seen` collects the names of the metrics that left zero.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NAMES = {PREFIX + metric.name for metric in METRICS}
 
 
 def moved(daemon: DaemonProcess) -> set[str]:
-    """Names of the metrics that are not zero now."""
+    """Return the names of the metrics that are not zero now."""
     samples = (SAMPLE.fullmatch(line) for line in daemon.ask("metrics", format="prometheus")["text"].splitlines())
     found = {match[1] for match in samples if match and float(match[2])}
     return {name for name in NAMES if name in found}
@@ -36,7 +36,7 @@ def seen() -> set[str]:
 
 @pytest.fixture
 def watch(seen: set[str]):
-    """Look at the metrics until these have moved; everything that moves on the way counts."""
+    """Read the metrics until these have moved. Any other metric that moves meanwhile counts too."""
 
     def look(daemon: DaemonProcess, *names: str) -> None:
         def all_there() -> bool:
@@ -50,7 +50,7 @@ def watch(seen: set[str]):
 
 @contextlib.contextmanager
 def unread(path: str) -> Iterator[Wire]:
-    """A client that hardly takes anything from the socket."""
+    """A client that reads almost nothing from its socket."""
     wire = Wire.__new__(Wire)
     wire.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     wire.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -170,7 +170,7 @@ def test_cells_that_are_not_there(serve, watch):
 
 
 def test_every_declared_metric_has_moved(seen):
-    """Runs last. A new metric needs a run above in which it moves; one that cannot move should go."""
+    """Runs last. A new metric needs a run above in which it moves. A metric that cannot move should be removed."""
     assert seen, "the runs of this file come first"
     still = sorted(NAMES - seen)
     assert not still, f"declared, exported, and always 0: {', '.join(still)}"

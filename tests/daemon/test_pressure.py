@@ -1,4 +1,4 @@
-"""The system runs short of memory: caches go, idle sequences go, streams stay."""
+"""The system runs short of memory: the daemon gives up caches and idle sequences, but no streams."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def relieved(daemon) -> int:
 def test_caches_and_idle_sequences_go_and_streams_stay(serve_model):
     daemon = serve_model(has_levers=True)
     expected = text_of(daemon.generate("The shell is", max_tokens=100, cache_prompt=False))
-    for n in range(12):  # more conversations than sequences: some become snapshots
+    for n in range(12):  # with more conversations than sequences, some become snapshots
         daemon.generate(f"{n} {PROMPT * 4}", max_tokens=2)
     status = daemon.status()
     assert status["kv"]["cached"] > 0
@@ -47,7 +47,7 @@ def test_switched_off_nothing_is_watched(serve, folder):
 
 
 def test_the_daemon_watches_what_the_system_offers(serve):
-    """Without levers: a trigger, a look now and then, or a line that says why not."""
+    """Without levers. The daemon uses a trigger, or polls, or logs why it does neither."""
     daemon = serve("--log-level", "debug", has_levers=False)
     assert daemon.state() == "ready"
     assert "callback failed" not in daemon.log

@@ -1,4 +1,4 @@
-"""A real Prometheus reads the daemon's figures, without anything between them."""
+"""A real Prometheus reads the daemon's metrics directly."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def free_port() -> int:
 
 @pytest.fixture
 def prometheus(folder: Path):
-    """Start it on one target; give a function that evaluates a query to (labels, value) pairs."""
+    """Start Prometheus on one target. Return a function that evaluates a query to (labels, value) pairs."""
     (program,) = need("prometheus")
     running: list[subprocess.Popen[bytes]] = []
 
@@ -55,7 +55,7 @@ def prometheus(folder: Path):
                 with urllib.request.urlopen(f"http://{listen}/api/v1/query?query={text}", timeout=20) as answer:
                     found: dict[str, Any] = json.load(answer)
             except OSError:
-                return []  # it is not up yet
+                return []  # Prometheus is not up yet
             return [(each["metric"], each["value"][1]) for each in found["data"]["result"]]
 
         return query

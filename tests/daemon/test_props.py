@@ -1,4 +1,4 @@
-"""What a gateway must know of the daemon and its model."""
+"""Facts about the daemon and its model that a gateway needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every worked example of docs/PROTOCOL.md runs, and every field of a request is in one."""
+"""Every worked example of docs/PROTOCOL.md runs, and every request field appears in one of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VARIES = "…"
 
 
 class Example:
-    """`lines`: what is sent (True) and what comes, in their order."""
+    """`lines`: what the client sends (True) and what it receives (False), in order."""
 
     def __init__(self, name: str, model: str, kind: str, body: str) -> None:
         self.name = name
@@ -52,7 +52,7 @@ EXAMPLES = {
 
 
 def write_fim(path: Path) -> Path:
-    """The small model with tokens for filling in: three entries more in its file's head, and one to keep its data
+    """Write the small model with tokens for filling in: its header gets three more entries, and one that keeps its data
     aligned.
     """
     data, aligned = DRAFT.read_bytes(), 32
@@ -104,7 +104,9 @@ def daemon_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[st
 
 
 def is_like(shown: Any, came: Any) -> bool:
-    """What is shown is there: `…` is anything, at a text's end any rest, and numbers are told to two places."""
+    """Whether a message matches the example. `…` stands for anything and, at the end of a text, for any rest. Numbers
+    are compared to two digits.
+    """
     if isinstance(shown, str) and shown.endswith(VARIES):
         return shown == VARIES or (isinstance(came, str) and came.startswith(shown[:-1]))
     if isinstance(shown, dict):
@@ -117,7 +119,7 @@ def is_like(shown: Any, came: Any) -> bool:
 
 
 def await_event(wire: Wire, shown: Event) -> None:
-    """Read on to the event that the line shows; what comes before it was left out."""
+    """Read on until the event that the line shows; the example leaves out the events before it."""
     while True:
         came = wire.event()
         is_meant = came["event"] == shown.get("event", "reply") and came["id"] == shown["id"]
@@ -137,7 +139,7 @@ def test_it_runs_as_shown(daemon_of: Callable[[str], DaemonProcess], name: str) 
                 wire.send(**line)
             else:
                 await_event(wire, line)
-        if len(example.lines) == 1:  # a request whose answer is told in words
+        if len(example.lines) == 1:  # the page describes this request's answer in words
             id = example.requests[0].get("id")
             while (last := wire.event())["event"] not in ("eos", "reply", "error"):
                 pass
@@ -145,7 +147,7 @@ def test_it_runs_as_shown(daemon_of: Callable[[str], DaemonProcess], name: str) 
 
 
 def used(fields: tuple[Field, ...], value: Any) -> set[int]:
-    """The declarations of what a request holds, those within objects too."""
+    """Return the declarations of the fields that a request holds, including those inside objects."""
     found = set()
     for field in fields:
         if isinstance(value, dict) and value.get(field.name) is not None:
@@ -163,7 +165,7 @@ def paths(fields: tuple[Field, ...], prefix: str) -> Iterator[tuple[str, Field]]
 
 
 def test_every_field_of_a_request_is_in_an_example() -> None:
-    """A field that several operations share is declared once, and shown once."""
+    """A field that several operations share is declared once, and needs one example."""
     shown = set[int]()
     for example in EXAMPLES.values():
         for request in example.requests:

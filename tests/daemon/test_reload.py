@@ -1,4 +1,4 @@
-"""Reload: all or nothing, beside or instead, and what the failures leave behind."""
+"""Reload: all or nothing, with the new model beside or instead of the old one, and what failures leave behind."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_sigterm_during_a_swap_ends_the_daemon(serve):
 
 
 def test_requests_sent_during_reloads_are_all_answered(serve):
-    """A prompt that was tokenised with the old model is read again for the new one."""
+    """A prompt that was tokenized with the old model is tokenized again for the new one."""
     daemon = serve()
     for n in range(6):
         streams = [daemon.stream(f"prompt {i} " * 50, max_tokens=5) for i in range(6)]

@@ -1,4 +1,6 @@
-"""Model reloads under continuous streams of the real engine: nothing lost, nothing cut, no token of a wrong model."""
+"""Model reloads under continuous streams of the real engine: no stream is lost or cut, and no token comes from the
+wrong model.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ def judges():
 
 
 def check(stream: Stream, judge: Judge, prompt: str) -> None:
-    """It is whole, and every token is one that this model chooses."""
+    """Check that the stream is complete, and that this model would choose each of its tokens."""
     final = stream.end()
     assert (final["reason"], final["usage"]["completion_tokens"]) == ("length", N_TOKENS)
     tokens = [event["token_id"] for event in stream.events if event["event"] == "token"]
@@ -56,7 +58,7 @@ def test_streams_finish_on_the_model_that_they_began_on(serve_model, judges):
 
 
 def test_memory_comes_back_after_reloads(serve_model):
-    """Old engines are closed and their pages go back to the system."""
+    """Old engines are closed, and their pages go back to the system."""
     daemon = serve_model()
     sizes = []
     for n in range(12):
@@ -65,7 +67,7 @@ def test_memory_comes_back_after_reloads(serve_model):
         daemon.generate(PROMPTS[0], max_tokens=5)
         eventually(lambda before=before: daemon.log.count("is closed") == before + 1)
         sizes.append(daemon.rss_bytes())
-    early, late = sizes[3], sizes[11]  # the same model; the first reloads fill allocators
+    early, late = sizes[3], sizes[11]  # both sizes are of the same model; the first reloads fill allocators
     assert late <= early * 1.05 + (1 << 20)
 
 

@@ -1,4 +1,4 @@
-"""One socket, one daemon: a second refuses, a dead one is replaced."""
+"""One daemon per socket: a second daemon refuses to start, and a new one replaces a dead one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ def test_a_second_daemon_refuses_and_the_first_goes_on(serve, folder):
 
 
 def test_kill_9_and_restart(serve, folder):
-    """Clients see the end, the stale socket is replaced, and the new daemon tells how fast it was ready."""
+    """Clients see the end of the connection, the stale socket is replaced, and the new daemon reports how fast it was
+    ready.
+    """
     first = serve()
     first.pull(step_ms=5)
     stream = first.stream(max_tokens=4000).begun()
@@ -62,7 +64,7 @@ def test_a_policy_that_cannot_be_composed_ends_the_start(folder):
 @pytest.mark.parametrize("engine", ["llama", "graph"])
 @pytest.mark.parametrize("ram_mb", ["512", "0"])
 def test_conversations_go_on_after_a_restart_with_a_cache_directory(serve_model, folder, engine, ram_mb):
-    """All begin with BOS and a chat header, as every conversation with a model of today does."""
+    """All conversations begin with BOS and a chat header, as with every current model."""
     options = ("--engine", engine, "--cache-dir", str(folder / "kv"), "--cache-ram-mb", ram_mb)
     chats = [
         [{"role": "user", "content": f"{name} is the first word. " + "The shell reads a line. " * 12}]

@@ -1,4 +1,4 @@
-"""Draft tokens through the socket: the same answers, counted."""
+"""Draft tokens through the socket: answers stay the same, and the drafts are counted."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_predictions_and_schemas(daemon: DaemonProcess) -> None:
     assert fast == plain
 
 
-# on the simulated engine a row more costs nothing, so that what is found is always verified
+# on the simulated engine another row costs nothing, so every draft that is found is verified
 
 
 def test_a_prediction_that_is_right(serve: Serve) -> None:
@@ -73,7 +73,7 @@ def test_a_prediction_that_is_right(serve: Serve) -> None:
 
 def test_an_answer_that_was_given_before(serve: Serve) -> None:
     daemon = serve("--speculate", "auto")
-    with daemon.connect() as wire:  # one process, one account
+    with daemon.connect() as wire:  # one process is one account
         texts = []
         for _ in range(3):
             wire.send(id="g", prompt="Once upon a time", max_tokens=50, ignore_eos=True, priority="background")
@@ -95,7 +95,7 @@ def test_a_schema_leaves_no_choice(serve: Serve) -> None:
     assert daemon.status()["speculation"]["accepted"]["forced"] > 0
 
 
-# the embedded model, and one of an eighth of its size that was trained on its answers
+# the embedded model, and a model of an eighth of its size that was trained on its answers
 
 
 @pytest.mark.parametrize("engine", ["graph", "llama"])
@@ -139,11 +139,13 @@ def test_a_reload_keeps_the_draft_model(serve_model: Serve) -> None:
     assert fast == plain and daemon.status()["speculation"]["draft_model"]
 
 
-N_LOADS = 4  # what a draft costs is timed when the model is loaded: in a bad moment it does not pay
+N_LOADS = 4  # loading a model times the cost of a draft: in a busy moment the result is that drafts do not pay
 
 
 def drafted_answer(daemon: DaemonProcess, folder: Path, model: str) -> tuple[str, int]:
-    """What a request for drafts is answered, and how many were verified; after a reload where none were."""
+    """Return the answer to a request for drafts, and the number of verified drafts. If none were verified, reload
+    and ask again.
+    """
     for i in range(N_LOADS):
         text, usage = answer(daemon, speculate="draft", priority="background")
         assert daemon.status()["speculation"]["drafted"]["draft"] == drafted(usage)

@@ -1,4 +1,4 @@
-"""`--stop-at-eof`: the daemon ends when standard input does."""
+"""`--stop-at-eof`: the daemon ends when its standard input does."""
 
 from __future__ import annotations
 

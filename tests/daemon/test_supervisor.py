@@ -1,4 +1,4 @@
-"""What a supervisor hears, and what it may pass."""
+"""What the daemon tells a supervisor, and what a supervisor may pass to it."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_hung_call_starves_the_watchdog_although_the_socket_answers(serve, sup
     daemon.reach("degraded")
     supervisor.hear("STATUS", "degraded")
     n_before = supervisor.count("WATCHDOG")
-    for _ in range(20):  # many times the watchdog's interval
+    for _ in range(20):  # together, many times the watchdog's interval
         daemon.state()
         time.sleep(0.1)
     assert supervisor.count("WATCHDOG") == n_before
@@ -130,7 +130,7 @@ def test_a_passed_socket_is_served_and_survives_the_daemon(folder):
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
         listening.bind(path)
         listening.listen(8)
-        early = Wire(path)  # before there is a daemon: its request waits in the backlog
+        early = Wire(path)  # connected before the daemon exists: its request waits in the backlog
         early.send(id=1, type="health")
         for _ in range(2):
             command = [

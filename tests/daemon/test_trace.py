@@ -1,4 +1,4 @@
-"""Ticks of a daemon, recorded by a command or all the time, and planned again."""
+"""Ticks of a daemon, recorded by a command or continuously, and replayed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def record(daemon: DaemonProcess, path: Path, seconds: float) -> None:
 
 
 def check_replay(path: Path) -> None:
-    """It comes out as it was recorded, and a changed plan is named."""
+    """Check that the trace replays as recorded, and that a changed plan is reported."""
     done = replay(path)
     assert (done.returncode, done.stderr) == (0, ""), done
     assert "every plan is the same" in done.stdout
