@@ -1,5 +1,5 @@
-"""Packages that cannot be installed beside the suite's own, in a folder of the build cache; programs of theirs run
-with it in front.
+"""Packages that cannot be installed beside the suite's own are installed in a folder of the build cache. Programs that
+use them run with that folder first in their path.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from native import cache
 
 
 def site(requirement: str) -> Path:
-    """The folder of a pinned package and all that it needs.
+    """Return the folder with a pinned package and everything it needs.
 
     Blocks: seconds, at the first call on a machine. Raises: CalledProcessError.
     """

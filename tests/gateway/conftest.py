@@ -1,4 +1,4 @@
-"""Gateways and daemons for the tests of this folder: one pair for all tests of a file, or one of its own for a test."""
+"""Gateways and daemons for the tests of this folder. The tests of a file share one pair, or a test starts its own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def fake(module_folder: Path) -> Iterator[DaemonProcess]:
 
 @pytest.fixture(scope="module")
 def gateway(module_folder: Path, fake: DaemonProcess) -> Iterator[GatewayProcess]:
-    """Before `fake`."""
+    """A gateway before `fake`."""
     with gateway_before(module_folder, fake) as gateway:
         yield gateway
 
@@ -71,12 +71,12 @@ def tiny_gateway(module_folder: Path, tiny: DaemonProcess) -> Iterator[GatewayPr
 
 WORK = (
     ROOT.parent / "shared" / "models" / "uma-work-cpu-q8_0.gguf"
-)  # calls tools, thinks, writes JSON; beside the checkout where it is
+)  # calls tools, thinks, writes JSON; it lies beside the checkout, if it is there
 
 
 @pytest.fixture(scope="module")
 def work(module_folder: Path) -> Iterator[DaemonProcess]:
-    """A daemon on a small model that behaves."""
+    """A daemon on a small model that follows instructions."""
     if not WORK.exists():
         pytest.skip(f"needs {WORK}")
     with running(

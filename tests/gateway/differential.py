@@ -2,9 +2,9 @@
 file.
 
 It builds llama-server from the pinned source (perf/peer_build.py), records its replies in tests/data/llama-server.json,
-and says what differs from the gateway. The suite compares the gateway with the recorded replies. Every difference
-stands in docs/GATEWAY.md with its reason: the tables there are what the comparison reads, so that a new difference, and
-one that is gone, fail.
+and reports how the gateway differs. The suite compares the gateway with the recorded replies. docs/GATEWAY.md gives the
+reason for every difference. The comparison reads the tables there, so it fails on a new difference and on one that no
+longer exists.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Json = dict[str, Any]
 
 
 class Request(NamedTuple):
-    """One request; replies to those of equal `name` before the slash are described together in the guide."""
+    """One request. The guide describes the replies to requests together if their `name` is equal before the slash."""
 
     name: str
     path: str
@@ -150,7 +150,7 @@ REQUESTS = (
 
 
 def ask(port: int, request: Request) -> Json:
-    """{status, type, body}: the body as JSON, or the list of a stream's events."""
+    """Return {status, type, body}. The body is JSON, or the list of a stream's events."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)
     body = (
         request.body if request.body is None or isinstance(request.body, bytes) else json.dumps(request.body).encode()
@@ -179,7 +179,7 @@ def ask_all(port: int) -> dict[str, Json]:
 
 
 def fields_of(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """(path, value) of everything in it. Entries of a list, and events of a stream, share one path."""
+    """Return (path, value) for everything in it. Entries of a list, and events of a stream, share one path."""
     if path.endswith(MADE):
         yield path, value
     elif isinstance(value, dict):
@@ -192,7 +192,7 @@ def fields_of(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-MADE = "logprobs.top_logprobs"  # a list of {token: logprob}: the tokens are values, not names
+MADE = "logprobs.top_logprobs"  # a list of {token: logprob}: the keys are tokens, so they count as values, not as names
 
 
 def type_of(value: Any) -> str:
@@ -216,7 +216,7 @@ def is_any(field: str, volatile: list[str]) -> bool:
 
 
 def differences(name: str, ours: Json, theirs: Json, volatile: list[str]) -> list[Difference]:
-    """What of our reply is not as theirs. Values of `volatile` fields may differ, their types may not."""
+    """Return how our reply differs from theirs. The values of `volatile` fields may differ, but not their types."""
     here: dict[str, list[Any]] = {}
     there: dict[str, list[Any]] = {}
     for reply, found in ((ours, here), (theirs, there)):
@@ -234,7 +234,9 @@ def differences(name: str, ours: Json, theirs: Json, volatile: list[str]) -> lis
 
 
 def _joined(values: list[Any]) -> Any:
-    """A stream may come in other pieces: its texts are compared put together, of other values which there are."""
+    """Join the texts of a stream, because its pieces may be cut differently. For other fields, list the values that
+    occur.
+    """
     texts = [value for value in values if isinstance(value, str)]
     if texts and len(set(texts)) > 1 and all(isinstance(value, str | None) for value in values):
         return "".join(texts)
@@ -245,7 +247,7 @@ def _joined(values: list[Any]) -> Any:
 
 
 class Reason(NamedTuple):
-    """A row of the guide: patterns of the requests and of a field, and the kind of difference."""
+    """A row of the guide: patterns for the requests and for a field, and the kind of difference."""
 
     requests: list[str]
     field: str
@@ -266,7 +268,7 @@ def _table(title: str) -> list[list[str]]:
 
 
 def reasons() -> list[Reason]:
-    """Of the guide's table; a cell may name several fields."""
+    """Read the rows of the guide's table; a cell may name several fields."""
     found = []
     for requests, fields, kind, _ in _table("What differs"):
         found += [Reason(_names(requests), field, kind) for field in _names(fields)]
@@ -282,7 +284,7 @@ def _names(cell: str) -> list[str]:
 
 
 def compare(ours: dict[str, Json], theirs: dict[str, Json]) -> tuple[list[Difference], list[Reason]]:
-    """(differences that the guide does not explain, rows of the guide that explain nothing)."""
+    """Return (differences that the guide does not explain, rows of the guide that explain no difference)."""
     known, volatile = reasons(), volatile_fields()
     found = [difference for name in theirs for difference in differences(name, ours[name], theirs[name], volatile)]
     unexplained = [one for one in found if not any(reason.explains(one) for reason in known)]
@@ -293,9 +295,9 @@ def compare(ours: dict[str, Json], theirs: dict[str, Json]) -> tuple[list[Differ
 
 
 def record() -> dict[str, Json]:
-    """Start the pinned llama-server on the embedded model and keep what it replies.
+    """Start the pinned llama-server on the embedded model and store its replies.
 
-    Blocks: minutes where it is built first.
+    Blocks: minutes if it must be built first.
     """
     from perf.peer_build import SERVER, peer_dir
 
@@ -336,7 +338,7 @@ def record() -> dict[str, Json]:
 
 
 def recorded() -> dict[str, Json]:
-    """Raises: AssertionError where the replies are another version's."""
+    """Raises: AssertionError if the replies come from another version."""
     kept = json.loads(RECORDED.read_text(encoding="utf-8"))
     assert kept["pin"] == load_pin().version, (
         "llama.cpp's pin has changed: `make differential` records the new llama-server's replies"

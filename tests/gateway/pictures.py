@@ -1,6 +1,6 @@
-"""Makes the pictures of the pages in docs/: `python -m tests.gateway.pictures MODEL`, with a model that chats.
+"""Makes the pictures of the pages in docs/: `python -m tests.gateway.pictures MODEL`. The model must be able to chat.
 
-Chromium and Pillow are needed.
+Needs Chromium and Pillow.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from uma_gateway.keys import entry, new_key
 OUT = ROOT / "docs" / "pictures"
 NAMES = ("alice", "bob", "nightly")
 LOAD_S = 24.0
-COLOURS = 128  # of a picture: a third of the bytes, and no difference that an eye sees
+COLOURS = 128  # colours of a picture: a third of the bytes, and no visible difference
 TEXT = (ROOT / "docs" / "SYSTEM_DESIGN.md").read_text()
 CODE = "```python\ndef mean(values):\n    count = len(values)\n    return sum(values) / count\n```"
 WORDS = ("Hello, who are you?", f"Rename `count` to `total` everywhere.\n\n{CODE}")
@@ -38,7 +38,7 @@ VIEWS: dict[str, dict[str, Any]] = {
 
 
 class Load(threading.Thread):
-    """One client that asks again and again: short chats, or long documents in the background."""
+    """One client that keeps sending requests: short chats, or long documents in the background."""
 
     def __init__(self, gateway: GatewayProcess, key: str, name: str, number: int) -> None:
         super().__init__(daemon=True)

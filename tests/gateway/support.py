@@ -1,6 +1,6 @@
-"""A gateway in a process of its own before a real daemon, and plain HTTP clients of it.
+"""A gateway in a separate process before a real daemon, and plain HTTP clients of it.
 
-No wall-clock time is asserted.
+No test asserts wall-clock time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Json = dict[str, Any]
 
 
 class Answer:
-    """A whole HTTP answer."""
+    """A complete HTTP answer."""
 
     def __init__(self, raw: bytes) -> None:
         self.raw = raw
@@ -44,7 +44,7 @@ class Answer:
 
     @property
     def events(self) -> list[Json]:
-        """The data of an event stream, without comments and [DONE]."""
+        """Return the data of an event stream, without comments and [DONE]."""
         return [json.loads(data) for data in self.data if data != "[DONE]"]
 
     @property
@@ -67,7 +67,7 @@ def _chunks(body: bytes) -> Iterator[bytes]:
 
 
 class Raw:
-    """A TCP connection that speaks HTTP by hand."""
+    """A TCP connection on which tests write HTTP by hand."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -90,7 +90,7 @@ class Raw:
         self.sock.sendall(head.encode("latin-1") + b"\r\n" + data)
 
     def rest(self) -> bytes:
-        """Everything until the gateway closes."""
+        """Return everything until the gateway closes the connection."""
         data = b""
         with contextlib.suppress(ConnectionResetError):
             while chunk := self.sock.recv(1 << 16):
@@ -129,7 +129,7 @@ class GatewayProcess:
         return f"http://127.0.0.1:{self.port}"
 
     def reach(self) -> GatewayProcess:
-        """Wait until it listens."""
+        """Wait until the gateway listens."""
         found = eventually(
             lambda: re.search(r"listening on \w+://\S+:(\d+)", self.log) or self.process.poll() is not None,
             "the gateway does not listen",
@@ -184,5 +184,5 @@ def gateway_before(folder: Path, daemon: DaemonProcess | str, *args: str, **spaw
 
 
 def n_busy(daemon: DaemonProcess) -> int:
-    """Requests that the daemon still has."""
+    """Return how many requests the daemon still has."""
     return len(daemon.ask("sessions")["sessions"])

@@ -45,14 +45,14 @@ def work_client(work_gateway):
         yield client
 
 
-COLD = {"temperature": 0}  # the client has no argument for it
+COLD = {"temperature": 0}  # the client has no argument for the temperature
 
 
 def ask(**fields):
     return {"model": "any", "messages": HELLO, "max_tokens": 12, "extra_body": COLD, **fields}
 
 
-# ---- what a request says
+# ---- the request
 
 
 def read(**fields):
@@ -110,7 +110,7 @@ def test_a_conversation_in_which_anthropics_servers_searched_goes_on_here():
     chat = read(messages=[*HELLO, {"role": "assistant", "content": answer}, *HELLO])
     assert chat.messages[1] == {"role": "assistant", "content": "I'll look. Sun."}
     ran = {"type": "code_execution_tool_result", "tool_use_id": "s1", "content": {"stdout": "4"}}
-    with pytest.raises(GatewayError) as caught:  # nothing else tells the model of it
+    with pytest.raises(GatewayError) as caught:  # the model would not learn of it otherwise
         read(messages=[*HELLO, {"role": "assistant", "content": [ran]}, *HELLO])
     assert caught.value.status == 501
 
@@ -225,7 +225,7 @@ def test_parts_that_follow_each_other_are_blocks_of_their_own():
 
 
 def test_a_whole_thought_has_a_signature_too():
-    """Clients send a thought without one back as text: the model would take it for a part of its answer."""
+    """Clients send a thought without a signature back as text, and the model would read it as a part of its answer."""
     thought, text = blocks(Message("Yes", "Hm."))
     assert thought == {"type": "thinking", "thinking": "Hm.", "signature": "unsigned"}
     assert text["text"] == "Yes"
@@ -246,7 +246,7 @@ def test_whole_and_streamed(client):
 
 
 def test_the_first_event_counts_the_prompt(client, gateway):
-    """Where LangChain.js looks for it, and nowhere else."""
+    """LangChain.js reads the count there, and only there."""
     with client.messages.stream(**ask()) as stream:
         counted = [event.message.usage for event in stream if event.type == "message_start"]
         final = stream.get_final_message().usage
@@ -317,7 +317,7 @@ def test_a_wrong_field_is_named_and_the_request_too(gateway, fields, status, wor
 
 
 def test_its_clients_own_loop_calls_a_tool_and_answers(work_client):
-    """It would have its conversation kept here, and learns that it is not."""
+    """The client asks to keep its conversation on the server, and is told that it is not kept."""
     asked = []
 
     @anthropic.beta_tool
@@ -414,7 +414,7 @@ def test_a_named_tool_is_called_whatever_the_question(work_client):
     assert isinstance(called.content[-1].input["minutes"], int)
 
 
-# ---- tools that the model gets to know in mid-conversation
+# ---- tools that are added during a conversation
 
 
 SEARCH = {"name": "ToolSearch", "input_schema": {"type": "object"}}
@@ -422,7 +422,7 @@ DEFERRED = {**TIMER, "defer_loading": True}
 
 
 def searched(*names):
-    """The model's search for tools, and what it found."""
+    """Return the messages of the model's search for tools, with the tools that it found."""
     references = [{"type": "tool_reference", "tool_name": name} for name in names]
     return [
         {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "ToolSearch", "input": {}}]},
@@ -431,7 +431,7 @@ def searched(*names):
 
 
 def found(*names, **fields):
-    """A conversation in which a search found tools."""
+    """Return a conversation in which a search found tools."""
     tools = [DEFERRED, SEARCH, {**WEATHER, "defer_loading": True}]
     return read(tools=tools, messages=[*HELLO, *searched(*names)], **fields)
 
@@ -441,7 +441,7 @@ def shown(chat):
 
 
 def changed(*messages):
-    """The tools of a conversation with such messages of the system."""
+    """Return the tools of a conversation with such system messages."""
     return shown(
         read(
             tools=[WEATHER, DEFERRED],
@@ -457,7 +457,7 @@ def change(kind, **tool):
 def test_a_deferred_tool_is_shown_once_a_result_refers_to_it():
     assert shown(found()) == ["ToolSearch"]
     chat = found("get_weather")
-    assert shown(chat) == ["ToolSearch", "get_weather"]  # behind the others: the prompt begins as before
+    assert shown(chat) == ["ToolSearch", "get_weather"]  # last: the prompt begins as before
     assert "get_weather" in chat.messages[-1]["content"] and chat.messages[-1]["role"] == "tool"
     assert shown(found("get_weather", "set_timer", "get_weather")) == ["ToolSearch", "get_weather", "set_timer"]
     assert found("set_timer", tool_choice={"type": "tool", "name": "set_timer"}).tool_choice["type"] == "function"
@@ -479,7 +479,7 @@ def test_messages_of_the_system_add_and_remove_tools():
     inline = {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": SEARCH}}
     assert changed([inline, {"type": "text", "text": "Search."}]) == ["get_weather", "ToolSearch"]
     chat = read(tools=[DEFERRED], messages=[*HELLO, {"role": "system", "content": [inline]}])
-    assert chat.messages == HELLO  # nothing is said
+    assert chat.messages == HELLO  # no message is added
     with pytest.raises(GatewayError, match=r"messages\.1\.content\.0"):
         changed([change("addition", name="other")])
     with pytest.raises(GatewayError, match="mcp_tool_reference"):

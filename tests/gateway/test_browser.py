@@ -1,6 +1,6 @@
-"""The pages in a real browser: Chromium, without its sandbox, which a container seldom allows.
+"""The pages in a real browser: Chromium without its sandbox, which most containers do not allow.
 
-Nothing is fetched from elsewhere.
+The pages fetch nothing from elsewhere.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.tools import need
 from uma_gateway.keys import entry, new_key
 
 PATHS = ("/", "/dashboard")
-COUNTED = re.compile(r"\d+ tokens?, \d+ a second")  # told when an answer has ended
+COUNTED = re.compile(r"\d+ tokens?, \d+ a second")  # shown when an answer has ended
 expect.set_options(timeout=WAIT_S * 1e3)
 
 
@@ -39,7 +39,9 @@ def browser() -> Iterator[Browser]:
 
 
 class Tabs:
-    """Opens pages, and notes what a developer would see as wrong: errors in the console, requests to others."""
+    """Opens pages, and records what a developer would see as wrong: errors in the console, and requests to other
+    hosts.
+    """
 
     def __init__(self, browser: Browser) -> None:
         self._browser = browser
@@ -205,7 +207,7 @@ def test_without_storage_a_key_is_asked_for_once(serve: Any, before: Any, folder
     send(page, "Hello")
     expect(page.locator("#state")).to_contain_text(COUNTED)
     assert len(asked) == 1
-    tabs.errors.clear()  # the browser tells of the 401
+    tabs.errors.clear()  # the browser logs the 401
 
 
 def test_two_tabs_are_two_chats(gateway: GatewayProcess, levers: Callable[..., None], tabs: Tabs) -> None:
@@ -283,7 +285,7 @@ def test_a_dialog_for_a_key_that_is_closed_does_not_come_back_by_itself(
     assert len(asked) == 1
     page.goto(gateway.url)
     expect(page.locator("#state")).to_contain_text("key")
-    with page.expect_event("dialog"):  # whoever writes is asked again
+    with page.expect_event("dialog"):  # a user who has written something is asked again
         send(page, "Hello")
     tabs.errors.clear()
 
@@ -382,7 +384,7 @@ def test_a_restart_of_the_daemon_is_seen_live(serve: Any, before: Any, tabs: Tab
     expect(state).to_have_text("ready")
 
 
-# ---- how they look, and what they may load
+# ---- the look of the pages, and what they may load
 
 CONTRAST = """() => {
   const light = (rgb) => {
@@ -467,4 +469,4 @@ def test_what_a_page_was_not_given_it_cannot_load_or_run(gateway: GatewayProcess
         "Content Security Policy" in error or "Failed to" in error for error in tabs.errors
     ), tabs.errors
     tabs.errors.clear()
-    tabs.urls.clear()  # they were tried, and refused
+    tabs.urls.clear()  # the requests were tried and refused

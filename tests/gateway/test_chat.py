@@ -111,7 +111,7 @@ CALLED = {"type": "function", "function": {"name": "f", "parameters": BROKEN}}
     ],
 )
 def test_what_the_daemon_refuses_has_the_client_s_name(work_gateway, path, body, param):
-    """The daemon has other names for some fields: `constraint`, `tokens`."""
+    """The daemon has other names for some fields, such as `constraint` and `tokens`."""
     given = {"input": "x"} if "responses" in path else {"messages": USER} if "chat" in path else {"prompt": "x"}
     answer = work_gateway.post(path, **{**given, **body})
     assert answer.status == 400
@@ -123,7 +123,7 @@ def test_what_the_daemon_refuses_has_the_client_s_name(work_gateway, path, body,
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_stop_text_is_part_of_the_answer_where_the_request_wants_it(gateway, n):
-    """As vLLM's clients do that look for `</search>` and the like at an answer's end."""
+    """vLLM's clients ask for this if they look for `</search>` or the like at an answer's end."""
     fields = {"max_tokens": 30, "temperature": 0, "n": n, "include_stop_str_in_output": True}
     text = gateway.chat(**fields).json["choices"][0]["message"]["content"]
     stop = text[10:13]
@@ -219,7 +219,7 @@ def said(answer, stream):
 
 
 def test_max_completion_tokens_goes_before_max_tokens(gateway):
-    both = gateway.chat(max_completion_tokens=4, max_tokens=9, temperature=0).json  # a drawn answer may end before
+    both = gateway.chat(max_completion_tokens=4, max_tokens=9, temperature=0).json  # a sampled answer may end earlier
     assert both["usage"]["completion_tokens"] == 4
     assert gateway.chat(max_tokens=3.0, temperature=0).json["usage"]["completion_tokens"] == 3
 
@@ -298,7 +298,7 @@ def test_a_wrong_field_is_named(gateway, body, status, param):
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/completion"])
 def test_an_answer_has_the_allowed_tokens_only(gateway, path):
-    """As with vLLM, where programs let a model choose among labels."""
+    """As in vLLM, with which programs let a model choose among labels."""
     ask = {"messages": USER, "prompt": "hello", "max_tokens": 20, "temperature": 1, "seed": 1}
     whole = gateway.post(path, **ask, allowed_token_ids=[ord("a"), ord("b")]).json
     choice = whole["choices"][0] if "choices" in whole else {"text": whole["content"]}
@@ -411,7 +411,7 @@ def test_logprobs_of_every_token_and_of_others_in_its_place(gateway, stream):
     else:
         (choice,) = answer.json["choices"]
         told, entries, text = [choice["logprobs"]], choice["logprobs"]["content"], choice["message"]["content"]
-    assert all(logprobs["refusal"] is None for logprobs in told)  # clients made from OpenAI's document need it
+    assert all(logprobs["refusal"] is None for logprobs in told)  # generated clients need it
     assert "".join(entry["token"] for entry in entries) == text and len(entries) == 6
     for entry in entries:
         assert (
@@ -480,7 +480,7 @@ def test_llama_server_s_way_of_asking_for_log_probabilities(gateway):
 @pytest.mark.parametrize("part", [True, "content"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_that_goes_on_gives_back_what_it_goes_on_with(gateway, stream, part):
-    """`echo`, as vLLM has it; the part of the message by its name, as llama-server has it."""
+    """`echo` works as in vLLM. The continued part of the message is named as in llama-server."""
     fields = {"max_tokens": 6, "temperature": 0, "stream": stream, "continue_final_message": part}
     messages = [*USER, {"role": "assistant", "content": [{"type": "text", "text": "Well"}]}]
     plain = said(gateway.chat(messages=messages, **fields), stream)
@@ -490,7 +490,7 @@ def test_an_answer_that_goes_on_gives_back_what_it_goes_on_with(gateway, stream,
 
 
 def test_a_thought_that_is_gone_on_with(work_gateway):
-    """`continue_final_message` may name the part."""
+    """`continue_final_message` may name the part to continue."""
     messages = [*USER, {"role": "assistant", "content": "", "reasoning_content": "They greet"}]
     fields = {"messages": messages, "continue_final_message": "reasoning_content", "add_generation_prompt": False}
     assert work_gateway.post("/apply-template", **fields).json["prompt"].endswith("They greet")

@@ -1,8 +1,8 @@
 """Clients that many programs are built on, unmodified: each chats, streams, calls tools, fills a form, raises, and is
 cancelled.
 
-The model was trained to call tools and to write JSON where it is there; what these tests ask for is enforced for any
-model.
+If the model that was trained to call tools and to write JSON is there, the tests use it. Their requests are enforced on
+any model.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or it asks the network at import
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # otherwise it uses the network at import
 os.environ["LANGSMITH_TRACING"] = "false"
 
 import openai
@@ -26,7 +26,7 @@ from tests.daemon.support import eventually
 from tests.gateway.support import GatewayProcess, n_busy
 
 if TYPE_CHECKING:
-    from langchain_openai import ChatOpenAI  # it and litellm are imported where they are used: they take 6 s
+    from langchain_openai import ChatOpenAI  # imported only where it is used, as litellm: they take 6 s
 
 HELLO = [{"role": "user", "content": "Hello"}]
 WEATHER = {
@@ -117,10 +117,10 @@ def ask_litellm(gateway: GatewayProcess, provider: str = "openai", **fields):
 
 @pytest.mark.parametrize("provider", ["openai", "anthropic", "ollama_chat"])
 def test_litellm_chats_and_streams(gateway, provider):
-    """By each API that it can speak to a server of one's own."""
+    """With each API that it can use for a server of one's own."""
     whole = ask_litellm(gateway, provider, max_tokens=9)
     assert len(whole.choices[0].message.content) == 9
-    assert whole.choices[0].finish_reason == "length" or provider == "ollama_chat"  # for which LiteLLM always says stop
+    assert whole.choices[0].finish_reason == "length" or provider == "ollama_chat"  # LiteLLM always reports stop for it
     assert whole.usage.completion_tokens == 9 and whole.usage.prompt_tokens > 0
     pieces = list(ask_litellm(gateway, provider, max_tokens=9, stream=True))
     assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == whole.choices[0].message.content
@@ -159,7 +159,7 @@ def test_litellm_raises_and_cancels(gateway, fake, levers):
 
 
 class Llm:
-    """The command `llm` with a model of ours in its file of further models."""
+    """The command `llm`, with our model in its file of additional models."""
 
     def __init__(self, folder: Path, gateway: GatewayProcess) -> None:
         self._folder = folder
@@ -222,7 +222,7 @@ def test_llm_fills_a_form_and_calls_a_tool(work_gateway, tiny_gateway, folder):
         "0",
     )
     code, _, err = llm.run(*ask, "-o", "max_tokens", "150")
-    assert code == 0 and "Sun in Paris" in err  # --td shows what tools gave
+    assert code == 0 and "Sun in Paris" in err  # --td shows the results of tools
 
 
 def test_llm_raises_and_cancels(gateway, fake, levers, folder):

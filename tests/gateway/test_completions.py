@@ -86,7 +86,7 @@ def test_tokens_that_are_parts_of_a_character_are_told_apart(tiny_gateway):
     arrays = choice["logprobs"]
     assert choice["text"] == "\U0001f600"
     assert arrays["tokens"] == [rf"bytes:\x{byte:02x}" for byte in "\U0001f600".encode()]
-    assert all(len(top) in (20, 21) for top in arrays["top_logprobs"])  # the chosen one is not always likely
+    assert all(len(top) in (20, 21) for top in arrays["top_logprobs"])  # the chosen token is not always among the 20
 
 
 def test_text_offsets_count_the_echo(gateway):
@@ -96,7 +96,7 @@ def test_text_offsets_count_the_echo(gateway):
 
 @pytest.mark.parametrize("n_top", [0, 1])
 def test_the_chosen_token_is_always_among_the_likeliest(tiny_gateway, n_top):
-    """As with OpenAI and vLLM, beside which there may be one more than asked for."""
+    """As in OpenAI and vLLM. The list may have one more entry than requested."""
     fields = {"prompt": "x", "max_tokens": 8, "temperature": 5, "min_p": 0, "top_k": 0, "seed": 1, "logprobs": n_top}
     arrays = tiny_gateway.post("/v1/completions", **fields).json["choices"][0]["logprobs"]
     chosen = zip(arrays["tokens"], arrays["token_logprobs"], arrays["top_logprobs"], strict=True)
@@ -131,7 +131,7 @@ def test_a_wrong_field_is_named(gateway, body, status, param):
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_empty_prompt_begins_with_the_token_that_begins_a_text(tiny_gateway, tiny, stream):
     start = tiny.ask("props")["special"]["bos"]["id"]
-    (turn,) = tiny.ask("tokenize", content="<|im_start|>")["tokens"]  # which has no text
+    (turn,) = tiny.ask("tokenize", content="<|im_start|>")["tokens"]  # a token without text
     fields = {"echo": True, "logprobs": 0, "stream": stream, "logit_bias": {str(turn): False}}
     answer, begun = (complete(tiny_gateway, prompt, **fields) for prompt in ("", [start]))
     empty, whole = gathered(answer, stream, 0)
@@ -179,7 +179,7 @@ def test_an_echo_has_the_log_probabilities_of_the_prompt_s_tokens(tiny_gateway, 
 
 
 def gathered(answer, stream, index):
-    """Arrays and text of a choice."""
+    """Return the arrays and the text of a choice, put together."""
     if not stream:
         choice = answer.json["choices"][index]
         return choice["logprobs"], choice["text"]
@@ -193,7 +193,7 @@ def gathered(answer, stream, index):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_no_tokens_but_the_prompt_s(tiny_gateway, stream):
-    """How harnesses weigh what a model thinks of given texts."""
+    """Evaluation harnesses score given texts in this way."""
     answer = complete(
         tiny_gateway, ["The kernel runs", "A cat sat"], echo=True, logprobs=1, max_tokens=0, stream=stream
     )
@@ -222,7 +222,7 @@ def test_no_tokens_but_the_prompt_s(tiny_gateway, stream):
         ({"guided_grammar": 'root ::= "yes" | "no"'}, r"yes|no"),
         ({"regex": "[a-c]{4}"}, r"[a-c]{4}"),
         (
-            {"guided_grammar": 'start: "yes"', "structured_outputs": {"grammar": 'start: "yes"'}},  # as guidance does
+            {"guided_grammar": 'start: "yes"', "structured_outputs": {"grammar": 'start: "yes"'}},  # guidance's form
             r"yes",
         ),
         ({"json_schema": {"const": 7, "$id": "a number", "$schema": "any"}}, r"7"),
@@ -234,7 +234,7 @@ def test_answers_are_held_to_a_form(tiny_gateway, form, expected):
 
 
 def test_vllms_field_tells_the_log_probabilities_of_a_prompt(tiny_gateway):
-    """As inspect-ai asks for them."""
+    """inspect-ai asks for them in this form."""
     prompt = "The kernel runs"
     tokens = tiny_gateway.post("/tokenize", prompt=prompt).json["tokens"]
     fields = {"prompt_logprobs": 1, "logprobs": 0, "max_tokens": 2, "temperature": 0}
@@ -308,7 +308,7 @@ def test_banned_strings_pass_through(tiny_gateway, names):
 
 
 def test_prompts_may_have_llama_server_s_forms(tiny_gateway):
-    """An object with a text; token ids with texts between them, which are one prompt."""
+    """An object with a text, or one prompt of token ids mixed with texts."""
 
     def texts(prompt):
         return [choice["text"] for choice in complete(tiny_gateway, prompt).json["choices"]]
@@ -322,7 +322,7 @@ def test_prompts_may_have_llama_server_s_forms(tiny_gateway):
 
 @pytest.mark.parametrize("prompt", ["once upon", ["once upon", "a time"]])
 def test_a_stream_ends_with_its_timings(gateway, prompt):
-    """Without the chunk that has them beside the usage."""
+    """This holds without the chunk that has the timings beside the usage."""
     ends = [e for e in complete(gateway, prompt, stream=True).events if e["choices"][0]["finish_reason"]]
     assert len(ends) == (1 if isinstance(prompt, str) else 2)
     assert all(end["timings"]["predicted_n"] == 8 and "usage" not in end for end in ends)

@@ -1,6 +1,6 @@
-"""Many streams at once, many that end early, and what is left when the gateway or the daemon goes in their midst.
+"""Many streams at once, many streams that end early, and what is left when the gateway or the daemon ends among them.
 
-`make fuzz`: 1,000 that end early.
+`make fuzz`: 1,000 streams that end early.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}], "stream": True, "ignore
 
 
 def read_all(raws: list[Raw]) -> list[bytes]:
-    """What each gets until the gateway closes; all are read at the same time."""
+    """Read all streams at the same time. Return what each gets until the gateway closes."""
     got = [b""] * len(raws)
     with selectors.DefaultSelector() as selector:
         for number, raw in enumerate(raws):
@@ -100,7 +100,7 @@ def test_who_leaves_in_mid_stream_leaves_no_sequence_busy(serve, before):
                     path,
                     {**CHAT, "prompt": "hi", "max_tokens": 500, "n_predict": 500, "options": {"num_predict": 500}},
                 )
-            for raw in rng.sample(raws, 8):  # as many as there are sequences get to their first tokens
+            for raw in rng.sample(raws, 8):  # as many streams as there are sequences get their first tokens
                 raw.sock.settimeout(0.05)
                 with contextlib.suppress(TimeoutError):
                     raw.sock.recv(rng.randrange(1, 2000))
@@ -117,7 +117,7 @@ def test_who_leaves_in_mid_stream_leaves_no_sequence_busy(serve, before):
 def test_killed_in_mid_stream_it_leaves_the_daemon_to_others(serve, before):
     daemon = serve("--parallel", "4")
     gateway = before(daemon)
-    other = before(daemon)  # another way in, which stays
+    other = before(daemon)  # another gateway, which stays up
     daemon.pull(step_ms=20)
     with contextlib.ExitStack() as stack:
         raws = [stack.enter_context(Raw(gateway.port)) for _ in range(8)]  # four of them wait

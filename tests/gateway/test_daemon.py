@@ -1,4 +1,4 @@
-"""The events of a generate request, as those who write its answer get them."""
+"""The events of a generate request, as the writers of its answer receive them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ERROR = {"event": "error", "code": "E_ENGINE_001", "message": "the engine failed
 
 
 class Scripted:
-    """A Source whose batches are known."""
+    """A Source with known batches."""
 
     def __init__(self, *batches: list[dict[str, Any]]) -> None:
         self._batches = [[json.dumps(event).encode() for event in batch] for batch in batches]
@@ -55,7 +55,7 @@ def test_a_request_that_is_refused_has_no_events() -> None:
 
 
 def test_a_daemon_that_does_not_answer_is_asked_once(tmp_path: Path) -> None:
-    """A `drain` or a `trace` is not asked for twice, and nobody waits twice as long as he said."""
+    """A `drain` or a `trace` must not be sent twice, and no caller may wait twice the time that it set."""
     asked: list[str] = []
 
     async def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""The gateway replies as the pinned llama-server did, but for what docs/GATEWAY.md explains."""
+"""The gateway replies as the pinned llama-server did, except for the differences that docs/GATEWAY.md explains."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def aliased(module_folder, tiny) -> Iterator[GatewayProcess]:
 def test_every_difference_to_llama_server_is_explained(aliased):
     unexplained, stale = compare(ask_all(aliased.port), recorded())
     assert not unexplained, "\n".join(map(str, unexplained))
-    assert not stale  # explanations of what is not a difference any more
+    assert not stale  # rows that explain a difference that no longer exists
 
 
 def test_the_comparison_sees_what_is_missing_added_and_changed():

@@ -49,7 +49,7 @@ def client(bert_gateway: GatewayProcess) -> Iterator[openai.OpenAI]:
 
 
 def test_openais_client_gets_the_daemons_vectors(client: openai.OpenAI, bert: DaemonProcess) -> None:
-    """By itself it asks for base64."""
+    """The client asks for base64 by default."""
     expected = bert.ask("embed", input=TEXTS)
     found = client.embeddings.create(model="any", input=TEXTS)
     np.testing.assert_allclose([item.embedding for item in found.data], expected["embeddings"], rtol=1e-5, atol=1e-6)
@@ -102,7 +102,7 @@ def parts(*texts: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("path", "name"), [("/v1/embeddings", "input"), ("/embedding", "content")])
 def test_a_text_may_be_an_object(bert_gateway: GatewayProcess, path: str, name: str) -> None:
-    """As llama-server's clients write it."""
+    """llama-server's clients write it in this form."""
 
     def vectors(given: Any) -> Any:
         answer = bert_gateway.post(path, **{name: given}).json
@@ -143,7 +143,7 @@ def test_ollamas_client(bert_gateway: GatewayProcess, bert: DaemonProcess) -> No
     assert found.prompt_eval_count and found.total_duration
     old = client.embeddings(model="any", prompt=TEXTS[0]).embedding
     np.testing.assert_allclose(np.array(old) / np.linalg.norm(old), expected[0], rtol=1e-3, atol=1e-4)
-    assert len(client.embed(model="any", input="the " * 300).embeddings) == 1  # cut, as there
+    assert len(client.embed(model="any", input="the " * 300).embeddings) == 1  # the input is cut, as in Ollama
     assert "embedding" in client.show("any").capabilities and "completion" not in client.show("any").capabilities
     assert client.embed(model="any", input=TEXTS[0], dimensions=8).embeddings[0] == pytest.approx(
         np.array(expected[0][:8]) / np.linalg.norm(expected[0][:8]), rel=1e-3, abs=1e-4
@@ -151,7 +151,7 @@ def test_ollamas_client(bert_gateway: GatewayProcess, bert: DaemonProcess) -> No
 
 
 def test_vectors_in_the_form_of_text_embeddings_inference(bert_gateway: GatewayProcess, bert: DaemonProcess) -> None:
-    """As LlamaIndex and Chroma ask for them."""
+    """LlamaIndex and Chroma ask for them in this form."""
     expected = bert.ask("embed", input=TEXTS)["embeddings"]
     np.testing.assert_allclose(bert_gateway.post("/embed", inputs=TEXTS).json, expected, rtol=1e-5, atol=1e-6)
     (plain,) = bert_gateway.post("/embed", inputs=TEXTS[0], normalize=False).json
@@ -227,7 +227,7 @@ def test_every_list_of_models_tells_the_same_abilities(
     shown = gateway.post("/api/show", model="m").json["capabilities"]
     assert gateway.get("/v1/models").json["models"][0]["capabilities"] == shown
     if expected is None:
-        assert {"completion", "tools"} <= set(shown) and "embedding" not in shown  # that is of models for nothing else
+        assert {"completion", "tools"} <= set(shown) and "embedding" not in shown  # only embedding models have that
     else:
         assert shown == expected
 

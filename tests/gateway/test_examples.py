@@ -1,6 +1,4 @@
-"""The first examples of README.md and docs/GATEWAY.md, run as they stand there: only the port and the folders are
-others.
-"""
+"""The first examples of README.md and docs/GATEWAY.md run as they are written; only the port and the folders differ."""
 
 from __future__ import annotations
 
@@ -19,11 +17,11 @@ from tests.daemon.test_gateway import free_port
 from tests.gateway.support import GatewayProcess
 from tests.tools import need
 
-HELD = "; status=$?; kill -TERM %1; wait %1; exit $status"  # what a person does in the end
+HELD = "; status=$?; kill -TERM %1; wait %1; exit $status"  # what a user does at the end
 
 
 def examples(page: str) -> tuple[list[str], str]:
-    """The commands of the first block with curl, and the first program."""
+    """Return the commands of the first block with curl, and the first program."""
     text = (ROOT / page).read_text()
     blocks = re.findall(r"```(\w*)\n(.*?)```", text, re.DOTALL)
     commands = next(block for kind, block in blocks if kind in ("", "sh") and "curl" in block)
@@ -35,7 +33,7 @@ def test_the_commands_give_an_answer(page: str, folder: Path) -> None:
     need("curl")
     commands, _ = examples(page)
     port = free_port()
-    # what is built and installed is there already; the embedded model takes the place of one's own
+    # everything is already built and installed; the embedded model stands for the user's own
     lines = [line for line in commands if not line.startswith(("make ", ". ", "pip "))]
     script = (
         "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Fields of a body: what is refused, and what reaches the daemon."""
+"""Fields of a body: which are refused, and what reaches the daemon."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ GIVEN = {
 
 @pytest.mark.parametrize("param", PARAMS, ids=lambda param: param.name)
 def test_what_a_program_asks_for_reaches_the_daemon(param):
-    """Under the daemon's name, with its value, in a form that the daemon takes."""
+    """It has the daemon's name for the field, and the value in a form that the daemon takes."""
     model = SimpleNamespace(can=lambda field: True, adapters=[])
     company = {"dry_multiplier": 0.75} if param.name.startswith("dry") else {}
     company |= {"mirostat": 2} if param.name.startswith("mirostat") else {}

@@ -1,4 +1,4 @@
-"""Whatever bytes and whatever JSON come, the gateway answers or hangs up, stays alive, and leaves the daemon idle.
+"""Whatever bytes and whatever JSON come, the gateway answers or hangs up, keeps running, and leaves the daemon idle.
 
 `make fuzz`: 10^5 requests.
 """
@@ -213,7 +213,7 @@ def value(rng: random.Random, depth: int = 0) -> object:
 
 
 def body(rng: random.Random) -> bytes:
-    """Something near a request, or near JSON, or neither."""
+    """Return something like a request, something like JSON, or neither."""
     roll = rng.random()
     if roll < 0.1:
         return rng.randbytes(rng.randrange(60))
@@ -250,7 +250,9 @@ def request(rng: random.Random) -> bytes:
 
 
 def smuggling(rng: random.Random) -> bytes:
-    """A request whose body has no certain end, and another one that is behind that end for some readers only."""
+    """Return a request whose body has no certain end, followed by another one that only some readers see as a second
+    request.
+    """
     method, path = rng.choice(("GET", "POST")), rng.choice(PATHS)
     if rng.random() < 0.6:
         lines, end = rng.choice(TWO_LENGTHS), b"0\r\n\r\n"
@@ -278,7 +280,7 @@ def bombard(port: int, seed: int, n: int, faults: list[bytes]) -> None:
                         faults.append(sent)
                     continue
                 raw.sock.sendall(request(rng))
-                if rng.random() < 0.3:  # gone in the middle
+                if rng.random() < 0.3:  # the client leaves in the middle
                     raw.sock.recv(rng.randrange(1, 200))
                     continue
                 raw.sock.shutdown(socket.SHUT_WR)

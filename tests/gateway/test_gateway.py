@@ -1,4 +1,4 @@
-"""What the gateway asks the daemon by itself."""
+"""The gateway's own questions to the daemon."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from uma_gateway.keys import Keys
 
 
 class Starting(Daemon):
-    """A daemon that is not there at first, and loads then. `asked`: what it was asked."""
+    """A daemon that is absent at first and then loads. `asked`: the operations that it was asked for."""
 
     def __init__(self) -> None:
         super().__init__("")
@@ -32,7 +32,7 @@ class Starting(Daemon):
 
 
 def test_the_model_is_asked_for_once_it_is_loaded():
-    """A daemon that loads writes a line about each question that it refuses."""
+    """A loading daemon logs a line for each question that it refuses."""
 
     async def run() -> list[str]:
         daemon = Starting()
@@ -45,7 +45,7 @@ def test_the_model_is_asked_for_once_it_is_loaded():
 
 
 class Silent(Daemon):
-    """A daemon that answers nothing about its model."""
+    """A daemon that never answers questions about its model."""
 
     def __init__(self) -> None:
         super().__init__("")
@@ -60,7 +60,9 @@ class Silent(Daemon):
 
 
 def test_a_question_about_the_model_ends_with_the_gateway():
-    """It would be left to an event loop that is gone, and Python writes about that where an error has one line."""
+    """Otherwise the question would belong to an event loop that is gone, and Python's message about it would appear
+    where an error has one line.
+    """
 
     async def run() -> set[asyncio.Task[Any]]:
         daemon = Silent()
@@ -73,7 +75,7 @@ def test_a_question_about_the_model_ends_with_the_gateway():
 
 
 class Reloaded(Daemon):
-    """A daemon whose adapters `adapters` names. `n_asked`: how often it told them."""
+    """A daemon with the adapters in `adapters`. `n_asked`: how often it was asked for them."""
 
     def __init__(self) -> None:
         super().__init__("")
@@ -99,7 +101,7 @@ class Reloaded(Daemon):
 def test_a_request_that_may_name_an_adapter_is_answered_by_what_the_daemon_has_now(
     monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], is_new: bool
 ) -> None:
-    """What is known is old at once. Other requests do not wait, but let the gateway ask."""
+    """The known facts expire at once here. Other requests do not wait, but make the gateway ask."""
 
     async def run() -> tuple[list[str], list[str], int]:
         daemon = Reloaded()
@@ -107,7 +109,7 @@ def test_a_request_that_may_name_an_adapter_is_answered_by_what_the_daemon_has_n
         before = (await gateway.model()).adapters
         daemon.adapters = ["tone"]
         after = (await gateway.model(asked=asked)).adapters
-        await asyncio.sleep(0)  # the question that nobody waits for
+        await asyncio.sleep(0)  # let the question run, for which no request waits
         await gateway.close()
         return before, after, daemon.n_asked
 

@@ -1,4 +1,4 @@
-"""Instructor, unmodified: forms by schema and by tool, streamed, an error, a cancelled request."""
+"""Instructor, unmodified: forms by schema and by tool, streamed forms, an error, a cancelled request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.daemon.support import eventually
 from tests.gateway.apart import command_of
 from tests.gateway.support import n_busy
 
-REQUIREMENT = "instructor==1.17.0"  # wants a jiter that openai 3.54 does not take
+REQUIREMENT = "instructor==1.17.0"  # needs a jiter that openai 3.54 does not accept
 SCRIPT = Path(__file__).with_name("with_instructor.py")
 
 

@@ -1,4 +1,4 @@
-"""Keys, their rates and what is read again, with a clock of the test's own."""
+"""Keys, their rates, and reading the key file again; the clock is the test's own."""
 
 from __future__ import annotations
 

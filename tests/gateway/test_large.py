@@ -1,4 +1,4 @@
-"""Large requests are read beside the event loop, and small ones never wait for them."""
+"""Large requests are read outside the event loop, and small requests never wait for them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_what_is_wrong_with_a_large_body_is_told() -> None:
 
 
 def test_a_small_request_does_not_wait_for_large_ones() -> None:
-    """More of them than there are threads of any kind."""
+    """There are more large requests than threads of any kind."""
     end = threading.Event()
 
     async def work() -> None:
@@ -56,7 +56,7 @@ def test_where_the_system_has_no_thread_the_client_is_told_to_come_back(
         assert refusal is not None and refusal.kind is Kind.UNAVAILABLE
         return await large.in_thread(n_bytes, lambda: "done")
 
-    monkeypatch.setattr(large, "_threads", ThreadPoolExecutor(1))  # one that has no thread yet
+    monkeypatch.setattr(large, "_threads", ThreadPoolExecutor(1))  # a pool that has no thread yet
     assert asyncio.run(asyncio.wait_for(work(), 60)) == "done"
 
 

@@ -110,7 +110,7 @@ def test_a_stream_tells_its_figures_with_every_token(gateway, path, fields, n_pr
     ],
 )
 def test_a_stream_has_its_usage_with_every_token(gateway, path, fields, n_prompts):
-    """vLLM's option: GuideLLM sends it."""
+    """This is vLLM's option; GuideLLM sends it."""
 
     def told(**options):
         events = gateway.post(path, stream=True, temperature=0, max_tokens=5, **fields, stream_options=options).events
@@ -132,7 +132,7 @@ def test_a_prompt_is_read_ahead_without_an_answer(gateway):
 
 
 def test_an_empty_place_to_fill_in_is_not_refused(gateway):
-    """llama.vim sends it with its other files, so that they are read ahead."""
+    """llama.vim sends it with its other files, so that those are read ahead."""
     fields = {"input_prefix": "", "input_suffix": "", "prompt": "", "n_predict": 0}
     answer = gateway.post("/infill", **fields, input_extra=[{"filename": "a.py", "text": "x = 1\n"}])
     assert answer.status == 200 or answer.error["message"] == "the model has no tokens for filling in"
@@ -156,7 +156,7 @@ def test_stop_words_probabilities_and_chosen_fields(gateway):
 
 
 def test_several_prompts_have_an_answer_each(gateway):
-    """Not one answer to all of them in a row."""
+    """Not one answer to all of them joined."""
     ask = {"n_predict": 4, "temperature": 0}
     alone = [gateway.post("/completion", prompt=prompt, **ask).json["content"] for prompt in ("hello", "goodbye")]
     both = gateway.post("/completion", prompt=["hello", "goodbye"], **ask).json
@@ -166,7 +166,7 @@ def test_several_prompts_have_an_answer_each(gateway):
     assert sum(event["stop"] for event in streamed) == 2
     assert isinstance(
         gateway.post("/completion", prompt=["hello ", 104, "x"], **ask).json, dict
-    )  # a mixed one is one prompt
+    )  # an array of texts and token ids is one prompt
     assert gateway.post("/completion", prompt=["x"] * 129, **ask).status == 400
 
 
@@ -190,7 +190,7 @@ def test_values_that_other_servers_take_are_not_refused(gateway, given, name, me
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_chat_s_prompt_is_read_ahead(tiny_gateway, stream):
-    """As editors send it before they ask: no token is drawn, and the next request finds the prompt in the cache."""
+    """Editors send it before they ask: no token is generated, and the next request finds the prompt in the cache."""
     messages = [{"role": "user", "content": f"Read this ahead, {stream}: " + "one two three " * 20}]
     warm = {"n_predict": 0, "samplers": [], "cache_prompt": True, "t_max_prompt_ms": 500, "t_max_predict_ms": 1}
     read = tiny_gateway.post("/v1/chat/completions", messages=messages, stream=stream, **warm)
@@ -213,7 +213,7 @@ def test_samplers_may_be_letters(tiny_gateway):
 
 
 def test_samplers_that_llama_cpp_had_once_are_left_out(tiny_gateway):
-    """All presets of SillyTavern name them; what nobody knows is still refused."""
+    """All presets of SillyTavern name them. Names that llama.cpp never had are still refused."""
     listed = ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "tfs_z", "typical_p", "xtc", "top_p", "min_p"]
     fields = {"prompt": "hello", "n_predict": 1}
     assert tiny_gateway.post("/completion", samplers=[*listed, "temperature"], **fields).status == 200
@@ -222,7 +222,7 @@ def test_samplers_that_llama_cpp_had_once_are_left_out(tiny_gateway):
 
 
 def test_sequence_breakers_may_be_a_text(tiny_gateway):
-    """As SillyTavern sends them to text-generation-webui: JSON in a string."""
+    """SillyTavern sends them to text-generation-webui as JSON in a string."""
 
     def said(breakers):
         fields = {"temperature": 0, "repeat_penalty": 1, "max_tokens": 24, "prompt": "a: b, a: b, a: b, a:"}
@@ -263,7 +263,7 @@ def test_limits_of_lines_end_an_answer_and_free_the_daemon(gateway, fake, levers
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_each_of_several_answers_has_its_own_limits_of_lines(gateway, fake, levers, stream):
-    """As llama.vscode asks by default: three completions, each with the indent of its line and half a second."""
+    """llama.vscode asks for this by default: three completions, each with the indent of its line and half a second."""
     levers(step_ms=20)
     fields = {"n_cmpl": 3, "t_max_predict_ms": 1, "n_indent": 4, **NEW_LINES, "temperature": 1, "seed": 3}
     answer = gateway.post("/completion", stream=stream, **fields)
@@ -317,7 +317,7 @@ def test_each_of_several_streamed_answers_has_its_figures(gateway):
 
 
 def test_figures_tell_of_draft_tokens(serve, before):
-    """On the simulated engine a row more costs nothing, so that what is found is always verified."""
+    """On the simulated engine another row costs nothing, so every draft that is found is verified."""
     gateway = before(serve())
     ask = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 40, "priority": "background"}
     ask |= {"temperature": 0, "ignore_eos": True}
@@ -353,7 +353,7 @@ def test_special_tokens_belong_to_the_whole_of_a_mixed_content(tiny_gateway):
 
 
 def test_text_to_tokens_and_back_in_vllms_form(tiny_gateway):
-    """As lm-eval does with its remote tokenizer."""
+    """lm-eval uses this form for its remote tokenizer."""
     info = tiny_gateway.get("/tokenizer_info").json
     assert info["eos_token"] and info["chat_template"] and info["tokenizer_class"]
     plain = tiny_gateway.post("/tokenize", prompt="hello there", add_special_tokens=False).json
@@ -450,7 +450,7 @@ def test_a_prompt_may_be_an_object(gateway):
 
 
 def test_an_empty_schema_is_any_object(tiny_gateway):
-    """As llama-server has it. Any value would be a number that does not end, with a small model."""
+    """As in llama-server. If any value were allowed, a small model would write a number that does not end."""
     answer = tiny_gateway.post("/completion", prompt="The package", json_schema={}, n_predict=60, temperature=0).json
     assert answer["content"].lstrip().startswith("{")
 
@@ -489,7 +489,7 @@ def test_metrics_under_llama_server_s_names(gateway, fake):
 
 
 def test_large_counts_are_told_whole():
-    """Rounded to six digits a counter stands still, and its rate with it."""
+    """A counter that is rounded to six digits stands still, and so does its rate."""
     metric = next(each for each in THEIRS if each.name == "tokens_predicted_total")
     assert line_of(metric, sums('uma_tokens_generated_total{lane="x"} 1234567\numa_tokens_generated_total 1\n')) == (
         "llamacpp:tokens_predicted_total 1234568"
@@ -497,7 +497,7 @@ def test_large_counts_are_told_whole():
 
 
 def test_a_schema_s_type_may_go_without_saying(tiny_gateway):
-    """As in the examples of llama-server's README."""
+    """As in the examples in llama-server's README."""
     people = {"properties": {"name": {"type": "string", "maxLength": 5}}, "required": ["name"]}
     texts = {"items": {"type": "string", "maxLength": 5}, "minItems": 1, "maxItems": 2}
     for schema, kind in ((people, dict), (texts, list)):

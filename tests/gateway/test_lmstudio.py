@@ -1,4 +1,4 @@
-"""LM Studio's endpoints: the lists that programs choose a model and its context by, and chats under its names."""
+"""LM Studio's endpoints: the lists from which programs choose a model and its context, and chats under its names."""
 
 from __future__ import annotations
 

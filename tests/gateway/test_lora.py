@@ -1,4 +1,4 @@
-"""LoRA adapters through HTTP: llama-server's field and list, and an adapter as the model of a request."""
+"""LoRA adapters over HTTP: llama-server's field and list, and an adapter as the model of a request."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_requests_choose_by_number_by_name_and_as_a_model(adapted):
 
 
 def test_the_settings_of_an_answer_name_adapters_by_number(adapted):
-    """As `/lora-adapters` and llama-server's settings do, however the request names them."""
+    """`/lora-adapters` and llama-server's settings use numbers too, even if the request used other names."""
 
     def told(**fields):
         answer = adapted.post("/completion", prompt="hello", n_predict=1, **fields).json

@@ -1,4 +1,4 @@
-"""Ollama's endpoints, by its own Python client where that speaks them, and field by field."""
+"""Ollama's endpoints: with its own Python client where that covers them, and field by field."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_streamed_chat_says_what_the_whole_one_says(client, gateway):
     assert "".join(part.message.content or "" for part in parts) == whole.message.content
     assert [part.done for part in parts] == [False] * (len(parts) - 1) + [True]
     raw = gateway.post("/api/chat", model="any", messages=USER, options=options)
-    assert raw.headers["content-type"] == "application/x-ndjson"  # streamed where nothing is said
+    assert raw.headers["content-type"] == "application/x-ndjson"  # the default is a stream
     assert all({"model", "created_at", "message", "done"} <= line.keys() for line in lines(raw))
 
 
@@ -158,7 +158,7 @@ def test_numbers_may_be_written_as_fractions(gateway):
 
 
 def test_an_answer_without_a_token_tells_how_long_its_prompt_took(gateway):
-    """Clients show the rate: Open WebUI had none."""
+    """Clients show the rate; before, Open WebUI had none."""
     ends = {"logit_bias": {str(EOG): 100}, "temperature": 0}
     ended = gateway.post("/api/chat", messages=USER, stream=False, options=ends).json
     assert ended["eval_count"] == ended["eval_duration"] == 0
@@ -166,7 +166,7 @@ def test_an_answer_without_a_token_tells_how_long_its_prompt_took(gateway):
 
 
 def test_biases_may_be_a_text_of_pairs(gateway):
-    """As Open WebUI passes on what its user wrote."""
+    """Open WebUI passes on its user's text in this form."""
 
     def said(**options) -> str:
         options |= {"num_predict": 6, "temperature": 0}
@@ -187,7 +187,7 @@ def test_the_served_model_is_listed_shown_running_and_needs_no_pull(client, gate
     assert shown.modelinfo["general.basename"] == listed.model
     (running,) = client.ps().models
     assert running.model == listed.model
-    assert running.expires_at.year > datetime.date.today().year + 200  # `ollama ps` calls that forever
+    assert running.expires_at.year > datetime.date.today().year + 200  # `ollama ps` shows that as forever
     assert client.pull(listed.model).status == "success"
     assert tuple(map(int, gateway.get("/api/version").json["version"].split("."))) >= (0, 14, 0)
 
@@ -265,7 +265,7 @@ def test_results_of_one_tool_called_twice_are_told_apart_by_their_ids():
 
 
 class Scripted:
-    """An exchange, its generation and its parser: token by token, one batch each."""
+    """An exchange with its generation and its parser. Tokens come one by one, one to a batch."""
 
     writer = None
 

@@ -1,4 +1,4 @@
-"""OpenAI's own client, unmodified: what it asks for works, what goes wrong raises what it should."""
+"""OpenAI's own client, unmodified: requests work, and errors raise the right exception."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_completions_whole_and_streamed(client):
 def test_responses_whole_streamed_and_continued(client):
     ask = {"model": "any", "input": "Hello", "max_output_tokens": 7, "temperature": 0}
     whole = client.responses.create(**ask)
-    type(whole).model_validate_json(whole.model_dump_json(warnings=False))  # it has all that its type promises
+    type(whole).model_validate_json(whole.model_dump_json(warnings=False))  # it has every field of its type
     assert len(whole.output_text) == 7 and whole.status == "incomplete"
     with client.responses.stream(**ask, extra_body={"stop": whole.output_text[4:6]}) as stream:
         deltas = "".join(event.delta for event in stream if event.type == "response.output_text.delta")

@@ -1,4 +1,4 @@
-"""The pages and what feeds them: what is served, what it may load, what it tells."""
+"""The pages and the data behind them: what is served, what a page may load, and what it shows."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_request_of_any_client_can_be_cancelled(serve, before):
     daemon.pull(step_ms=20)
     streams = [
         daemon.stream(max_tokens=1000) for _ in range(2)
-    ]  # of the daemon's own clients, with one and the same id
+    ]  # requests of the daemon's own clients, all with the same id
     rows = eventually(
         lambda: len(rows := gateway.get("/uma/status").json["requests"]) == 2 and rows, "the requests are not shown"
     )
@@ -101,5 +101,5 @@ def test_a_request_of_any_client_can_be_cancelled(serve, before):
 
 @pytest.mark.parametrize("request_id", ["x" * 129, "", 5])
 def test_what_is_no_id_is_refused_at_once(gateway, request_id):
-    """The daemon could not say whose refusal it is, and all other cancels would wait."""
+    """The daemon could not say which cancel it refuses, and all other cancels would wait."""
     assert gateway.post("/uma/cancel", request_id=request_id).status == 400

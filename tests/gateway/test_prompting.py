@@ -1,4 +1,4 @@
-"""From a conversation to what the daemon is asked."""
+"""From a conversation to the request for the daemon."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_constraint_holds_for_the_whole_answer_where_no_thought_is_begun(think
 
 
 def test_a_constraint_holds_behind_a_thought_that_the_template_begins(tiny):
-    """As the daemon reads it: the thought is free, what follows it is not."""
+    """As in the daemon, the thought is free, and the text after it is constrained."""
     thinking = apply("Qwen3.5-4B", "tools").thinking
     assert thinking is not None and thinking.is_open
     events = tiny.generate(
@@ -35,7 +35,7 @@ def test_a_constraint_holds_behind_a_thought_that_the_template_begins(tiny):
 
 
 class Served:
-    """A model of which nothing but its template is known."""
+    """A model of which only the template is known."""
 
     def __init__(self) -> None:
         self.props = {"chat_template": "{{ messages[0].content }}"}
@@ -55,7 +55,7 @@ class Asked:
 
 
 def test_a_conversation_is_read_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of tens of thousands of messages takes a second, and others' streams go on."""
+    """A conversation of tens of thousands of messages takes a second, and other clients' streams continue meanwhile."""
     threads = []
 
     def read(messages: list[Any], template: str) -> list[Any]:

@@ -24,7 +24,7 @@ def text_of(response):
 
 
 def test_a_thought_is_a_part_that_is_added_before_its_text(work_gateway):
-    """OpenAI's JavaScript client raises where text is added to a part that was not."""
+    """OpenAI's JavaScript client raises an error if text is added to a part that was not announced."""
     events = respond(work_gateway, "What is 3 + 4? /think", stream=True, max_output_tokens=300).events
     thought = events[-1]["response"]["output"][0]
     told = [event for event in events if event.get("item_id") == thought["id"]]
@@ -40,7 +40,7 @@ def test_a_thought_is_a_part_that_is_added_before_its_text(work_gateway):
 
 
 def test_a_thought_is_told_as_the_summary_that_was_asked_for(work_gateway):
-    """Most clients show nothing else: the AI SDK, and so opencode, and LangChain."""
+    """Most clients show only the summary: the AI SDK (so also opencode) and LangChain."""
     asked = {"reasoning": {"summary": "auto"}, "max_output_tokens": 300}
     events = respond(work_gateway, "What is 3 + 4? /think", stream=True, **asked).events
     response = events[-1]["response"]
@@ -64,7 +64,7 @@ def test_a_thought_is_told_as_the_summary_that_was_asked_for(work_gateway):
 
 @pytest.mark.parametrize("reasoning", [{}, {"summary": "auto"}])
 def test_a_thought_that_its_client_carries_is_read_again(work_gateway, reasoning):
-    """With `store` false clients send back what has an `encrypted_content`, and no other thoughts."""
+    """With `store` false, clients send back only the thoughts that have `encrypted_content`."""
     answer = respond(
         work_gateway,
         "What is 3 + 4? /think",
@@ -191,7 +191,7 @@ def test_kept_responses_are_read_and_deleted(gateway):
     assert told == {"type": "message", "role": "user", "status": "completed", "content": content}
     assert gateway.ask("DELETE", path).json == {"id": response["id"], "object": "response", "deleted": True}
     assert gateway.get(path).status == 404 == gateway.ask("DELETE", path).status
-    gone = respond(gateway, previous_response_id=response["id"])  # as OpenAI has it: its SDK raises BadRequestError
+    gone = respond(gateway, previous_response_id=response["id"])  # as in OpenAI: its SDK raises BadRequestError
     assert (gone.status, gone.error["code"]) == (400, "previous_response_not_found")
 
 
@@ -277,7 +277,7 @@ def test_another_key_s_responses_are_nobody_else_s(serve, before, folder):
 
 
 def test_a_stream_has_llama_servers_figures(gateway):
-    """Of the prompt and of each piece where they are asked for, of the whole in the last event."""
+    """If they are requested: figures for the prompt and for each piece, and for the whole in the last event."""
     ask = {"given": "This is a test. " * 100, "stream": True}
     events = respond(gateway, **ask, return_progress=True, timings_per_token=True).events
     told = [event for event in events if "prompt_progress" in event]
@@ -388,7 +388,7 @@ def test_a_thought_that_says_nothing_readable_is_left_out(content):
 
 
 def test_a_conversation_that_began_elsewhere_goes_on_here():
-    """Codex keeps its history when its user changes the model."""
+    """Codex keeps its history when the user changes the model."""
     user, asst, tool = to_messages(
         [
             {"role": "user", "content": "Fix it."},
@@ -416,7 +416,7 @@ def test_a_kept_response_is_continued_without_new_items(gateway):
 
 
 def test_items_that_were_kept_can_be_referred_to(gateway):
-    """As the AI SDK does with what the assistant said."""
+    """The AI SDK refers to the assistant's messages in this way."""
     first = respond(gateway).json
     (asked,) = gateway.get(f"/v1/responses/{first['id']}/input_items").json["data"]
     references = [{"type": "item_reference", "id": asked["id"]}, {"id": first["output"][0]["id"]}]
@@ -587,7 +587,7 @@ def test_tools_in_a_namespace_are_called(work_gateway, kind):
     ],
 )
 def test_a_wrong_tool_is_named_by_its_own_place(gateway, tool, param):
-    """Those that are left out count too."""
+    """Tools that are left out count too."""
     answer = respond(gateway, tools=[{"type": "web_search"}, tool])
     assert (answer.status, answer.error["param"]) == (400, param)
 

@@ -1,5 +1,5 @@
-"""What the gateway does to requests that should not be: foreign pages, wrong keys, endless heads and bodies,
-smuggling, readers that do not read.
+"""How the gateway treats hostile or broken requests: foreign pages, wrong keys, endless heads and bodies, smuggling,
+and readers that do not read.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def test_a_host_that_is_none(gateway, host):
 
 
 def test_http_1_0_needs_no_host(gateway):
-    """Health checks of old proxies send none."""
+    """Health checks of old proxies send no Host."""
     for host, status in (("", 200), ("host: evil.example\r\n", 403)):
         with Raw(gateway.port) as raw:
             raw.sock.sendall(f"GET /health HTTP/1.0\r\n{host}\r\n".encode())
@@ -134,7 +134,7 @@ def test_allowed_origins_get_their_headers_and_others_none(folder, before):
 
 @pytest.fixture
 def keyed(serve, before, folder):
-    """A gateway with the keys of alice, bob (background, one at a time), carl (two a minute)."""
+    """A gateway with the keys of alice, bob (background, one request at a time) and carl (two requests a minute)."""
     keys = {name: new_key() for name in ("alice", "bob", "carl")}
     path = folder / "keys.yaml"
     path.write_text(
@@ -266,7 +266,7 @@ def test_service_tiers_and_the_header_choose_the_lane(gateway, fake, levers):
 
 @pytest.fixture
 def strict(folder, before):
-    """Little patience and little room; no daemon."""
+    """A gateway with short time limits and small size limits, without a daemon."""
     return before(
         str(folder / "s"),
         *(
@@ -333,7 +333,7 @@ CHUNKED = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chu
 
 @pytest.mark.parametrize("is_one_line", [True, False])
 def test_what_follows_the_last_chunk_is_limited_as_a_head_is(folder, before, is_one_line):
-    """The parser keeps it, and copies a line each time that more of it comes."""
+    """The parser keeps it, and copies a whole line each time that more of it comes."""
     gateway = before(str(folder / "s"), "--max-header-kb", "4")
     with Raw(gateway.port) as raw, contextlib.suppress(BrokenPipeError, ConnectionResetError):
         raw.sock.settimeout(WAIT_S / 4)
@@ -390,7 +390,7 @@ def test_a_body_that_nobody_reads_does_not_keep_its_connection(strict):
         raw.until(b"</html>")
         raw.sock.settimeout(0.05)
         for _ in range(900):
-            raw.sock.sendall(b"x")  # it trickles
+            raw.sock.sendall(b"x")  # the request trickles in
             with contextlib.suppress(TimeoutError):
                 if not raw.sock.recv(1000):
                     return
@@ -428,7 +428,7 @@ def test_a_reader_that_takes_nothing_is_dropped_and_its_request_cancelled(serve,
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     sock.settimeout(WAIT_S)
     sock.connect(("127.0.0.1", gateway.port))
-    likely = {"logprobs": True, "top_logprobs": 20}  # more bytes than the buffers on the way hold
+    likely = {"logprobs": True, "top_logprobs": 20}  # more bytes than the buffers in between can hold
     body = json.dumps({**CHAT, **likely, "max_tokens": 60000, "stream": True, "ignore_eos": True}).encode()
     sock.sendall(
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
@@ -444,7 +444,7 @@ def test_a_refused_body_is_read_away_so_that_its_sender_sees_why(before, folder)
         with Raw(gateway.port) as raw:
             raw.send("POST", "/v1/chat/completions", b"x" * n_bytes, is_last=False)
             raw.until(b"invalid_api_key")
-            raw.send("GET", "/health")  # and the connection can be used again
+            raw.send("GET", "/health")  # the connection is still usable
             assert raw.rest().startswith(b"HTTP/1.1 503")
 
 
@@ -456,7 +456,7 @@ def test_the_end_of_a_refused_body_is_not_waited_for(before, folder):
     assert b" 401 " in answer.split(b"\r\n")[0] and b"connection: close" in answer.lower()
 
 
-# ---- what is not HTTP as it should be
+# ---- malformed HTTP
 
 SMUGGLED = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -546,7 +546,7 @@ WISH = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2-settin
 @pytest.mark.parametrize("is_late", [False, True])
 @pytest.mark.parametrize("is_chunked", [False, True])
 def test_the_wish_for_another_protocol_is_no_reason_to_lose_a_body(gateway, is_late, is_chunked):
-    """Java's client sends it with its first request; who does not grant it answers in HTTP/1.1."""
+    """Java's client sends an upgrade with its first request. A server that does not grant it answers in HTTP/1.1."""
     body = json.dumps({"content": "one"}).encode()
     length = {"transfer-encoding": "chunked", "content-length": None} if is_chunked else {"content-length": len(body)}
     sent = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if is_chunked else body
@@ -643,7 +643,7 @@ def certificate(folder, name):
 
 
 def shown(port):
-    """The certificate that a new connection gets."""
+    """Return the certificate that a new connection gets."""
     return ssl.get_server_certificate(("127.0.0.1", port), timeout=WAIT_S)
 
 
@@ -675,7 +675,7 @@ def test_a_pipe_in_place_of_the_key_freezes_nobody(before, folder):
 
 
 def test_a_new_certificate_whose_key_is_not_there_yet_changes_nothing(before, folder):
-    """Whoever renews a certificate writes two files."""
+    """A renewal writes two files, one after the other."""
     cert, key = certificate(folder, "a")
     gateway = before(str(folder / "s"), "--tls-cert", str(cert), "--tls-key", str(key))
     first = shown(gateway.port)
@@ -696,7 +696,7 @@ def test_a_tls_handshake_that_does_not_come_is_not_waited_for(before, folder):
     for start in (b"", b"\x16\x03\x01\x02\x00\x01"):
         with Raw(gateway.port) as raw:
             raw.sock.sendall(start)
-            raw.sock.settimeout(WAIT_S / 4)  # less than anybody waits by habit
+            raw.sock.settimeout(WAIT_S / 4)  # less than any usual timeout
             assert raw.rest() == b""
 
 
@@ -712,7 +712,7 @@ def test_an_address_where_nothing_can_listen_ends_the_start_with_a_reason(folder
 
 
 def test_a_port_in_use_is_one_line_beside_a_daemon_too(serve, folder):
-    """The gateway has begun to talk with the daemon by then."""
+    """The gateway is already talking with the daemon by then."""
     daemon = serve()
     with socket.create_server(("127.0.0.1", 0)) as other:
         for _ in range(4):

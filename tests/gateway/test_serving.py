@@ -234,7 +234,7 @@ def test_it_leaks_no_descriptors(gateway, fake):
 )
 @pytest.mark.parametrize("count", [1, 2])
 def test_each_message_of_a_stream_is_a_chunk_of_its_own(gateway, path, end, count):
-    """There are clients that take each for one message."""
+    """Some clients take each chunk for one message."""
     asked = {"messages": [{"role": "user", "content": "hello"}], "input": "hello"}
     asked |= {} if "responses" in path else {"prompt": "hello"}
     answer = gateway.post(path, stream=True, n=count, max_tokens=40, options={"num_predict": 40}, **asked)
@@ -244,7 +244,7 @@ def test_each_message_of_a_stream_is_a_chunk_of_its_own(gateway, path, end, coun
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits of another process are set on Linux only")
 def test_a_moment_without_descriptors_spoils_no_later_chat(folder, serve, before):
-    """The template is tried in a process of its own, whose pipes there were no descriptors for."""
+    """The template is tried in a separate process, and there were no descriptors for its pipes."""
     gateway = before(str(folder / "uma.sock"))
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.prlimit(gateway.process.pid, resource.RLIMIT_NOFILE, (gateway.descriptors() + 4, most))
@@ -267,7 +267,7 @@ threading.Thread.start = start
 
 
 def test_a_gateway_that_is_allowed_too_few_threads_says_so(tmp_path: Path) -> None:
-    """libuv would end the process without a word. Here the log gets a thread, and nothing else."""
+    """libuv would end the process without a message. In this test only the log gets a thread."""
     (tmp_path / "sitecustomize.py").write_text(ONE_THREAD)
     command = [sys.executable, "-m", "uma_gateway", "--socket", str(tmp_path / "none.sock"), "--port", "0"]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT)))}

@@ -1,4 +1,4 @@
-"""Tools, forms and thinking through OpenAI's client, on a small model that was trained to behave, and on one that
+"""Tools, forms and thinking through OpenAI's client, on a small model that was trained for them, and on a model that
 was not.
 """
 
@@ -59,7 +59,7 @@ def chat(client, messages=ASKED, **fields):
 
 
 def streamed(client, messages=ASKED, **fields):
-    """(content, reasoning, calls as (id, name, arguments), finish reason) of the chunks put together."""
+    """Put the chunks together: (content, reasoning, calls as (id, name, arguments), finish reason)."""
     content, reasoning, calls, reason = "", "", {}, None
     for chunk in chat(client, messages, stream=True, **fields):
         (choice,) = chunk.choices
@@ -82,7 +82,7 @@ def calls_of(completion):
 
 
 def test_nothing_is_said_before_a_call_that_is_required(tiny_gateway):
-    """Also by a model that knows of no tools and was asked for none: it would talk until it ran out of tokens."""
+    """Even a model that was not trained to call tools must not talk first: it would talk until it ran out of tokens."""
     with client_of(tiny_gateway) as client:
         for choice in ("required", {"type": "function", "function": {"name": "set_timer"}}):
             ask = {
@@ -95,9 +95,7 @@ def test_nothing_is_said_before_a_call_that_is_required(tiny_gateway):
             for chunk in client.chat.completions.create(**ask, stream=True):
                 delta = chunk.choices[0].delta
                 assert not delta.content
-                if (
-                    delta.tool_calls
-                ):  # it may call again and again: a later call that its tokens end in the middle of is no matter here
+                if delta.tool_calls:  # it may call again and again: a later call may be cut by the limit of tokens
                     break
             assert delta.tool_calls[0].function.name == "set_timer"
 
@@ -124,7 +122,7 @@ def test_a_named_tool_is_the_one_that_is_called(client):
 
 
 def test_functions_of_older_programs_are_called(client):
-    """OpenAI's form before there were tools: one call, in a field of its own, and its result from the role function."""
+    """OpenAI's form from before tools: one call, in its own field, and its result from the role function."""
     functions = [tool["function"] for tool in TOOLS]
     whole = chat(client, functions=functions).choices[0]
     call = whole.message.function_call
@@ -148,7 +146,7 @@ def test_functions_of_older_programs_are_called(client):
 
 @pytest.mark.parametrize("wish", [{}, {"parallel_tool_calls": True}])
 def test_a_named_tool_is_called_once(work_gateway, client, wish):
-    """As with OpenAI: Instructor raises where there are more calls. This model would call it three times."""
+    """As in OpenAI: Instructor raises an error if there are more calls. This model would call the tool three times."""
     unit = {"type": "string", "enum": ["celsius", "fahrenheit"]}
     more = {"unit": {**unit, "default": "celsius"}, "include_forecast": {"type": "boolean", "default": False}}
     place = {
@@ -175,7 +173,7 @@ def test_a_named_tool_is_called_once(work_gateway, client, wish):
 
 def test_a_required_call_comes_though_nothing_calls_for_it(client):
     hello = [{"role": "user", "content": "Hello!"}]
-    for choice in ("required", "any"):  # the second is what Mistral's clients call it
+    for choice in ("required", "any"):  # Mistral's clients use the second name
         assert calls_of(chat(client, hello, tools=TOOLS, tool_choice=choice))
     assert not calls_of(chat(client, hello, tools=TOOLS))
 
@@ -334,7 +332,7 @@ THINKS = "What is 3 + 4? /think"
 
 
 def test_log_probabilities_are_those_of_the_content(client):
-    """A thought, its tags and a call's own tags have none."""
+    """A thought, its tags, and the tags of a call have none."""
     ask = [{"role": "user", "content": THINKS}]
     fields = {"logprobs": True, "max_tokens": 300}
     (choice,) = chat(client, ask, **fields).choices
@@ -384,7 +382,7 @@ def test_responses_with_tools_and_reasoning(client):
     assert [item.type for item in thought.output] == ["reasoning", "message"]
 
 
-# ---- on a model that was not trained for it
+# ---- on a model that was not trained for tools
 
 
 def test_a_schema_is_enforced_on_any_model(tiny_gateway):

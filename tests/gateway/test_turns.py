@@ -1,4 +1,4 @@
-"""Conversations as clients send them: what is read, what is refused, what stays as it was."""
+"""Conversations as clients send them: what is read, what is refused, and what stays unchanged."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_an_answer_that_only_called_tools_has_no_content():
 def test_arguments_of_a_call_that_was_cut_off_are_kept_as_text(given, expected):
     message = {"role": "assistant", "content": None, "tool_calls": [call(given)]}
     assert arguments_of(read_messages([message])[0]) == [expected]
-    assert arguments_of(message) == [given]  # the caller's own stays
+    assert arguments_of(message) == [given]  # the caller's object is not changed
 
 
 def test_a_refusal_is_a_text_that_the_assistant_wrote():

@@ -1,6 +1,6 @@
-"""Answers and stream events hold all that the types of OpenAI's, Anthropic's and Ollama's packages promise.
+"""Answers and stream events have all fields that the types of OpenAI's, Anthropic's and Ollama's packages promise.
 
-Their clients take what comes and check nothing: a missing field is an AttributeError in the user's program.
+Their clients accept anything and check nothing: a missing field becomes an AttributeError in the user's program.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CASES = [
             {"return_progress": True, "timings_per_token": True},
         )
     ),
-    # of a stream's chunks OpenAI's type has a `finish_reason` that is never null, and its servers do not keep to it
+    # OpenAI's type of a stream's chunks says that `finish_reason` is never null, but its own servers send null
     *(
         ("/v1/completions", {**OLDER, **fields}, Completion, None)
         for fields in ({}, {"logprobs": 2, "echo": True}, {"logprobs": 0})
@@ -90,7 +90,7 @@ CASES = [
 
 
 def hold(kind: Any, values: list[Any]) -> None:
-    """Raises: pydantic.ValidationError, for a number that is a text as well."""
+    """Raises: pydantic.ValidationError, also if a text stands for a number."""
     assert values
     for value in values:
         TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
@@ -105,7 +105,7 @@ def test_answers_are_what_their_clients_types_say(work_gateway, path, fields, wh
         return
     answer = work_gateway.post(path, **fields, stream=True)
     lines = [json.loads(line) for line in answer.body.splitlines()] if path.startswith("/api/") else answer.events
-    hold(part, [line for line in lines if line.get("type") != "ping"])  # which Anthropic's client skips before it
+    hold(part, [line for line in lines if line.get("type") != "ping"])  # Anthropic's client skips pings first
 
 
 def test_lists_are_what_their_client_s_types_say(work_gateway):

@@ -1,4 +1,4 @@
-"""What a client is told while it waits: in the queue, while a long prompt is read, during silence."""
+"""What a client is told while it waits: in the queue, while a long prompt is read, and while nothing else comes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PING = b"2\r\n\n\n\r\n"  # an HTTP chunk with two ends of a line: the connection
 
 @pytest.fixture
 def busy(serve, before):
-    """A daemon with one sequence, which a stream has, and a gateway that pings every 50 ms."""
+    """A daemon whose only sequence is taken by a stream, and a gateway that pings every 50 ms."""
     daemon = serve("--parallel", "1", **ENDLESS)
     gateway = before(daemon, "--ping-s", "0.05")
     daemon.pull(step_ms=25)
@@ -57,7 +57,9 @@ def test_a_waiting_stream_begins_and_hears_where_it_stands(busy, path, body):
 
 @PATHS
 def test_a_waiting_stream_has_no_comments_where_its_client_cannot_read_them(busy, path, body):
-    """SGLang's and vLLM's benchmarks read every line that is not blank as JSON: such a request failed with them."""
+    """The benchmarks of SGLang and vLLM read every line that is not blank as JSON, so a comment made the request
+    fail.
+    """
     daemon, gateway, running = busy
     with Raw(gateway.port) as waiting:
         waiting.send("POST", path, {**body, "stream": True, "queue_updates": False})

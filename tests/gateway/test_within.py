@@ -1,4 +1,4 @@
-"""A limit in time: what came in time, what did not, and a caller that goes in the moment in which the result comes."""
+"""A time limit: a result in time, a result too late, and a caller that leaves at the moment when the result comes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What tests/gateway/test_instructor.py has instructor do.
+"""The instructor program that tests/gateway/test_instructor.py runs.
 
-Not a test: instructor needs another jiter than the current openai.
+It is not a test, because instructor needs another jiter than the current openai.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def ask(url: str, mode: instructor.Mode, made: type[BaseModel], **fields):
 
 
 def forms(url: str) -> object:
-    """Forms by a schema of the answer, and by a tool."""
+    """Request forms by a schema of the answer, and by a tool."""
     modes = (instructor.Mode.JSON_SCHEMA, instructor.Mode.TOOLS, instructor.Mode.TOOLS_STRICT)
     return {mode.name: ask(url, mode, Form).model_dump() for mode in modes}
 

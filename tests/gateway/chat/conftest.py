@@ -1,4 +1,4 @@
-"""The templates that come with llama.cpp's source, and what each of them would have a model write."""
+"""The templates in llama.cpp's source, and the text that each expects from a model."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
 }
 
 
-# describe no tools, or have no form of calls that llama.cpp finds: the generic form is used
+# these describe no tools, or llama.cpp recognizes no form of calls in them: the generic form is used
 WITHOUT_CALLS = {
     "HuggingFaceTB-SmolLM3-3B", "deepseek-ai-DeepSeek-R1-Distill-Llama-8B", "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
     "deepseek-ai-DeepSeek-V3.1", "fireworks-ai-llama-3-firefunction-v2", "google-gemma-2-2b-it",
@@ -96,7 +96,7 @@ WITHOUT_CALLS = {
 
 @functools.cache
 def templates(name: str) -> Templates:
-    """A bundled template. Mistral's and others need BOS and EOS as their models have them."""
+    """A bundled template. Those of Mistral and others need BOS and EOS as their models define them."""
     return Templates((FOLDER / f"{name}.jinja").read_text(encoding="utf-8"), bos="<s>", eos="</s>")
 
 
@@ -105,7 +105,7 @@ def apply(name: str, kind: str) -> Applied:
     return templates(name).apply(MESSAGES, **REQUESTS[kind])
 
 
-# what ends a message, and belongs to no answer's text: the daemon stops there
+# texts that end a message: the daemon stops there, so no answer contains them
 ENDS = (
     "<|im_end|>", "<|eot_id|>", "</s>", "<｜end▁of▁sentence｜>", "<|role_end|>", "<|end_of_text|>", "<end_of_sentence>",
     "[e~[", "<|call|>",
@@ -113,14 +113,14 @@ ENDS = (
     "<｜hy_eos:opensource｜>", "<|end_of_msg|>",
     "<|end|>", "<|END_OF_TURN_TOKEN|>", "<SPECIAL_12>", "<|eom|>", "<|calls|>", "<|message_sep|>\n\n",
 )  # fmt: skip
-# the texts of these templates' own messages are not answers: they leave calls out, or change what was said before
+# these templates' texts of a message are not answers: they leave calls out, or change earlier messages
 UNWRITTEN = ("CohereForAI-c4ai-command-r-plus-tool_use", "LFM2-8B-A1B", "LFM2.5-Instruct")
 
 
 def written(name: str, calls: list[tuple[str, dict[str, Any]]] | None = None) -> str:
-    """What the template itself writes for a message with calls: the answer that a model was trained to give."""
+    """Return the text that the template itself writes for a message with calls. The model was trained to answer so."""
     loaded = templates(name)
-    made = [  # Solar's parser takes the first id for a part of the form
+    made = [  # Solar's parser reads the first id as a part of the form
         {"id": f"call0000{i + 1}", "type": "function", "function": {"name": tool, "arguments": json.dumps(arguments)}}
         for i, (tool, arguments) in enumerate(calls or CALLS[:1])
     ]
@@ -129,7 +129,7 @@ def written(name: str, calls: list[tuple[str, dict[str, Any]]] | None = None) ->
     whole = loaded.render({"messages": [*MESSAGES, message], "tools": TOOLS, "add_generation_prompt": False})["prompt"]
     if whole.startswith(base["prompt"]):
         return _without_end(whole[len(base["prompt"]) :])
-    # the prompt opens the thinking, and the template leaves it out of earlier messages
+    # the prompt opens the thought, and the template leaves thoughts out of earlier messages
     start = base["grammar_triggers"][0]["value"].strip()
     text = whole[whole.index(start, len(base["prompt"]) - 60) :]
     thinking = apply(name, "tools").thinking
@@ -138,7 +138,7 @@ def written(name: str, calls: list[tuple[str, dict[str, Any]]] | None = None) ->
 
 
 def run_on_small_stack(work: Callable[[], None]) -> None:
-    """As macOS has it: 512 KB. An exception in `work` is raised here."""
+    """Run `work` on a stack of 512 KB, which is macOS's size. Exceptions in `work` are raised here."""
     caught: list[BaseException] = []
 
     def guarded() -> None:

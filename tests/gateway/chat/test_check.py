@@ -21,7 +21,7 @@ GROWING = (
     "{% set ns = namespace(a='x' * 1000) %}{% for i in range(40) %}{% set ns.a = ns.a + ns.a %}{% endfor %}{{ ns.a }}"
 )
 NESTED = "{{ " + "(" * 50_000 + "1" + ")" * 50_000 + " }}"
-# 40 calls of itself for each level of what it is given
+# it calls itself 40 times for each level of its argument
 DEEP = (
     "{%- macro f(v, n) -%}{%- if n > 0 -%}{{ f(v, n - 1) }}{%- elif v is mapping -%}{%- for k in v -%}{{ f(v[k], 40) "
     "}}{%- endfor -%}"
@@ -54,7 +54,7 @@ def test_a_template_that_goes_deep_gets_shallower_requests_only() -> None:
 
 @pytest.mark.parametrize("limit", ["-v 1500000", "-t 3"])
 def test_limits_that_are_lower_already_stay(limit: str) -> None:
-    """Those of a service or a container, which few may raise."""
+    """A service or a container may set lower limits, which most processes may not raise."""
     code = (
         "from uma_gateway.chat.check import check_template; from uma_gateway.chat.library import encode;"
         "check_template(encode({'chat_template': '{{ messages[0].content }}'}, 'a template'))"
@@ -67,7 +67,7 @@ def test_limits_that_are_lower_already_stay(limit: str) -> None:
 def test_a_system_that_allows_no_thread_says_nothing_about_a_template(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is tried again when there is room."""
+    """The template is checked again when the system allows threads."""
     source = "{{ messages[0].content }} later"
     (tmp_path / "sitecustomize.py").write_text(NO_THREADS)
     with monkeypatch.context() as short:

@@ -1,4 +1,4 @@
-"""The constraints are held against llguidance, which enforces them in the daemon."""
+"""The constraints are checked with llguidance, which enforces them in the daemon."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from uma_gateway.chat.generic import END, START
 WITH_CONSTRAINT = [kind for kind in REQUESTS if kind not in ("plain", "none")]
 UNMARKED = [
     name for name in NAMES if name.startswith("meta-llama-Llama-3.")
-]  # a call begins like any JSON, and its name tells what it is
+]  # a call begins like any JSON; only its name shows that it is a call
 WRITES = [name for name in NAMES if name not in (*UNWRITTEN, *WITHOUT_CALLS)]
-# llama.cpp's parsers of these take no second call in the form in which the template writes it
+# for these, llama.cpp's parsers do not read a second call in the form that the template writes
 ONE_CALL = {"MiniMax-M1", "MiniMax-M2", "meetkai-functionary-medium-v3.2", "upstage-Solar-Open-100B", *UNMARKED}
-# the parsers of these repeat whole messages, of which each may be a call
+# these parsers repeat whole messages, and each message may be a call
 REPEATS_MESSAGES = {
     "GigaChat3-10B-A1.8B",
     "GigaChat3.1-10B-A1.8B",
@@ -44,7 +44,7 @@ REPEATS_MESSAGES = {
     "muse-glimmer",
     "openai-gpt-oss-120b",
 }
-# with these parsers a call ends the thinking
+# in these parsers a call ends the thought
 ENDS_THINKING = {
     "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
     "Qwen3.5-4B",
@@ -59,7 +59,7 @@ FENCED = (
     "MiniMax-M3",
     "DeepSeek-V3.2",
     "DeepSeek-V4",
-)  # JSON stands between fences
+)  # JSON is written between fences
 JSON_ANSWER = '{"name": "Ada", "age": 36, "tags": ["x", "y"]}'
 
 
@@ -69,7 +69,7 @@ def bytes_tokenizer() -> LLTokenizer:
 
 
 class Follower:
-    """llguidance on one constraint, a token a byte. `limits`: None for its own."""
+    """llguidance with one constraint; each byte is a token. `limits`: None for llguidance's own."""
 
     def __init__(self, wire: dict[str, Any] | None, limits: LLParserLimits | None = None) -> None:
         assert wire is not None and set(wire) <= {"lark", "triggers"}, wire
@@ -78,7 +78,7 @@ class Follower:
         self.triggers = wire.get("triggers", [])
 
     def take(self, text: str) -> str:
-        """Follow the text, from its first trigger on where there are some; return what is refused of it."""
+        """Follow the text. If there are triggers, begin at the first one. Return the part that is refused."""
         if self.triggers:
             places = begins(self.triggers, text)
             assert places, f"no trigger in {text!r}"
@@ -94,7 +94,7 @@ class Follower:
 
 
 def begins(triggers: list[dict[str, str]], text: str) -> list[int]:
-    """Where the grammar begins, by each of the triggers that the text has."""
+    """Return the positions at which the grammar begins: one for each trigger in the text."""
     places = []
     for trigger in triggers:
         if trigger["type"] == "pattern":
@@ -137,7 +137,7 @@ def test_what_a_template_writes_is_allowed(name: str, kind: str) -> None:
         text = text.removeprefix(thought(apply(name, "tools")))
     follower = Follower(applied.constraint)
     assert follower.take(text.rstrip()) == ""
-    if name != "upstage-Solar-Open-100B":  # the end of its calls is the token that ends the answer
+    if name != "upstage-Solar-Open-100B":  # its calls end with the token that ends the answer
         assert follower.can_end()
 
 
@@ -178,8 +178,8 @@ def test_a_named_call_is_of_that_tool(name: str) -> None:
 
 @pytest.mark.parametrize("name", WRITES)
 def test_arguments_keep_their_types(name: str) -> None:
-    """Some parsers know the names of arguments only, or take any text; none lets a number be an object where JSON is
-    written.
+    """Some parsers know only the names of arguments, or take any text. Where arguments are JSON, no parser lets a
+    number stand for an object.
     """
     text = written(name, [("search", {"query": "a", "limit": 1})])
     assert "1" in text
@@ -214,7 +214,7 @@ def test_many_tools_fit_into_patterns_that_the_daemon_takes() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_free_text_stays_free(name: str) -> None:
-    """Also where the whole answer is followed, and where text or thoughts only speak of calls."""
+    """This holds also if the whole answer is constrained, and if text or thoughts only mention calls."""
     applied = apply(name, "tools")
     assert applied.constraint is not None
     if "triggers" in applied.constraint:
@@ -251,7 +251,7 @@ def test_a_call_within_the_thinking_is_a_thought(name: str) -> None:
 
 
 def test_thinking_may_be_long() -> None:
-    """llama.cpp's own grammar of it recurses at every character: llguidance gives up after 2,000."""
+    """llama.cpp's own grammar for thoughts recurses at every character, and llguidance gives up after 2,000."""
     for kind in ("required", "json"):
         follower = Follower(apply("Qwen3.5-4B", kind).constraint)
         assert follower.take("I think, and go on. " * 2_000) == ""
@@ -310,7 +310,7 @@ def test_the_generic_form_is_enforced(name: str) -> None:
 
 
 def test_every_schema_of_a_parser_is_known(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name that is not known would let any JSON pass."""
+    """An unknown name would allow any JSON."""
     unknown: list[str] = []
     original = constraint.Schemas.__call__
 
@@ -333,7 +333,7 @@ def test_every_schema_of_a_parser_is_known(name: str, monkeypatch: pytest.Monkey
     for kept in ("_whole_lark", "_triggered_lark", "_json_lark", "_either_lark"):
         monkeypatch.setattr(constraint, kept, getattr(constraint, kept).__wrapped__)
     for request in ({"tools": [tool]}, {"tools": [tool], "tool_choice": "required"}, {"json_schema": SCHEMA}):
-        with contextlib.suppress(ChatError):  # one template refuses arguments that are objects
+        with contextlib.suppress(ChatError):  # one template refuses objects as arguments
             templates(name).apply(MESSAGES, **request)
     assert unknown == []
 
@@ -399,7 +399,7 @@ def test_many_tools_make_one_grammar() -> None:
         assert follower.take(written(name).replace("get_weather", "get_weather_99").rstrip()) == ""
 
 
-# what a model thinks before a call, and what its calls begin with
+# what a model thinks before a call, and how its calls begin
 THOUGHTS = {
     "ByteDance-Seed-OSS": ("<seed:think>Let me think.</seed:think>", "<seed:tool_call>"),
     "GLM-4.6": ("\n<think>Let me think.</think>\n", "<tool_call>"),
@@ -418,7 +418,7 @@ THOUGHTS = {
 @pytest.mark.parametrize("name", THOUGHTS)
 @pytest.mark.parametrize("choice", ["auto", "required"])
 def test_calls_of_an_agents_many_tools_stay_within_the_daemons_bounds(name: str, choice: str) -> None:
-    """With a thought before them: once for all tools, not once for each."""
+    """Each call follows a thought. The grammar has the thought once for all tools, not once for each tool."""
     applied = templates(name).apply(MESSAGES, tools=agents_tools(), tool_choice=choice)
     thought, start = THOUGHTS[name]
     text = written(name)
@@ -427,8 +427,8 @@ def test_calls_of_an_agents_many_tools_stay_within_the_daemons_bounds(name: str,
 
 @pytest.mark.parametrize("name", WRITES)
 def test_every_family_takes_an_agents_many_tools(name: str) -> None:
-    """Beginnings that all calls share are written once: with a call required, 24 tools were refused with Qwen 3.5 and
-    ended Mistral's answers, and Kimi K3 was not constrained.
+    """The grammar has the beginning that all calls share only once. Before that, with a call required, Qwen 3.5 refused
+    24 tools, Mistral's answers ended early, and Kimi K3 was not constrained.
     """
     for choice in ("auto", "required"):
         applied = templates(name).apply(MESSAGES, tools=agents_tools(), tool_choice=choice)
@@ -446,7 +446,7 @@ def agents_tools() -> list[dict[str, Any]]:
 
 
 def assert_stays_within_bounds(applied: Applied, text: str) -> None:
-    """The daemon's, at every byte of an answer."""
+    """Check the daemon's bounds at every byte of an answer."""
     follower = Follower(applied.constraint, LLParserLimits(**LIMITS))
     for byte in text[min(begins(follower.triggers, text), default=0) :].encode():
         follower.matcher.compute_bitmask()
@@ -454,7 +454,7 @@ def assert_stays_within_bounds(applied: Applied, text: str) -> None:
 
 
 def large_tools(n: int, **more: Any) -> list[dict[str, Any]]:
-    """Tools whose schemas have nothing in common: 0.5 KB each."""
+    """Return tools whose schemas have nothing in common, each of 0.5 KB."""
     return [
         {
             "type": "function",
@@ -480,7 +480,7 @@ def test_where_a_grammar_would_be_too_large_arguments_are_any_object() -> None:
 
 
 def test_optional_calls_of_hundreds_of_tools_are_left_to_the_model_and_others_are_refused() -> None:
-    """300 tools of Llama 3.x took 80 s, 3,000 of Qwen's 90 s, and then the grammar was refused."""
+    """Before, 300 tools took 80 s with Llama 3.x and 3,000 took 90 s with Qwen, and then the grammar was refused."""
     model, tools = templates("Qwen-Qwen2.5-7B-Instruct"), large_tools(500)
     assert model.apply(MESSAGES, tools=tools).constraint is None
     with pytest.raises(ChatError, match="500 tools is too large"):
@@ -490,7 +490,9 @@ def test_optional_calls_of_hundreds_of_tools_are_left_to_the_model_and_others_ar
 
 
 def test_thousands_of_tools_are_refused_at_once() -> None:
-    """5,000 took the library minutes, and its answer stopped the gateway's other requests for 16 s."""
+    """Before, the library took minutes for 5,000 tools, and its result stopped the gateway's other requests for 16
+    s.
+    """
     with pytest.raises(ChatError, match="tools: there are 1001, at most 1000") as caught:
         templates("Qwen-Qwen2.5-7B-Instruct").apply(MESSAGES, tools=large_tools(1001))
     assert caught.value.code is ChatCode.BAD_REQUEST

@@ -14,7 +14,9 @@ from uma_gateway.chat.grammar import NONE, Choice, Node, Sequence
 def test_the_threads_of_two_requests_do_not_wait_for_each_other(
     kind: type[Choice] | type[Sequence], value: str
 ) -> None:
-    """They did for good, where each had begun what the other one needed: Open WebUI's chats with tools hung."""
+    """Before, they deadlocked if each thread had begun a grammar that the other one needed: Open WebUI's chats with
+    tools hung.
+    """
     both = threading.Barrier(2, timeout=5)
 
     class Meeting(Node):

@@ -1,4 +1,4 @@
-"""Kept results are found by their texts, and neither these nor too many of the results stay in memory."""
+"""Kept results are found by their texts. Neither the texts nor too many results stay in memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from uma_gateway.chat.kept import kept
 
 
 class Text(str):
-    """Weakly referable."""
+    """A text that a weak reference can point to."""
 
 
 def test_a_result_is_made_once_for_the_same_texts() -> None:

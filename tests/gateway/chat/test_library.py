@@ -1,4 +1,4 @@
-"""The chat layer's library, where the system has no memory for what is asked of it."""
+"""The chat layer's library on a system without enough memory for the request."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ TEXTS = (
     "{",
     "Il pleut à Paris ✓ 😀",
 )
-# by hand, from what the models' makers document: family, answer, content, reasoning, calls
+# written by hand from the documentation of the models' makers: family, answer, content, reasoning, calls
 KNOWN: list[tuple[str, str, str, str, list[tuple[str, dict[str, Any]]]]] = [
     ("Qwen-Qwen3-0.6B", "<think>\nHm.\n</think>\n\nIt rains.", "It rains.", "Hm.", []),
     (
@@ -95,7 +95,7 @@ KNOWN: list[tuple[str, str, str, str, list[tuple[str, dict[str, Any]]]]] = [
 
 
 def read(applied: Applied, text: str, step: int = 0, new_id: Any = None) -> Parser:
-    """Feed the text in pieces of that many bytes; 0: at once."""
+    """Feed the text in pieces of this many bytes; 0: in one piece."""
     made = Parser(applied, **({"new_id": new_id} if new_id else {}))
     data, kept = text.encode(), b""
     for i in range(0, len(data), step) if step else ():
@@ -112,7 +112,7 @@ def calls_of(answer: Message) -> list[tuple[str, dict[str, Any]]]:
 
 
 def without_ids(answer: Message) -> tuple[Any, ...]:
-    """An id that stands behind the arguments comes too late for a stream, which has told one by then."""
+    """Leave out ids. An id that follows the arguments comes too late for a stream, which has already sent one."""
     return answer.content.strip(), answer.reasoning.strip(), calls_of(answer)
 
 
@@ -135,7 +135,7 @@ def test_what_a_template_writes_is_read_back(name: str, step: int) -> None:
 
 
 def test_the_pieces_add_up_to_the_whole(name: str) -> None:
-    """In steps of 1 to 5 bytes, for text and for calls, for every template."""
+    """For every template: text and calls, in steps of 1 to 5 bytes."""
     applied = apply(name, "parallel")
     thought = f"Hm.{applied.thinking.end}" if applied.thinking and applied.thinking.is_open else ""
     texts = [thought + "It is sunny < there."]
@@ -158,7 +158,7 @@ def test_the_pieces_add_up_to_the_whole(name: str) -> None:
 )
 @pytest.mark.parametrize("step", [0, 1, 5])
 def test_a_second_call_that_a_parser_does_not_take_is_text(name: str, rest: str, step: int) -> None:
-    """llama.cpp's parsers of these families know one call."""
+    """For these families, llama.cpp's parsers know only one call."""
     answer = read(apply(name, "parallel"), written(name, CALLS), step).answer
     assert calls_of(answer) == CALLS[:1]
     assert answer.content.strip().startswith(rest)
@@ -166,7 +166,7 @@ def test_a_second_call_that_a_parser_does_not_take_is_text(name: str, rest: str,
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_no_text_is_ever_lost(name: str, text: str) -> None:
-    """Also where it ends with half a delimiter, or is not in the template's form at all."""
+    """This holds also if the text ends with half a delimiter, or does not have the template's form at all."""
     applied = apply(name, "tools")
     thought = f"Hm.{applied.thinking.end}" if applied.thinking and applied.thinking.is_open else ""
     for step in (0, 1, 3):
@@ -190,7 +190,7 @@ def test_a_call_without_json_comes_back_as_text(step: int) -> None:
 
 
 def test_cut_arguments_are_told() -> None:
-    """The library takes them for a success; whoever looks at the reason of the end knows better."""
+    """The library counts cut arguments as a success; the answer's finish reason shows that they are cut."""
     applied = apply("Qwen-Qwen2.5-7B-Instruct", "tools")
     cut = read(applied, '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Par', 1).answer
     assert cut.tool_calls[0].name == "get_weather" and not cut.tool_calls[0].is_complete
@@ -241,7 +241,7 @@ def test_deep_output_ends_no_thread_with_a_small_stack() -> None:
 
 
 def beginnings(applied: Applied) -> list[str]:
-    """What stands before content, and before more reasoning."""
+    """Return the texts after which content begins, and those after which reasoning begins."""
     thinking = applied.thinking
     if thinking is None:
         return [""]
@@ -250,7 +250,9 @@ def beginnings(applied: Applied) -> list[str]:
 
 @pytest.mark.parametrize("kind", ["plain", "parallel", "json-and-tools"])
 def test_every_token_of_a_text_reaches_the_reader_at_once(name: str, kind: str) -> None:
-    """For every template, in content and in reasoning, whatever the text's length; a `<` waits for the next token."""
+    """For every template, in content and in reasoning, whatever the text's length. Only a `<` waits for the next
+    token.
+    """
     for beginning in beginnings(apply(name, kind)):
         made = Parser(apply(name, kind))
         made.feed(beginning)
@@ -261,7 +263,7 @@ def test_every_token_of_a_text_reaches_the_reader_at_once(name: str, kind: str) 
         n_parsed = made.n_parsed
         for _ in range(200):
             made.feed("word ")
-        assert made.n_parsed == n_parsed  # nothing of it was parsed again
+        assert made.n_parsed == n_parsed  # no part of it was parsed again
 
 
 @pytest.mark.parametrize(
@@ -285,13 +287,13 @@ def test_every_token_of_a_long_argument_reaches_the_reader_at_once(name: str, st
         assert "".join(diff.tool_arguments for diff in made.feed(token))
     assert made.n_parsed == n_parsed
     (argument,) = json.loads(made.answer.tool_calls[0].arguments + '"}').values()
-    text = token if "<" in token and '"' in token else json.loads(f'"{token}"')  # as it is, or in JSON already
+    text = token if "<" in token and '"' in token else json.loads(f'"{token}"')  # either plain or already in JSON
     assert argument.strip() == ("First" + text * 200).strip()
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_random_pieces_tell_at_each_point_what_a_parse_of_the_whole_tells(name: str, seed: int) -> None:
-    """Except white space at the end of arguments, which waits for what follows."""
+    """The exception is white space at the end of arguments, which waits for the text after it."""
     applied, dice = apply(name, "parallel"), random.Random(f"{name}{seed}")
     parts = ["It is sunny < there.", ' 😀 is\n\n"that" so?', "```c\na <b> [1] {2}\n```\n", " <", "  \n"]
     beginning = dice.choice(beginnings(applied))
@@ -321,7 +323,7 @@ def shown(answer: Message) -> tuple[Any, ...]:
     return answer.content, answer.reasoning, [(call.name, call.arguments.rstrip()) for call in answer.tool_calls]
 
 
-HARD = {  # what a parser has to be asked about at every token
+HARD = {  # texts for which the parser must run at every token
     "numbers": '<tool_call>\n{"name": "search", "arguments": {"query": "a", "limit": 3, "filters": [' + "12, " * 5_000,
     "names": '<tool_call>\n{"name": "search", "arguments": {"filters": {' + '"name": {"a": 1}, ' * 1_500,
     "calls": '<tool_call>\n{"name": "search", "arguments": {"query": "a", "limit": 3}}\n</tool_call>\n' * 300,
@@ -333,7 +335,9 @@ HARD = {  # what a parser has to be asked about at every token
 
 @pytest.mark.parametrize("text", HARD.values(), ids=HARD)
 def test_the_cost_stays_in_proportion_to_the_answer(text: str) -> None:
-    """The bytes that the library parses; at every token they would be half the answer's length times its tokens."""
+    """Counts the bytes that the library parses. Parsing at every token would cost half the answer's length times its
+    number of tokens.
+    """
     made = Parser(apply("Qwen-Qwen2.5-7B-Instruct", "parallel"))
     for at in range(0, len(text), 4):
         made.feed(text[at : at + 4])
@@ -343,7 +347,7 @@ def test_the_cost_stays_in_proportion_to_the_answer(text: str) -> None:
 
 
 def test_what_follows_the_end_of_the_form_streams_as_content() -> None:
-    """After a call that is none the rest can only be text, and no reader waits for the end of the answer."""
+    """After an invalid call the rest can only be text, so the reader need not wait for the end of the answer."""
     made = Parser(apply("Qwen-Qwen2.5-7B-Instruct", "tools"))
     made.feed('<tool_call>\n{"name": "fly", ')
     for _ in range(3):

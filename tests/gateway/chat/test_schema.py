@@ -80,7 +80,7 @@ def test_what_has_properties_is_an_object_and_what_has_items_an_array(schema: An
     "key", ["type", "properties", "required", "items", "enum", "pattern", "minItems", "additionalProperties", "anyOf"]
 )
 def test_a_keyword_that_is_null_is_left_out(key: str) -> None:
-    """As clients write what they leave out. A constant that is null is one."""
+    """Clients write null for keywords that they leave out. Only a `const` may be null."""
     schema = {"type": "object", "properties": {"a": {"const": None, key: None}}, "required": ["a"]}
     for made in (constrained(schema, strict=True), constrained({"type": "object", key: None}, strict=True)):
         assert allows(made, '{"a": null}')
@@ -165,7 +165,7 @@ def test_the_given_schema_is_left_as_it_is() -> None:
 
 
 def test_a_name_has_one_form_where_other_names_may_come() -> None:
-    """As an escape, a name would be another one to the grammar, and held to nothing."""
+    """With an escape, the grammar would see another name, to which no rule applies."""
     open_to_others = {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": True}
     assert "u" not in constrained(open_to_others, strict=False)["x-guidance"]["json_allowed_escapes"]
     assert "json_allowed_escapes" not in constrained({"type": "string"}, strict=False)["x-guidance"]
@@ -174,7 +174,7 @@ def test_a_name_has_one_form_where_other_names_may_come() -> None:
 
 
 def test_annotations_do_not_go_to_the_daemon_but_properties_of_their_names_do() -> None:
-    """Descriptions are most of what tools say: those of 150 tools made a grammar that was refused."""
+    """Descriptions are the largest part of tools: with those of 150 tools the grammar was refused."""
     note = {"title": "t", "description": "e.g.: a", "examples": ["x"], "default": "x", "$comment": "c"}
     schema = {
         **note,
@@ -197,7 +197,7 @@ def test_annotations_do_not_go_to_the_daemon_but_properties_of_their_names_do() 
 
 @pytest.mark.parametrize("named", [{"$id": "Output Format"}, {"id": "a b"}, {"$schema": "any"}, {"$schema": 3}])
 def test_a_name_that_is_no_uri_is_nobodys_business(named: Any) -> None:
-    """griptape writes one."""
+    """griptape writes such a name."""
     schema = {"type": "object", "properties": {"$id": {"const": "a b"}}, "required": ["$id"]}
     assert constrained({**schema, **named}, strict=True) == constrained(schema, strict=True)
     dialect = {"$schema": "http://json-schema.org/draft-07/schema#"}

@@ -28,8 +28,8 @@ from tests.gateway.chat.conftest import (
 from uma_gateway.chat import ChatCode, ChatError, Parser, Templates
 
 QUESTION = [{"role": "user", "content": "Hello"}]
-# what the Python jinja has not, or llama.cpp does better: a {% generation %} tag, variables of its own, a system role
-# for all, the date
+# features that Python's jinja lacks or llama.cpp does better: a {% generation %} tag, its own variables, a system
+# role for all, the date
 NOT_COMPARABLE = re.compile(
     r"%-?\s*generation\b|functions\b.*undefined|System role not supported|strftime_now|26 Jul 2024", re.DOTALL
 )
@@ -67,7 +67,7 @@ def environment() -> ImmutableSandboxedEnvironment:
 
 @pytest.mark.parametrize("kind", ["plain", "tools"])
 def test_prompts_equal_those_of_the_python_jinja(name: str, kind: str) -> None:
-    """What the model was trained with: transformers renders templates so."""
+    """transformers renders templates with it, so models were trained on these prompts."""
     source = (FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
     if NOT_COMPARABLE.search(source) or (
         kind == "tools" and name in (*WITHOUT_CALLS, "meetkai-functionary-medium-v3.1", "llama-cpp-deepseek-r1")
@@ -98,7 +98,7 @@ def test_most_templates_are_comparable() -> None:
 
 
 def test_a_named_tool_keeps_the_others_in_the_prompt() -> None:
-    """So that the prompt's cache holds, and the model knows what it chose from."""
+    """The prompt's cache stays valid, and the model sees the tools that it could choose from."""
     named, free = apply("Qwen-Qwen2.5-7B-Instruct", "named"), apply("Qwen-Qwen2.5-7B-Instruct", "tools")
     assert named.prompt == free.prompt
     lark = str(named.constraint)
@@ -248,7 +248,7 @@ def test_names_that_would_overflow_the_library_are_refused(where: str) -> None:
 
 @pytest.mark.parametrize("source", ["", "  \n"])
 def test_a_model_without_a_template_is_told_so(source: str) -> None:
-    """llama.cpp would take ChatML without a word."""
+    """llama.cpp would silently use ChatML."""
     with pytest.raises(ChatError) as caught:
         Templates(source)
     assert code_of(caught) is ChatCode.NO_TEMPLATE
@@ -418,7 +418,7 @@ def test_memory_stays_the_same_over_many_requests() -> None:
 
 @pytest.mark.parametrize("place", ["schema", "tool"])
 def test_work_grows_with_the_size_of_a_schema_and_not_with_its_cube(place: str) -> None:
-    """One client's schema must not keep a thread, and so the others' first tokens, for seconds."""
+    """One client's schema must not occupy a thread for seconds and so delay the first tokens of other clients."""
 
     def cpu_s(n: int) -> float:
         schema = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(n)}}
@@ -429,4 +429,4 @@ def test_work_grows_with_the_size_of_a_schema_and_not_with_its_cube(place: str) 
         return time.thread_time() - before
 
     cpu_s(10)
-    assert cpu_s(800) < 16 * min(cpu_s(200 + i) for i in range(3))  # 64 times for the cube, 4 for what is in proportion
+    assert cpu_s(800) < 16 * min(cpu_s(200 + i) for i in range(3))  # the cube would take 64 times as long
