@@ -14,11 +14,11 @@ import pytest
 from tests.daemon.support import DaemonProcess, running
 from uma_gateway.cluster import token
 
-token.use(os.environ, Path.home())  # before a test imports ray: a user with a token has clusters that ask for it
+token.use(os.environ, Path.home())  # must come before ray's import: a user's clusters may ask for the user's token
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What `make fuzz` runs alone: Ray is slow to start, and a model that is lost is slow to come back."""
+    """Deselect the tests that only `make fuzz` runs: Ray is slow to start, and a lost model is slow to come back."""
     if os.environ.get("UMA_FUZZ") == "full":
         return
     here = Path(__file__).parent
@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @contextlib.contextmanager
 def short_folder() -> Iterator[Path]:
-    """Short, because the path of a Unix socket is."""
+    """A folder with a short path, because the path of a Unix socket must be short."""
     path = Path(tempfile.mkdtemp(prefix="uma-c-"))
     try:
         yield path

@@ -1,4 +1,6 @@
-"""A transport of this machine's sockets, and ways to break it: what a cluster's gateway meets, without Ray."""
+"""A transport over this machine's sockets, with ways to break it: a cluster's gateway meets the same failures without
+Ray.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,12 @@ from uma_gateway.within import within
 
 
 class Sockets:
-    """Implements Transport. `cut` a unit: from then on nothing comes from it and nothing reaches it, in silence."""
+    """Implements Transport. `cut` a unit: from then on nothing comes from it or reaches it, and nobody is told."""
 
     def __init__(self, daemons: Mapping[str, LocalDaemon], model: str = "m") -> None:
         self.daemons = dict(daemons)
         self.cut: set[str] = set()
-        self.n_refusals = 0  # so many requests are refused
+        self.n_refusals = 0  # this many requests are refused
         self.model = model
         self.loads: list[str] = []
 

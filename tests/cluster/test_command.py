@@ -1,4 +1,4 @@
-"""What `uma-gateway cluster` does where no cluster runs."""
+"""`uma-gateway cluster` without a running cluster."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def test_a_gateway_that_starts_loads_no_model_that_nobody_asked_for() -> None:
 
 
 class Away(Sockets):
-    """A cluster whose one daemon is started again."""
+    """A cluster whose only daemon is being started again."""
 
     def __init__(self, n_lost: int) -> None:
         super().__init__({})
@@ -67,7 +67,7 @@ class Away(Sockets):
 def test_a_question_waits_for_a_daemon_that_is_started_again(
     n_lost: int, n_looks: int, closed_ns: int, is_answered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`n_looks`: so often is it away when somebody looks, before it takes requests again."""
+    """`n_looks`: how many times the daemon is found absent before it takes requests again."""
     transport, looks = Away(n_lost), itertools.count(1)
 
     async def work() -> None:
@@ -89,7 +89,7 @@ def test_a_question_waits_for_a_daemon_that_is_started_again(
 
 
 class Refusing(Sockets):
-    """Two daemons; each question is refused this often, wherever it is asked."""
+    """Two daemons. Each question is refused this many times, on whichever daemon."""
 
     def __init__(self, n_refused: int, code: ErrorCode) -> None:
         super().__init__({})

@@ -1,7 +1,6 @@
-"""Several daemons behind one cluster, without Ray: what happens to requests when one of them is killed, drained or cut
-off.
+"""Several daemons behind one cluster, without Ray: one of them is killed, drained or cut off while it has requests.
 
-Every request is accounted for: it has exactly one end, and what was sent of it is exactly what it should be.
+Every request is accounted for: it has exactly one end, and the text that was sent is exactly the right text.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ LANE = ("--parallel", "8", "--n-ctx", "16384")
 
 
 def is_same(text: str, expected: str) -> bool:
-    """The simulated model writes bytes that are not text: after one, an answer that was continued may go on
-    otherwise.
+    """Compare up to the first byte that is not text: the simulated model writes such bytes, and after one a continued
+    answer may differ.
     """
     n = expected.find("\ufffd")
     return text == expected if n < 0 else text[:n] == expected[:n]
 
 
 class Answer:
-    """What a client got."""
+    """The answer that a client got."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -188,7 +187,7 @@ def test_a_daemon_that_is_cut_off_ends_in_errors_within_the_time(fakes: Callable
 
 @pytest.mark.parametrize("n_refusals", [2, pytest.param(1, marks=pytest.mark.fuzz)])
 def test_a_refusal_is_taken_elsewhere_once(fakes: Callable[..., list[DaemonProcess]], n_refusals: int) -> None:
-    """Daemons that are full with what others sent them; the router finds out when it is refused."""
+    """Other clients have filled the daemons, and the router learns that only from a refusal."""
     daemons = fakes(3, *LANE)
 
     async def work(cluster: Cluster, transport: Sockets) -> tuple[list[Answer], dict[str, int]]:
@@ -200,12 +199,12 @@ def test_a_refusal_is_taken_elsewhere_once(fakes: Callable[..., list[DaemonProce
     first = answers[0]
     assert [answer.end for answer in answers] == ["length" if n_refusals == 1 else "overloaded", "length", "length"]
     assert counts["rerouted"] == 1
-    if n_refusals == 2:  # the second one is the client's
+    if n_refusals == 2:  # the client gets the second refusal
         assert first.error is not None and first.error.retry_after_ms == 700
 
 
 def test_a_request_that_ends_every_daemon_is_given_up(fakes: Callable[..., list[DaemonProcess]]) -> None:
-    """No request may go on for ever; who waits behind it is served."""
+    """No request may go on for ever, and the requests behind it are served."""
     daemons = fakes(1, *LANE)
     daemons[0].pull(step_ms=20)
 

@@ -1,4 +1,4 @@
-"""A request's way through a cluster, over daemons that do as a script says: it ends exactly once, whatever they do."""
+"""A request's way through a cluster whose daemons follow a script: it ends exactly once, whatever they do."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from uma_gateway.cluster.router import Knobs
 from uma_gateway.cluster.transport import Event, Unit, UnitLost
 from uma_gateway.errors import GatewayError
 
-N_TOKENS = 6  # of a whole answer, which is the text 012345
+N_TOKENS = 6  # length of a whole answer, whose text is 012345
 TOKENS = "0123456789"
 
 
 class Scripted:
-    """A transport. Each request that arrives anywhere does the next act: `whole`, `refuse`, `gone` (not loaded any
-    more), `other` (its daemon is lost, and comes back with another model), `silent` or `stopped` (after one token),
-    `pairs` (two tokens an event, two events, and its daemon is lost), or how many tokens it sends before its daemon is
-    lost.
+    """A transport. Each request that arrives at any daemon performs the next act: `whole`, `refuse`, `gone` (no longer
+    loaded), `other` (its daemon is lost and comes back with another model), `silent` or `stopped` (after one token),
+    `pairs` (two events of two tokens each, then its daemon is lost), or the number of tokens that are sent before its
+    daemon is lost.
     """
 
     def __init__(self, n_units: int, *acts: str | int, pause_s: float = 0.0) -> None:
         self.names = [f"n{i}" for i in range(n_units)]
         self.acts: Iterator[str | int] = iter(acts)
         self.pause_s = pause_s
-        self.seen: list[tuple[str, dict[str, Any]]] = []  # what arrived where
+        self.seen: list[tuple[str, dict[str, Any]]] = []  # the unit and the request of each arrival
         self.n_loads = 0
         self.limits = {"max_tokens": 100, "default_max_tokens": 50}
         self.cancels: list[int | None] = []
-        self.models: dict[str, str] = {}  # fingerprints by unit, where they are not "f"
+        self.models: dict[str, str] = {}  # fingerprints by unit, if they are not "f"
 
     async def units(self) -> list[Unit]:
         return [Unit(name, name, "m") for name in self.names]
@@ -83,7 +83,7 @@ class Scripted:
         begun = N_TOKENS - fields["max_tokens"]
         if act == "stopped":
             error = UmaError(ErrorCode.SHUTTING_DOWN).to_dict()
-            yield [  # which arrive together
+            yield [  # these events arrive together
                 json.dumps({"event": "token", "text": TOKENS[begun], "token_id": begun}).encode(),
                 json.dumps({"event": "eos", "reason": "error", "error": error, "usage": {}}).encode(),
             ]
@@ -102,7 +102,7 @@ class Scripted:
 
     async def load(self, model: str) -> None:
         if self.names:
-            return  # it is there already
+            return  # the unit is already there
         self.n_loads += 1
         self.names.append(f"loaded{self.n_loads}")
 
@@ -116,7 +116,7 @@ class Got:
     def __init__(self) -> None:
         self.text = ""
         self.prompt: list[int] = []
-        self.n_answers = 0  # of several, that have ended
+        self.n_answers = 0  # answers that have ended, of several
         self.ends: list[str] = []
         self.usage: dict[str, int] = {}
         self.error: GatewayError | None = None
@@ -149,7 +149,7 @@ def ask(transport: Scripted, is_resumable: bool = False, knobs: Knobs | None = N
             got.error = error
             got.ends.append(str(error.code))
         link.close()
-        while any(row.get("requests") for row in cluster.table()):  # nothing is left with a daemon
+        while any(row.get("requests") for row in cluster.table()):  # wait until no daemon has a request left
             await asyncio.sleep(0)
         await cluster.close()
         return got
@@ -253,7 +253,9 @@ def test_tokens_that_came_together_are_all_counted() -> None:
 
 
 class Reading(Scripted):
-    """Reports each of a prompt's ten tokens first, four an event; an act `read` loses its daemon after two events."""
+    """First reports each of a prompt's ten tokens, four to an event. The act `read` loses the daemon after two
+    events.
+    """
 
     async def stream(self, unit: Unit, fields: Mapping[str, Any]) -> AsyncIterator[list[bytes]]:
         act = next(self.acts, "whole")
@@ -293,7 +295,7 @@ def test_an_answer_that_lost_nothing_but_its_end_is_whole() -> None:
 
 
 class Counting(Scripted):
-    """Its daemons count drafts, and thoughts where they are told to; the first one stops after three tokens."""
+    """Its daemons count drafts, and thoughts if they are told to. The first daemon stops after three tokens."""
 
     async def stream(self, unit: Unit, fields: Mapping[str, Any]) -> AsyncIterator[list[bytes]]:
         self.seen.append((unit.name, dict(fields)))
@@ -359,7 +361,7 @@ def test_a_continued_answer_has_what_is_left_of_its_daemons_limit(
 
 
 def cancelled(transport: Scripted, when: Callable[[], bool], index: int | None = None, **fields: Any) -> list[str]:
-    """The ends of a request that is cancelled at a moment."""
+    """Cancel a request at a given moment; return its ends."""
 
     async def work() -> list[str]:
         cluster = Cluster(transport, bytes(32))
@@ -380,7 +382,7 @@ def cancelled(transport: Scripted, when: Callable[[], bool], index: int | None =
 
 
 def test_a_cancel_while_no_daemon_has_the_request_ends_it() -> None:
-    """Between a daemon that was lost, which is not there any more, and the next one."""
+    """One daemon was lost and is gone, and the next one does not have the request yet."""
     transport = Scripted(1, "gone")
 
     async def load(model: str) -> None:
@@ -500,18 +502,18 @@ def test_a_thought_goes_on_only_while_it_is_not_finished() -> None:
     request = {"prompt": "p", "reasoning": {"start": "<think>", "end": "</think>"}}
     assert resumed(request, ["<think>a"], "<think>a", 2)["reasoning"] == {"start": "", "end": "</think>"}
     assert "reasoning" not in resumed(request, ["<think>a</think>b"], "<think>a</think>b", 2)
-    request["reasoning"] = {"start": "<think>\n", "end": "\n</think>\n"}  # compared without what is around them
+    request["reasoning"] = {"start": "<think>\n", "end": "\n</think>\n"}  # compared without the white space around them
     assert resumed(request, ["<think>a"], "<think>a", 2)["reasoning"]["start"] == ""
     assert "reasoning" not in resumed(request, ["<think>a</think>b"], "<think>a</think>b", 2)
     assert resumed(request, ["\n"], "\n", 1)["reasoning"] == request["reasoning"], "it may begin yet"
-    request["reasoning"] = {"start": "", "end": "\n\n"}  # an empty line may end one
+    request["reasoning"] = {"start": "", "end": "\n\n"}  # an empty line may end a thought
     assert resumed(request, ["a\n"], "a\n", 2)["reasoning"]["end"] == "\n\n"
     assert "reasoning" not in resumed(request, ["a\n\nb"], "a\n\nb", 3)
 
 
 @pytest.mark.parametrize("prompt", ["hi<think>\n", ["hi", 7, "<think>\n"], "<think></think><think>"])
 def test_a_thought_that_the_prompt_began_goes_on(prompt: Any) -> None:
-    """Templates begin one: what was sent of the answer does not have its start."""
+    """Some templates begin the thought, so the text that was sent does not include its start."""
     thought = {"start": "<think>", "end": "</think>", "budget_tokens": 10}
     request = {"prompt": prompt, "reasoning": thought}
     assert resumed(request, ["abcd"], "abcd", 4)["reasoning"] == {**thought, "start": "", "budget_tokens": 6}

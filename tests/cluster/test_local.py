@@ -1,6 +1,4 @@
-"""One daemon of this machine as a node keeps it: started, adopted, watched, started again, stopped, and never left
-behind.
-"""
+"""A node's daemon on this machine: started, adopted, watched, restarted, stopped, and never left behind."""
 
 from __future__ import annotations
 
@@ -59,7 +57,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 async def read(daemon: LocalDaemon, n_tokens: int) -> list[str]:
-    """A request's events, by name, and why it ended."""
+    """Return a request's events, by name, and the reason of its end."""
     found = []
     fields = {"type": "generate", "id": f"r{n_tokens}", "prompt": "hello", "max_tokens": n_tokens, "ignore_eos": True}
     async for payloads in daemon.stream(fields):
@@ -132,7 +130,7 @@ def test_running_answers_end_before_the_daemon_does(folder: Path) -> None:
 
 
 def test_a_daemon_that_computes_embeddings_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is idle may be evicted, and one that leaves waits for what is in use."""
+    """An idle daemon may be evicted, and a daemon that leaves waits for the requests in use."""
 
     async def work() -> None:
         daemon, has_begun, is_done = LocalDaemon("/absent"), asyncio.Event(), asyncio.Event()
@@ -226,7 +224,7 @@ def test_a_daemon_that_hangs_is_replaced(folder: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_a_daemon_does_not_outlive_who_started_it(folder: Path, how: signal.Signals) -> None:
-    """Killed, it has no chance to say anything: the pipe closes by itself."""
+    """A killed process cannot tell its daemon anything: the pipe closes by itself."""
     path = str(folder / "d.sock")
     owner = subprocess.Popen([sys.executable, "-c", OWNER, path, *FAKE], stdout=subprocess.PIPE, cwd=ROOT)
     with owner:

@@ -1,4 +1,4 @@
-"""Answers of several daemons as one."""
+"""Answers of several daemons are merged into one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Ray that is started here runs its workers like any other process."""
+"""A Ray that is started here runs its workers at normal priority."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ BUDGET_MB = 100
 
 
 class Puppet:
-    """A daemon as a node knows it, without a process."""
+    """A daemon as a node sees it, without a process."""
 
     running: ClassVar[set[str]] = set()
 
@@ -42,7 +42,7 @@ class Puppet:
 
 
 def models(**sizes: int) -> list[dict[str, Any]]:
-    """One that stays, and others that are loaded when they are asked for and may go at once."""
+    """One model that stays, and others that are loaded on demand and may be evicted at once."""
     return [{"name": "stays", "memory_mb": 10}] + [
         {"name": name, "memory_mb": size, "replicas": 0, "idle_s": 0.0} for name, size in sizes.items()
     ]
@@ -118,7 +118,9 @@ def test_a_folder_of_somebody_else_is_told(folder: Path, monkeypatch: pytest.Mon
 def test_models_whose_names_begin_alike_have_sockets_of_their_own(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever finds a daemon on its socket uses it: one model would answer for the other."""
+    """A node uses any daemon that it finds on its socket: with a shared socket, one model would answer for the
+    other.
+    """
     monkeypatch.setattr("tempfile.tempdir", str(folder))
     names = [f"{'a' * 63}{end}" for end in "bc"] + ["a" * 40, "a"]
     node = Node(parse({"models": [{"name": name} for name in names]}), "n", "node" * 14)

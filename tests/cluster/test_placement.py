@@ -1,4 +1,4 @@
-"""Which node gets which model, for any nodes and models."""
+"""Which node gets which model, for random nodes and models."""
 
 from __future__ import annotations
 

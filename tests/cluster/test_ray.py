@@ -1,7 +1,7 @@
-"""The whole thing: three nodes by Ray's own cluster utility, the gateway as Serve's ingress, daemons on the simulated
-engine.
+"""The whole cluster: three nodes from Ray's own cluster utility, the gateway as Serve's ingress, daemons on the
+simulated engine.
 
-One cluster for all tests of the file, which run in this order: the last ones take nodes away.
+All tests of the file share one cluster and run in this order: the last ones remove nodes.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Serving:
         )
 
     def units(self) -> dict[str, dict[str, Any]]:
-        """Every daemon's own status."""
+        """Return the status of every daemon."""
         answer = self.ask("GET", "/uma/status")
         return answer.json["units"] if answer.status == 200 else {}
 
@@ -130,7 +130,7 @@ def serving() -> Iterator[Serving]:
 def stream(
     serving: Serving, number: int, answers: dict[int, tuple[str, str, dict[str, Any]]], n: int, **body: Any
 ) -> None:
-    """One request, and how it ended: (text, end, error)."""
+    """Send one request. Return how it ended: (text, end, error)."""
     answer = serving.complete(f"{number} {PROMPT}", n, stream=True, **body)
     text, end, error = "", "nothing", {}
     for event in answer.events if answer.status == 200 else [answer.json]:
@@ -165,7 +165,7 @@ def joined(threads: list[threading.Thread], answers: dict[int, Any]) -> dict[int
 
 @pytest.fixture(scope="module")
 def whole(serving: Serving) -> dict[int, str]:
-    """What each of the requests is answered with when nothing goes wrong; made by all daemons together."""
+    """Return the correct answer to each request. All daemons together compute them."""
     threads, answers = flood(serving, 100, 30)
     joined(threads, answers)
     assert {number: (end, error) for number, (_, end, error) in answers.items() if end != "length"} == {}
@@ -187,7 +187,7 @@ def test_the_gateway_is_that_of_one_machine(serving: Serving) -> None:
     assert (
         serving.ask("GET", "/").body.startswith(b"<!doctype html>".upper()) or b"<html" in serving.ask("GET", "/").body
     )
-    # 503 for a moment on a busy machine: clients ask again too
+    # a busy machine answers 503 for a moment; clients also ask again
     eventually(lambda: serving.ask("GET", "/v1/models").status != 503, "no daemon lists its model")
     listed = serving.ask("GET", "/v1/models")
     assert listed.status == 200 and listed.json["data"][0]["id"] == "slow", listed.body
@@ -211,7 +211,7 @@ def test_a_chat_stays_where_it_began(serving: Serving) -> None:
     text = PROMPT * 8
     shares = []
     for _ in range(3):
-        # a daemon that seems to have work loses a prompt that is read sooner than its turn would come
+        # a daemon that seems busy loses the prompt to a daemon that would read it sooner
         eventually(
             lambda: all(max(row.get("load_ms", {"": 0}).values()) < 1 for row in serving.rows()),
             "they never seemed idle",
@@ -246,13 +246,13 @@ def test_a_daemon_that_crashes_is_started_again(serving: Serving) -> None:
 
 
 def kill_middle(serving: Serving, victim: int) -> None:
-    """Kill a daemon when it has streams that began and others that did not."""
+    """Kill a daemon while it has streams that have begun and others that have not."""
     eventually(lambda: max(row.get("requests", 0) for row in serving.rows()) > 8, "nothing runs")
     time.sleep(0.2)
     os.kill(victim, signal.SIGKILL)
 
 
-@pytest.mark.fuzz  # when it strikes is not told: test_faults.py does the same over sockets
+@pytest.mark.fuzz  # the moment of the kill is not controlled; test_faults.py does the same over sockets
 @pytest.mark.parametrize("is_resumed", [False, True])
 def test_a_replica_killed_in_the_middle_of_100_streams(
     serving: Serving, whole: dict[int, str], is_resumed: bool
@@ -292,7 +292,7 @@ def parent_of(pid: int) -> int:
 
 
 def test_a_node_that_is_cut_off_ends_in_errors_within_the_time(serving: Serving, whole: dict[int, str]) -> None:
-    """Its actor is stopped: connections stay, nothing comes. Ray takes it for dead only much later."""
+    """Its actor is stopped: connections stay open, but nothing comes. Ray declares it dead only much later."""
     name, status = next(item for item in serving.units().items() if item[0].endswith("/slow"))
     actor = parent_of(status["pid"])
     threads, answers = flood(serving, 60, 30)
@@ -315,7 +315,7 @@ def test_a_node_that_is_cut_off_ends_in_errors_within_the_time(serving: Serving,
 
 @pytest.mark.fuzz
 def test_a_node_that_leaves_loses_nothing(serving: Serving, whole: dict[int, str]) -> None:
-    """It gets nothing more, and what it has ends as it should."""
+    """It gets no new requests, and the requests that it has end properly."""
     threads, answers = flood(serving, 60, 30)
     eventually(lambda: max(row.get("requests", 0) for row in serving.rows()) > 8, "nothing runs")
     drained = max(serving.rows(), key=lambda row: row.get("requests", 0))["unit"]

@@ -1,4 +1,4 @@
-"""What a gateway asks of its nodes, over nodes that do as the test says; Ray itself is in test_ray.py."""
+"""A gateway's questions to its nodes. The nodes follow the test's script; test_ray.py tests Ray itself."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from uma_gateway.errors import GatewayError
 
 
 class Nodes(RayTransport):
-    """Two; `large` has most memory and refuses."""
+    """Two nodes; `large` has the most memory, and refuses."""
 
     def __init__(self) -> None:
         super().__init__(None, "nodes", {"m": 1}, 60.0)
@@ -76,7 +76,7 @@ def test_nodes_that_refuse_are_asked_again_after_a_while(nodes: Nodes, monkeypat
 def test_a_node_that_leaves_while_it_refuses_a_model_keeps_nobody_from_another(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both are found out at the same time: its refusal comes when it is not known any more."""
+    """Both events come at the same time: its refusal arrives when the node is no longer known."""
     ask = nodes._ask
 
     async def leaving(method: str, replica: str, *args: Any, timeout_s: float = 60.0) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The router by itself: what it prefers, what it remembers, who waits for whom."""
+"""The router alone: which daemon it prefers, what it remembers, and which request waits for which."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_popular_beginning_spreads_over_several_daemons() -> None:
 
 
 def test_stale_figures_do_not_send_everybody_to_one_daemon() -> None:
-    """Routers that do not know of each other, all with the same old figures."""
+    """The routers do not know of each other, and all have the same old figures."""
     count: dict[str, int] = {}
     for seed in range(200):
         router = Router(seed=seed)
@@ -166,7 +166,7 @@ def test_requests_wait_for_daemons_to_come_back_but_not_for_ever() -> None:
 
 
 def test_a_full_cluster_needs_no_more_memory_the_longer_it_is_full() -> None:
-    """What is popped and put back keeps its one deadline."""
+    """A request that is popped and put back keeps its only deadline."""
     router = routers(digest(n_seq_max=1), knobs=Knobs(slack=0.0))
     assert router.offer(ask("r", ()), S) is not None
     for i in range(100):
@@ -189,7 +189,7 @@ def test_a_daemon_that_goes_takes_its_requests_and_pages_along() -> None:
     assert router.node_of("r") is None
     choice = router.offer(ask("s"), S)
     assert choice == Choice("n1", 0, 0.0)
-    router.add("n0", "m")  # another one of that name, on the same place
+    router.add("n0", "m")  # another daemon of that name, in the same place
     router.heard("n0", digest(), 2 * S)
     router.ended("s", 2 * S)
     choice = router.choose(ask("t"), 2 * S)
@@ -260,7 +260,9 @@ def test_a_flood_of_one_account_keeps_nobody_else_out() -> None:
 
 
 def test_accounts_share_by_what_they_use_over_all_daemons() -> None:
-    """One asks for long answers, one for short ones: their times come out alike, not their numbers."""
+    """One account asks for long answers, the other for short ones. Their times come out alike, not their numbers of
+    requests.
+    """
     router = routers(
         *[digest(n_seq_max=1) for _ in range(2)],
         knobs=Knobs(slack=0.0, warm_slack=0.0, max_queued=10_000, lost_ns=10**15),
@@ -312,10 +314,10 @@ def test_positions_are_told_in_the_order_in_which_requests_go() -> None:
 
 @pytest.mark.parametrize("slack", [0.0, 1.0, 3.0])
 def test_the_wait_that_is_told_is_the_wait_that_comes(slack: float) -> None:
-    """One daemon that answers two requests at once, a second each; a second one says nothing any more."""
+    """One daemon answers two requests at once, a second each. A second daemon has fallen silent."""
     router = routers(digest(n_seq_max=2), digest(n_seq_max=2), knobs=Knobs(slack=slack, warm_slack=0.0))
     told, placed = {}, {}
-    has: list[str] = []  # in the order in which they came
+    has: list[str] = []  # in order of arrival
     for second in range(12, 120):
         now = second * S
         for name in has[:2]:
@@ -327,7 +329,7 @@ def test_the_wait_that_is_told_is_the_wait_that_comes(slack: float) -> None:
             assert isinstance(choice, Choice) and choice.node == "n0"
             placed[each.id] = second
             has.append(each.id)
-        n_new = 2 if second > 30 else 4  # the queue grows, then it stays as long as it is
+        n_new = 2 if second > 30 else 4  # the queue grows, then keeps its length
         for request in (ask(f"r{second}-{i}", ()) for i in range(n_new)):
             if isinstance(router.offer(request, now), Choice):
                 has.append(request.id)
@@ -355,7 +357,9 @@ steps = st.lists(st.tuples(st.sampled_from(events), st.integers(0, 7), st.intege
 @settings(max_examples=150, deadline=None)
 @given(steps)
 def test_nothing_is_lost_or_answered_twice(script: list[tuple[str, int, int]]) -> None:
-    """Whatever happens in whatever order: a request waits, is with a daemon that exists, or has been given back."""
+    """Whatever happens in whatever order, a request either waits, is with a daemon that exists, or has been given
+    back.
+    """
     router, now, n = Router(Knobs(slack=0.5, max_queued=6)), S, 0
     waiting: set[str] = set()
     placed: dict[str, str] = {}
@@ -407,7 +411,7 @@ def test_nothing_is_lost_or_answered_twice(script: list[tuple[str, int, int]]) -
 
 @pytest.mark.parametrize("n_nodes", [1, 40, 300])
 def test_many_daemons_with_the_same_beginning(n_nodes: int) -> None:
-    """A system prompt that everybody has: still the least loaded among them."""
+    """All prompts share a system prompt. The router still picks the least loaded of the daemons that have it."""
     router = routers(*[digest(PROMPT, wait=10.0 + i % 7 if i != 5 else 0.0) for i in range(n_nodes)])
     choice = router.choose(ask(), S)
     assert choice is not None and choice.n_cached == 16 * PAGE

@@ -1,4 +1,4 @@
-"""cluster.yaml: what is taken, what is refused, and that the page says it all."""
+"""cluster.yaml: which settings are accepted and which are refused, and that the page lists them all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The router over simulated daemons: what it must gain, and what it may not cost."""
+"""The router over simulated daemons: what it must gain, and what it may cost."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def test_where_nothing_is_shared_nobody_waits_longer_than_with_the_least_loaded(
 
 
 def test_one_popular_beginning_does_not_pile_up() -> None:
-    """All agents are of one kind, so every prompt begins alike; the daemon that has it first is not the one that
-    gets them all.
+    """All agents are of one kind, so every prompt begins alike. The first daemon that has the prompt must not get all
+    agents.
     """
     outcome = agent("prefix-aware", Setup(n_nodes=16), n_kinds=1)
     assert outcome.most_on_one < 3

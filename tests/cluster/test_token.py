@@ -1,4 +1,4 @@
-"""Whoever has a token of Ray's sends it, unless told otherwise."""
+"""A user's token for Ray is sent, unless the settings say otherwise."""
 
 from __future__ import annotations
 
