@@ -1,4 +1,4 @@
-"""A scripted server that speaks the protocol over a real Unix socket, and ways to run the commands against it."""
+"""A scripted server that speaks the protocol over a real Unix socket, and helpers that run commands against it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from uma_core.protocol.framing import FrameReader, encode_frame
 
 ROOT = Path(__file__).resolve().parents[2]
-WAIT_S = 20.0  # far more than anything takes: a test that waits so long has failed
+WAIT_S = 20.0  # far more than anything takes: a test that waits this long has failed
 
 
 class Peer:
@@ -47,11 +47,11 @@ class Peer:
     def raw(self, data: bytes) -> None:
         try:
             self.connection.sendall(data)
-        except OSError:  # hung up
+        except OSError:  # the client hung up
             self.is_over.set()
 
     def hang_up(self) -> None:
-        with suppress(OSError):  # the client was first
+        with suppress(OSError):  # the client closed first
             self.connection.shutdown(socket.SHUT_RDWR)
 
 
@@ -89,7 +89,7 @@ class FakeServer:
                     self.script(peer, message)
         except OSError:
             pass  # the connection is over
-        except BaseException as error:  # shown by the fixture: an assertion in a script must fail the test
+        except BaseException as error:  # the fixture shows it: an assertion in a script must fail the test
             self.failures.append(error)
             peer.hang_up()
         finally:
@@ -135,7 +135,7 @@ def environment(socket_path):
 
 @pytest.fixture
 def ctl(environment):
-    """`ctl("status", "--json")` runs uma-ctl in a process of its own to its end."""
+    """`ctl("status", "--json")` runs uma-ctl in a separate process until it ends."""
     return lambda *args, **more: finish(arguments("uma_ctl", *args), environment, **more)
 
 
@@ -167,7 +167,7 @@ def finish(command: list[str], environment: dict[str, str], input: str = "") -> 
 
 @pytest.fixture
 def read_until():
-    """`read(descriptor, wanted, timeout_s)`: all that comes up to `wanted` and with it. Raises: TimeoutError."""
+    """`read(descriptor, wanted, timeout_s)`: read everything up to and including `wanted`. Raises: TimeoutError."""
 
     def read(descriptor: int, wanted: bytes, timeout_s: float = 30.0) -> bytes:
         seen = b""

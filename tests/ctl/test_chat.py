@@ -1,4 +1,4 @@
-"""`uma-ctl chat`: turns from a pipe, and a terminal on which Ctrl-C stops the answer and not the chat."""
+"""`uma-ctl chat`: turns from a pipe, and a terminal where Ctrl-C stops the answer but not the chat."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_without_a_daemon_a_pipe_fails(ctl):
 
 
 def interrupt_at_prompt(process: subprocess.Popen, terminal: int, read_until) -> None:
-    """Ctrl-C until the next prompt: readline does not see a signal that comes just before it begins to wait."""
+    """Send Ctrl-C until the next prompt comes: readline misses a signal that comes just before it begins to wait."""
     for _ in range(30):
         process.send_signal(signal.SIGINT)
         with suppress(TimeoutError):
@@ -85,7 +85,7 @@ def test_ctrl_c_on_a_terminal_stops_the_answer_and_keeps_what_it_said(serve, sta
     os.write(ours, b"next\n")
     if b"> " not in read_until(ours, b"you said next").partition(b"you said next")[2]:
         read_until(ours, b"> ")
-    interrupt_at_prompt(process, ours, read_until)  # only the line is dropped
+    interrupt_at_prompt(process, ours, read_until)  # only the typed line is dropped
     os.write(ours, b"/quit\n")
     assert process.wait(timeout=30) == 0
     os.close(ours)

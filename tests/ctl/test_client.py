@@ -1,4 +1,4 @@
-"""The blocking client: which events belong to a request, and what breaks it."""
+"""The blocking client: which events belong to a request, and what breaks the connection."""
 
 from __future__ import annotations
 

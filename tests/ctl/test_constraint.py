@@ -1,4 +1,4 @@
-"""Options that hold an answer to something: what is sent, and what is refused before it is."""
+"""Options that constrain an answer: what is sent, and what is refused before anything is sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make demo` works where nobody watches: real daemon, embedded model, three clients, clean stop."""
+"""`make demo` works unattended: real daemon, embedded model, three clients, clean stop."""
 
 from __future__ import annotations
 

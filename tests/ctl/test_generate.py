@@ -1,4 +1,4 @@
-"""`uma-cli` and `uma-ctl generate` against a scripted server: what is sent, what is printed, how it ends."""
+"""`uma-cli` and `uma-ctl generate` against a scripted server: what they send, what they print, and how they end."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ def test_bytes_that_are_no_text_reach_the_server_as_they_are(serve, environment)
         [sys.executable, "-m", "uma_ctl.cli"], env=environment, input=b"caf\xe9", capture_output=True, timeout=60
     )
     assert (done.returncode, done.stderr) == (0, b"")
-    assert server.received[0]["prompt"] == "caf\udce9"  # the byte 0xe9, which the daemon refuses as bad_utf8
+    assert server.received[0]["prompt"] == "caf\udce9"  # this is the byte 0xe9, which the daemon refuses as bad_utf8
 
 
 def test_what_is_asked_of_answers_becomes_fields(serve, cli):

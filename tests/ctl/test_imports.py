@@ -1,4 +1,6 @@
-"""The client must start fast: it imports neither the bindings nor the server, nor anything heavy."""
+"""The client must start fast: it imports neither the bindings, nor the server, nor anything else that is slow to
+load.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture
 def shell(environment):
-    """`shell(arguments, redirections)`: uma-ctl under a shell."""
+    """`shell(arguments, redirections)` runs uma-ctl under a shell."""
 
     def run(arguments: str, redirections: str) -> subprocess.CompletedProcess[str]:
         command = f"{sys.executable} -m uma_ctl {arguments} {redirections}"

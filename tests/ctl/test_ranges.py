@@ -1,4 +1,4 @@
-"""Numbers that are none, or that no timer can be set to, are wrong usage: one line, and nothing is sent."""
+"""Values that are no numbers, or that no timer can hold, are wrong usage: one line, and nothing is sent."""
 
 from __future__ import annotations
 

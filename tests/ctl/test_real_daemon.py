@@ -1,4 +1,4 @@
-"""The clients against the real daemon on the embedded model: what a newcomer does."""
+"""The clients against the real daemon on the embedded model: the first steps of a new user."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_chat_is_counted_as_it_is_read(socket_path):
 
 
 def test_a_line_of_text_is_answered_by_text(socket_path):
-    """What `printf 'Hello\\n' | nc -U SOCKET` does: write, half-close, read to the end."""
+    """Does the same as `printf 'Hello\n' | nc -U SOCKET`: write, half-close, read to the end."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(60)
         connection.connect(socket_path)
@@ -122,7 +122,7 @@ def test_bad_fields_are_refused_as_protocol_errors(ctl):
 
 
 def test_a_request_of_another_connection_is_cancelled(ctl, start):
-    for seed in range(20):  # an answer may end by itself before the cancel comes
+    for seed in range(20):  # several tries, because an answer may end by itself before the cancel comes
         process = start(
             "uma_ctl.cli", "--prompt", "Hello", "--max-tokens", "2000", "--temp", "1.0", "--seed", str(seed), "--json"
         )
@@ -136,7 +136,7 @@ def test_a_request_of_another_connection_is_cancelled(ctl, start):
 
 
 def documented(section: str) -> set[str]:
-    """Field names in the first column of a section's table; `a.x`, `y` stand for a.x and a.y."""
+    """Return the field names in the first column of a section's table; `a.x`, `y` stand for a.x and a.y."""
     body = PROTOCOL.read_text().split(f"## {section}\n")[1].split("\n## ")[0]
     names = set()
     for row in re.findall(r"^\| (`[^|]*) \|", body, re.MULTILINE):
@@ -156,7 +156,7 @@ def produced(value: dict, prefix: str = "") -> set[str]:
 
 
 def test_status_has_the_documented_fields_and_no_others(socket_path, cli):
-    assert cli("--prompt", "Hello", "--max-tokens", "8").returncode == 0  # latencies exist only after an answer
+    assert cli("--prompt", "Hello", "--max-tokens", "8").returncode == 0  # the latencies exist only after an answer
     with Client(socket_path) as client:
         status = fields_of(client.call("status"))
     assert produced(status) == documented("The status dict") - {"drain", "http", "load_share"}

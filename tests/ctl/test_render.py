@@ -1,4 +1,4 @@
-"""What people see: units, views, and that nothing from the daemon can break them."""
+"""What people see: units and views, and that no data from the daemon can break them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ values = st.recursive(
 
 
 def paths(value, prefix=""):
-    """The leaves of a dict as dotted names."""
+    """Return the leaves of a dict as dotted names."""
     for key, item in value.items():
         if isinstance(item, dict) and item and not re.search(r"_ms$|residency|guard_detail$|bmt$|drain$|error$", key):
             yield from paths(item, f"{prefix}{key}.")

@@ -1,4 +1,4 @@
-"""The dashboard: its figures, its screen, and the whole of it on a terminal."""
+"""The dashboard: its figures, its screen, and the whole program on a terminal."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ def test_the_selection_follows_its_request():
 
 
 def test_a_selection_that_has_ended_moves_to_no_other_request_by_itself():
-    """A `c` that comes a moment too late cancels nothing."""
+    """A `c` that comes a moment too late must cancel nothing."""
     board = board_of(session("a"), session("b"))
     board.move(1)
     board.update(STATUS, {}, [session("x"), session("a")], 2.0)
     assert board.selected_session() is None and board.position == -1
-    board.update(STATUS, {}, [session("x"), session("a"), session("b")], 3.0)  # another one under the same id
+    board.update(STATUS, {}, [session("x"), session("a"), session("b")], 3.0)  # another request under the same id
     assert board.selected_session() is None
     board.update(STATUS, {}, [], 4.0)
     board.update(STATUS, {}, [session("y"), session("z")], 5.0)

@@ -17,7 +17,7 @@ READY = {"state": "ready", "uptime_s": 5.0, "model": {"name": "m", "is_demo": Tr
 
 
 def answering(**replies):
-    """A script that answers each operation with the given fields, or calls the given function."""
+    """Return a script that answers each operation with the given fields, or calls the given function."""
 
     def script(peer, message):
         answer = replies[message["type"]]
@@ -27,7 +27,7 @@ def answering(**replies):
 
 
 def in_turn(*answers):
-    """One answer after the other; the last one again and again."""
+    """Give one answer after the other, and then repeat the last one."""
     left = list(answers)
 
     def answer(peer, message):
