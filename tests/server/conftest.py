@@ -1,4 +1,4 @@
-"""The I/O side on a real socket, over a compute side that echoes the prompt byte by byte."""
+"""The I/O side on a real socket. Its compute side echoes the prompt byte by byte."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from uma_core.server.io.ports import Services
 from uma_core.session.events import Accepted, Cancel, Final, HangUp, Hold, Refused, Stale, Submit, Token
 from uma_core.types import FinishReason, SamplingParams
 
-WAIT_S = 20  # a test that waits so long has failed; nothing depends on its value
+WAIT_S = 20  # a test that waits this long has failed; no test depends on the value
 TICK_S = 0.0003
 
 
@@ -42,7 +42,7 @@ class FakeText:
         self.fingerprint = "f" * 8
         self.prepared: list[SamplingParams] = []
         self.calls: list[tuple[str, bool]] = []
-        self.gates: dict[str, threading.Event] = {}  # text: tokenising it waits for this
+        self.gates: dict[str, threading.Event] = {}  # by text: tokenizing the text waits for this
         self.started: dict[str, threading.Event] = {}
 
     def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
@@ -53,7 +53,7 @@ class FakeText:
         return ([1] if add_special else []) + list(text.encode())
 
     def block(self, text: str) -> tuple[threading.Event, threading.Event]:
-        """Make `tokenize(text)` wait. Gives the event of its start and the one that lets it go."""
+        """Make `tokenize(text)` wait. Return the event of its start, and the event that lets it continue."""
         self.started[text], self.gates[text] = threading.Event(), threading.Event()
         return self.started[text], self.gates[text]
 
@@ -95,7 +95,9 @@ class FakeSession:
 
 
 class FakeCompute(threading.Thread):
-    """Gives each session one character of its own prompt per tick, again and again until max_tokens."""
+    """In each tick, gives each session one character of its own prompt. Begins again at the prompt's end, until
+    max_tokens.
+    """
 
     def __init__(self, wake) -> None:
         super().__init__(daemon=True)
@@ -179,7 +181,7 @@ class FakeCompute(threading.Thread):
 
 
 class WireClient:
-    """A blocking client of struct and json alone."""
+    """A blocking client that uses only struct and json."""
 
     def __init__(self, path: str) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -223,7 +225,7 @@ class WireClient:
         return self.event()
 
     def rest(self) -> bytes:
-        """Everything until the server closes."""
+        """Return everything until the server closes the connection."""
         data = b""
         while chunk := self.sock.recv(1 << 16):
             data += chunk
@@ -241,7 +243,7 @@ def text_of(events: list[dict[str, Any]], id: Any) -> str:
 
 
 class Harness:
-    """An app on a socket, its loop in a thread."""
+    """An app on a socket, with its loop in a thread."""
 
     def __init__(self, path: str, **sections: dict[str, Any]) -> None:
         self.path = path
@@ -291,7 +293,7 @@ class Harness:
         return WireClient(self.path)
 
     def on_loop(self, function):
-        """Run `function` on the loop's thread and give its result."""
+        """Run `function` on the loop's thread and return its result."""
         done, result = threading.Event(), []
 
         def call() -> None:
@@ -347,7 +349,7 @@ def socket_path(tmp_path_factory) -> str:
 
 @pytest.fixture
 def serve(socket_path):
-    """Start an app with configuration sections; at the end it must be consistent."""
+    """Start an app with these configuration sections. At the end its state must be consistent."""
     running = []
 
     def start(**sections: dict[str, Any]) -> Harness:

@@ -1,4 +1,4 @@
-"""Who may connect and how many, when a connection is idle, and how all of them end."""
+"""Who may connect, how many connections there may be, when one is idle, and how all of them end."""
 
 from __future__ import annotations
 
@@ -107,25 +107,25 @@ def test_an_idle_connection_is_told_and_closed(serve):
 
 @pytest.mark.parametrize("data", [b"\0\x10\0\0", b"Hello", b"\n"])
 def test_trickled_bytes_do_not_keep_a_connection(serve, data):
-    """Of a frame or a line that never ends, and of lines that say nothing."""
+    """The bytes belong to a frame or a line that never ends, or to empty lines."""
     server = serve(ipc={"idle_timeout_ms": 60.0})
     with server.connect() as client:
         client.sock.sendall(data)
         filler = b"\n" if data == b"\n" else b" "
         with pytest.raises((BrokenPipeError, ConnectionResetError)):
-            for _ in range(500):  # not all of the frame
+            for _ in range(500):  # less than the whole frame
                 client.sock.sendall(filler)
                 time.sleep(0.02)
         server.eventually(lambda: not server.app.clients)
 
 
 def test_a_message_that_takes_its_time_is_not_idle(serve):
-    """It began late, and has as long again to be complete."""
+    """It began late, and has the same time again to be complete."""
     server = serve(ipc={"idle_timeout_ms": 1000.0})
     server.loop.clock = clock = ManualClock()
 
     def pass_ms(n: int) -> None:
-        """Until the server has looked at its timers."""
+        """Advance the clock, and wait until the server has looked at its timers."""
         clock.advance(n * 1_000_000)
         n_turns = server.loop.n_turns
         server.loop.wake()
@@ -154,7 +154,7 @@ def test_a_message_that_takes_its_time_is_not_idle(serve):
     [(b"", b"{"), (b"Hi", b"[E_LIMIT_005"), (b"{}", b"{"), (b"Hello", b"[E_LIMIT_005"), (b"{}\n", b"{")],
 )
 def test_what_was_typed_gets_its_time_out_as_text(serve, data, beginning):
-    """Nothing at all is answered by a frame."""
+    """A client that has sent nothing gets a frame."""
     server = serve(ipc={"idle_timeout_ms": 30.0})
     with server.connect() as client:
         client.sock.sendall(data)
@@ -170,7 +170,7 @@ def test_a_busy_connection_is_not_idle(serve):
     with server.connect() as client:
         client.send(id=1, prompt="a")
         server.eventually(lambda: len(server.compute.sessions) == 1)
-        server.eventually(lambda: server.loop.n_turns > 20)  # timers have come round
+        server.eventually(lambda: server.loop.n_turns > 20)  # the timers have been looked at
         server.compute.go.set()
         server.compute.submit(HangUp(-1))
         assert client.until_final(1)[-1]["event"] == "eos"
@@ -212,5 +212,5 @@ def test_a_quiet_server_sleeps(server):
         client.send(id=1, prompt="abc")
         client.until_final(1)
         before = server.on_loop(lambda: server.loop.n_turns)
-        time.sleep(0.3)  # the absence of work is what is observed
+        time.sleep(0.3)  # real time must pass: the test observes that no work is done
         assert server.on_loop(lambda: server.loop.n_turns) - before <= 2

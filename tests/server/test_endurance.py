@@ -66,7 +66,7 @@ def test_garbage_over_the_socket(server, texts):
 
 
 def test_random_clients_each_get_one_final_event(serve):
-    """Well-behaved, cancelling, vanishing: whoever stays gets exactly one final event for every request."""
+    """Clients behave well, cancel or vanish. A client that stays gets exactly one final event for every request."""
     server = serve(limits={"max_in_flight": 8})
     rng = random.Random(3)
     for _ in range(60):
@@ -126,7 +126,7 @@ def test_out_of_descriptors_for_real(socket_path, make_client):
         served, shed = [], 0
         while shed < 5:
             client = make_client(socket_path)
-            with suppress(BrokenPipeError):  # it was shed before it could ask; what was said to it is there to be read
+            with suppress(BrokenPipeError):  # it was shed before it could ask; the server's message can be read
                 client.send(type="health")
             event = client.event()
             if event["event"] == "reply":
@@ -138,7 +138,7 @@ def test_out_of_descriptors_for_real(socket_path, make_client):
         assert 10 < len(served) < 40
         before, n_clients = ask()
         assert n_clients == len(served)
-        time.sleep(0.2)  # real time must pass: what is observed is that nothing happens
+        time.sleep(0.2)  # real time must pass: the test observes that nothing happens
         assert ask()[0] - before <= 3, "it spins"
         assert served[0].ask(type="health")["event"] == "reply"
         for client in served:
@@ -154,7 +154,7 @@ def test_out_of_descriptors_for_real(socket_path, make_client):
 
 @pytest.mark.fuzz
 def test_many_random_streams_over_the_socket(server):
-    """The connection is closed by us or stays usable; the daemon serves on."""
+    """The server closes the connection or keeps it usable, and the daemon continues to serve."""
     rng = random.Random(1)
     n = 20_000 if os.environ.get("UMA_FUZZ") == "full" else 500
     for _ in range(n):

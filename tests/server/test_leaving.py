@@ -1,4 +1,4 @@
-"""Cancelling, hanging up, and ending only one direction: who still gets what."""
+"""Cancelling, hanging up, and closing only one direction: which clients still get what."""
 
 from __future__ import annotations
 
@@ -85,7 +85,9 @@ def test_hanging_up_while_the_prompt_is_being_read(server):
 
 
 def test_hanging_up_without_tokens_flowing_is_noticed(server):
-    """After a half-close nothing is read any more; the hang-up must still be seen while the request is queued."""
+    """After a half-close the daemon reads nothing more. It must still notice the hang-up while the request is
+    queued.
+    """
     server.compute.go.clear()
     client = server.connect()
     client.send(id="a", prompt="abc")

@@ -88,7 +88,7 @@ def test_many_lines_at_once_are_answered_in_order(server):
 
 def test_more_lines_than_the_cap_wait_in_the_socket(serve):
     server = serve(ipc={"max_frame_bytes": 1024})
-    lines = ["x" * 1000] * 300  # 300 KB behind a cap of 1 KB
+    lines = ["x" * 1000] * 300  # 300 KB in all, with a cap of 1 KB per line
     server.compute.go.clear()
     with server.connect() as client:
         client.sock.settimeout(0.2)
@@ -117,7 +117,7 @@ def test_the_nc_of_this_machine(server, options):
 
 
 def test_a_client_that_does_not_end_its_input_gets_the_answer_and_may_ask_again(server):
-    """OpenBSD's nc without -N: the end of its standard input is not told to us."""
+    """OpenBSD's nc without -N does not tell us the end of its standard input."""
     with server.connect() as client:
         for prompt in (b"Hello\n", b"again\n"):
             client.sock.sendall(prompt)

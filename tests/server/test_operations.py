@@ -1,4 +1,4 @@
-"""Operations other than generate: answered at once or later, and to whom."""
+"""Operations other than generate: which are answered at once, which later, and to whom."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The limit of open files follows the configured connections, in a process of its own."""
+"""The limit of open files follows the configured number of connections. Runs in a separate process."""
 
 from __future__ import annotations
 

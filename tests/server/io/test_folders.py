@@ -1,4 +1,4 @@
-"""Whether others could put something in a file's place."""
+"""Whether other users could replace a file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_ones_own_folder_and_the_sticky_one_of_all_are_safe(folder):
 @pytest.mark.parametrize("mode", [0o777, 0o707, 0o2777])
 @pytest.mark.parametrize("depth", [0, 1])
 def test_a_folder_to_which_others_may_write(folder, mode, depth):
-    """Also one further up: whoever renames it replaces what is in it."""
+    """This includes parent folders: a user who can rename a parent replaces everything in it."""
     inner = folder / "a"
     inner.mkdir(mode=0o700)
     folder.chmod(mode)

@@ -1,4 +1,4 @@
-"""Lines about requests: ids and figures always, prompts only where they are wanted."""
+"""Log lines about requests: ids and figures always, prompts only if the configuration asks for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from uma_core.log import Output
 
 @pytest.fixture
 def lines():
-    """Start to log; afterwards give what was written."""
+    """Start logging; return a function that gives the lines so far."""
     outputs = []
 
     def start(**options):

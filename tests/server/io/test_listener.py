@@ -52,7 +52,7 @@ def test_a_live_socket_without_a_lock_is_not_stolen(socket_path):
         other.listen(1)
         assert refuse(socket_path) is ErrorCode.SOCKET_IN_USE
         clients = []
-        while True:  # fill its backlog: still alive
+        while True:  # fill its backlog: the socket is still alive
             client = socket.socket(socket.AF_UNIX)
             client.setblocking(False)
             clients.append(client)
@@ -107,7 +107,7 @@ def test_a_folder_in_which_others_could_replace_the_socket(socket_path):
 
 @pytest.mark.parametrize("suffix", ["", ".lock"])
 def test_another_users_file_at_the_path_is_told_with_its_owner(socket_path, monkeypatch, suffix):
-    """Squatters included: in a sticky folder nobody else can remove it."""
+    """Squatters included: in a sticky folder no other user can remove the file."""
     with socket.socket(socket.AF_UNIX) as squatter:
         squatter.bind(socket_path + suffix)
     euid = os.geteuid()
@@ -223,7 +223,7 @@ class Refusing:
 
 @pytest.fixture
 def accepting(socket_path):
-    """A listener with injected errors on a loop with a hand-moved clock, and one waiting client."""
+    """Return a listener with injected errors on a loop with a manual clock, and one waiting client."""
     clock = ManualClock()
     loop, bound = Loop(clock), bind_unix(socket_path, 8)
     accepted, shed, client = [], [], socket.socket(socket.AF_UNIX)
@@ -279,7 +279,7 @@ def test_out_of_descriptors_sheds_the_client_with_the_spare_one(accepting, error
 def test_out_of_descriptors_an_administrator_gets_the_last_one(accepting, socket_path, monkeypatch):
     accepting.keeps = True
     loop, _, listener, accepted, shed = accepting([errno.EMFILE])
-    monkeypatch.setattr(os, "open", refuse_descriptors)  # there are none to replace the spare ones
+    monkeypatch.setattr(os, "open", refuse_descriptors)  # there are no descriptors to replace the spare ones
     loop.turn(0)
     assert (len(accepted), len(shed), len(accepting.kept)) == (0, 0, 1)
     assert accepting.kept[0].fileno() >= 0

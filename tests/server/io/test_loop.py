@@ -134,7 +134,7 @@ def test_call_soon_from_another_thread_ends_the_sleep(loop):
 
 
 def test_no_wake_up_is_lost(loop):
-    """Producers append and wake as fast as they can; the consumer must see everything without a timeout."""
+    """Producers append and wake as fast as they can. The consumer must see everything without a timeout."""
     n_each, queue = 2_000, []
 
     def produce():

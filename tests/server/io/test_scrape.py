@@ -1,4 +1,4 @@
-"""`GET /metrics`, as HTTP clients of every kind ask for it."""
+"""`GET /metrics`, as all kinds of HTTP clients send it."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_bug_in_the_figures_is_told(host):
 def test_those_who_say_nothing_keep_nobody_out(host):
     silent = [host.connect() for _ in range(2 * MOST_VISITORS)]
     assert host.ask()[0].status == 200
-    with pytest.raises(ConnectionResetError):  # the first ones had to go
+    with pytest.raises(ConnectionResetError):  # the first connections had to make room
         if not silent[0].recv(1):
             raise ConnectionResetError
     for sock in silent:

@@ -1,4 +1,4 @@
-"""The gateway as a child of the daemon: there is one at most, whatever is reloaded when."""
+"""The gateway as a child of the daemon: at most one runs, whenever the configuration is reloaded."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Child:
 
 
 class Rig:
-    """A gateway on a clock of its own. `children`: the processes that it has started."""
+    """A gateway on a manual clock. `children`: the processes that it has started."""
 
     def __init__(self) -> None:
         self.clock, self.children = ManualClock(1_000), list[Child]()
@@ -44,7 +44,7 @@ class Rig:
         self.child = Gateway(self.loop, "/run/uma.sock")
 
     def start(self, *args: Any, **kwargs: Any) -> Child:
-        """In place of `subprocess.Popen`."""
+        """Stands in for `subprocess.Popen`."""
         self.children.append(Child())
         return self.children[-1]
 
@@ -127,7 +127,7 @@ def test_one_that_hangs_is_killed_after_the_time_for_its_answers(
     child.apply(HttpOptions(port=8081))
     rig.wait(wait_s * 1_000_000_000 + LATE_NS - 1)
     assert not children[0].has_ended
-    child.apply(HttpOptions(port=8082))  # does not begin the wait again
+    child.apply(HttpOptions(port=8082))  # this does not restart the wait
     rig.wait(1)
     assert children[0].has_ended
     while len(children) == 1:

@@ -1,4 +1,4 @@
-"""What a user is told of a load that failed with an error of Python's or of a library's."""
+"""What a user is told if a load fails with an error of Python or of a library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The configuration is read where it can block nobody: a file system that does not answer costs one reload, no more."""
+"""The configuration is read on a thread that blocks no other: a file system that does not answer costs one reload and
+nothing else.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ class FakeHost:
 
 
 class World:
-    """A reloader on a loop that this thread turns; reading waits for `answers` while it is cleared."""
+    """A reloader on a loop that this thread turns. Reading waits while `answers` is cleared."""
 
     def __init__(self, monkeypatch, limit_ns: int) -> None:
         self.answers = threading.Event()

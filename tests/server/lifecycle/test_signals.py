@@ -1,6 +1,4 @@
-"""SIGQUIT while other threads run Python: their stacks change under whoever reads them without the interpreter's
-lock.
-"""
+"""SIGQUIT while other threads run Python: their stacks change while they are read without the interpreter's lock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a load may be made, and what the system says about memory."""
+"""How a load may be made, and what the system reports about memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def use(weights: int, kv: int, compute: int = 0) -> MemoryUse:
         (use(100, 50), use(100, 50), 300, 1000, Fit.BESIDE),
         (use(100, 50), use(100, 50), 299, 1000, Fit.SWAP),
         (use(100, 50), use(100, 50), 150, None, Fit.SWAP),
-        (use(100, 150), use(100, 150), 0, 70, Fit.SWAP),  # what the old one frees is room
+        (use(100, 150), use(100, 150), 0, 70, Fit.SWAP),  # the memory that the old model frees counts as room
     ],
 )
 def test_beside_or_instead(need, live, budget_mb, available_mb, expected):

@@ -1,4 +1,4 @@
-"""Watching memory pressure, on every system's interface."""
+"""Watching for memory pressure, with each system's interface."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from uma_core.server.memory.pressure import CRITICAL, HANDLER, POLL_NS, WARN, Di
 
 
 class Turns:
-    """A loop on a manual clock, and a count of signals."""
+    """A loop on a manual clock that counts signals."""
 
     def __init__(self) -> None:
         self.clock = ManualClock(1)
@@ -38,7 +38,7 @@ def turns():
 
 @pytest.fixture
 def urgent(monkeypatch):
-    """A descriptor that can be urgent, in place of the one that `os.open` would give; and its other end."""
+    """Replace the descriptor that `os.open` would return by one that can become urgent; return its other end too."""
     server = socket.create_server(("127.0.0.1", 0))
     far = socket.create_connection(server.getsockname())
     near, _ = server.accept()
@@ -135,7 +135,7 @@ def test_where_there_is_nothing_nothing_is_watched(turns, tmp_path, caplog):
 
 
 class FakeDispatch:
-    """The part of libdispatch that is used, with its calls recorded."""
+    """The part of libdispatch that the product uses; it records its calls."""
 
     def __init__(self, source: int) -> None:
         self.calls: list[tuple] = []

@@ -1,4 +1,4 @@
-"""Memory goes back once for each stretch of work, after it."""
+"""Memory is returned to the system once after each stretch of work."""
 
 from __future__ import annotations
 

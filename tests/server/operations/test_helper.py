@@ -1,4 +1,4 @@
-"""Large requests are read in a process of their own: the same comes of them, and whatever happens to it costs one
+"""Large requests are read in a separate process: the result is the same, and a failure of that process costs one
 request.
 """
 
@@ -92,7 +92,7 @@ def test_a_prompt_line_is_its_own_source(helper, fake):
 
 
 def test_a_models_own_vocabulary_is_read_there(helper):
-    """And its own template, as far as it has one."""
+    """So is its own template, if it has one."""
     model = LlamaModel(str(default_model_path()), EngineOptions(), None, Parts.VOCABULARY)
     text = SimpleNamespace(info=SimpleNamespace(engine="graph", model_path=model.path, fingerprint=model.fingerprint))
     prompt = "The shell reads commands and " * 50
@@ -118,7 +118,7 @@ def test_refusals_come_through(helper, fake):
 
 
 def test_another_file_than_the_loaded_one_is_not_trusted(helper, fake, tmp_path):
-    """It was replaced after the daemon loaded it: the daemon reads with the vocabulary that it has."""
+    """The file was replaced after the daemon loaded it, so the daemon reads with its own vocabulary."""
     path = tmp_path / "m.gguf"
     path.write_bytes(default_model_path().read_bytes())
     for engine_path in (path, tmp_path / "gone.gguf"):
@@ -180,7 +180,7 @@ def test_where_no_process_can_be_started_the_daemon_reads_itself(fake, monkeypat
 
 
 def test_it_ends_silently_with_a_daemon_that_was_killed(capfd):
-    """Nobody reads its answer: that is no fault of it."""
+    """Nobody reads the helper's answer any more, and that is no error of the helper."""
     here, there = socket.socketpair()
     flag = helper_module.Flag()
     helper_module.send(here, helper_module.DIGEST, (), b'{"prompt":"a"}')
@@ -207,7 +207,7 @@ def test_closing_gives_up_what_is_being_read(fake):
 
 @pytest.mark.parametrize("is_crowded", [False, True])
 def test_it_reads_in_turns_and_sleeps_without_work(fake, is_crowded):
-    """Pausing changes nothing of what is read, and no timer runs when there is nothing to do."""
+    """Pausing does not change the result, and no timer runs while there is no work."""
     helper = Helper()
     try:
         helper.is_crowded.set(is_crowded)

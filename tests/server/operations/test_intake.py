@@ -16,7 +16,7 @@ WAIT_S = 20
 
 
 class Outbox:
-    """Collects what the intake gives out, in order."""
+    """Collects the intake's results, in order."""
 
     def __init__(self) -> None:
         self.items: list = []
@@ -62,10 +62,10 @@ def test_a_job_becomes_a_submit(intake, outbox, fake_text):
 
 
 def order(intake, outbox, jobs: list[Job]) -> list[str]:
-    """What comes out when all of them wait already."""
+    """Return the order of the results if all jobs are already waiting."""
     for one in jobs:
         intake.put(one)
-    intake._threads.pop()  # one worker, for a certain order
+    intake._threads.pop()  # one worker, so that the order is certain
     intake.start()
     return [item.request.id for item in outbox.wait(len(jobs))]
 
@@ -112,10 +112,10 @@ def test_a_large_request_that_nothing_can_read_ends_nobody_elses(intake, outbox,
     def fail(*_):
         raise MemoryError
 
-    monkeypatch.setattr(intake._reader, "digest", fail)  # the helper had no memory for it, and the daemon has none
+    monkeypatch.setattr(intake._reader, "digest", fail)  # the helper had no memory for it, and neither has the daemon
     monkeypatch.setattr(Local, "digest", fail)
     intake.start()
-    for _ in range(2):  # one thread reads large ones: it is there for the second, too
+    for _ in range(2):  # one thread reads large requests, and it must survive for the second one
         intake.put(Decoding(1, 0, b"{}", outbox))
     found = outbox.wait(2)
     assert all(isinstance(each, Unfit) and each.error.error is ErrorCode.INTERNAL for each in found)
@@ -188,7 +188,7 @@ def test_which_model_is_in_use(intake, outbox, fake_text):
 
 
 def test_many_threads_of_events_lose_nothing(intake, outbox):
-    """Random cancels from another thread: every job gives exactly one outcome."""
+    """Another thread cancels at random. Every job has exactly one outcome."""
     intake.start()
     n = 500
     for i in range(n):

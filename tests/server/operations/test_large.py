@@ -1,4 +1,4 @@
-"""Large requests on their way through the I/O side: in order, and without keeping others waiting."""
+"""Large requests on their way through the I/O side: they keep their order, and other requests do not wait for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LONG = "abcdefgh" * 4000  # more than LARGE_BYTES
 
 
 class Slow(Local):
-    """Reads when it is told to."""
+    """Reads on command."""
 
     def __init__(self) -> None:
         self.go, self.begun = threading.Event(), threading.Event()

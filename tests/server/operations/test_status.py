@@ -1,4 +1,4 @@
-"""The verdict about gaps, and what it is based on."""
+"""The verdict about gaps, and the figures that it is based on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_the_verdict(n_good, n_long, expected):
     registry = m.new_registry()
     stretch = registry.histogram(m.GAP_STRETCH)
     for _ in range(n_good):
-        stretch.observe(1.0)  # just within
+        stretch.observe(1.0)  # just within the limit
     for _ in range(n_long):
         stretch.observe(1.000001)
     assert verdict(registry.snapshot().merged(m.GAP_STRETCH)) == expected

@@ -145,7 +145,7 @@ def test_a_text_past_the_cap_is_refused(serve):
 
 
 def test_an_answer_past_what_a_reader_may_leave_unread_is_refused(serve):
-    """Sent, it would drop the client as a slow one."""
+    """If it were sent, the client would be dropped as a slow one."""
     with serve(ipc={"tx_hard_bytes": 4096, "tx_soft_bytes": 1024}).connect() as client:
         error = client.ask(type="tokenize", content="x" * 2000, with_pieces=True)
         assert (error["name"], error["detail"]["limit"]) == ("prompt_too_large", 4096)

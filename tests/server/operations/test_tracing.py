@@ -15,7 +15,7 @@ WAIT_S = 20.0
 
 
 class Host:
-    """Records nothing by itself."""
+    """Stands in for the host; it records nothing itself."""
 
     def __init__(self) -> None:
         self.files: list[TraceFile] = []
