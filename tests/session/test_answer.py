@@ -1,4 +1,4 @@
-"""Which tokens a piece of text is made of, whatever is held back, cut or taken back."""
+"""Which tokens a piece of text consists of, even if text is held back, cut or taken back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def one(i: int, piece: bytes) -> TokenLogprob:
 
 
 def run(pieces: Pieces, stops: tuple[str, ...]) -> tuple[Answer, list[str], list[list[int]], str]:
-    """Texts, the tokens that came with each, and what came last without a text of its own."""
+    """Return the answer, its texts, the tokens that came with each, and the text that was released last."""
     answer = Answer(stops)
     texts, tokens = [], []
     for i, piece in enumerate(pieces):
@@ -87,7 +87,7 @@ def test_a_stop_string_keeps_its_own_tokens() -> None:
 
 @given(PIECES, STRINGS.filter(bool))
 def test_no_banned_text_is_released_and_taking_back_leaves_no_trace(pieces: Pieces, banned: tuple[str, ...]) -> None:
-    """Whoever takes a token back never tries it there again: the text is that of the tokens that stayed."""
+    """A token that was taken back is never tried again at its place: the text is that of the tokens that stayed."""
     answer = Answer((), banned)
     kept: Pieces = []
     out = ""

@@ -1,4 +1,4 @@
-"""Thoughts are found and counted whatever tokens their tags are made of."""
+"""Thoughts are found and counted, whatever tokens their tags consist of."""
 
 from __future__ import annotations
 

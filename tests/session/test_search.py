@@ -1,4 +1,4 @@
-"""Several strings at once, piece by piece: what a search through the whole text would find."""
+"""Searching for several strings piece by piece finds the same as a search through the whole text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PIECES = st.lists(st.text("abc", max_size=6), max_size=8)
 
 
 def first_of(text: str, strings: tuple[str, ...], n_before: int) -> Found | None:
-    """The first one that is complete only after `n_before` characters."""
+    """Return the first match that is complete only after `n_before` characters."""
     found = [
         (at, i)
         for i, s in enumerate(strings)
@@ -25,7 +25,7 @@ def first_of(text: str, strings: tuple[str, ...], n_before: int) -> Found | None
 
 
 def overlap(text: str, string: str) -> int:
-    """Characters of the longest end of the text that begins the string."""
+    """Return how many characters at the end of the text are the beginning of the string."""
     return next(n for n in range(min(len(text), len(string)), -1, -1) if text.endswith(string[:n]))
 
 
@@ -52,7 +52,7 @@ def test_an_older_state_goes_on_as_if_nothing_had_followed(
 
 
 def states_of(strings: tuple[str, ...], pieces: list[str]) -> int:
-    """How many were made."""
+    """Return how many states were made."""
     state = root = beginning(strings)
     for piece in pieces:
         state, _ = search(state, piece)
@@ -79,7 +79,7 @@ def test_many_strings_with_the_same_ends_are_no_deeper_than_the_stack() -> None:
 
 def test_a_character_costs_a_few_steps_however_many_strings_nearly_match() -> None:
     class Text(str):
-        """Counts how often it is read."""
+        """A text that counts how often it is read."""
 
         n_read = 0
 

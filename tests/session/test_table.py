@@ -1,4 +1,4 @@
-"""Fairness accounts: one per peer, and no more than are of use."""
+"""Fairness accounts: one per peer, and no more than are useful."""
 
 from __future__ import annotations
 

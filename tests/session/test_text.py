@@ -1,4 +1,4 @@
-"""Whole characters and stop strings, whatever the pieces."""
+"""Whole characters and stop strings, however the text is cut into pieces."""
 
 import itertools
 
@@ -46,7 +46,7 @@ def test_stops_cut_where_a_whole_search_would(text: str, stops: list[str], cuts:
         if stream.is_stopped:
             break
     out += stream.finish()
-    # The first piece in which any is complete decides; before the earliest of them all, everything is sent.
+    # The first piece that completes any stop string decides. All text before the earliest stop string is sent.
     complete = [i for s in stops for i in range(len(seen)) if seen.startswith(s, i)]
     assert stream.is_stopped == bool(complete)
     assert out == (seen[: min(complete)] if complete else text)
