@@ -1,4 +1,4 @@
-"""An executor over the FakeEngine on a manual clock, driven by hand."""
+"""An executor over the FakeEngine on a manual clock; tests drive it tick by tick."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Rig:
         return is_busy
 
     def run(self, n_most: int = 20_000) -> None:
-        """Until no session is left."""
+        """Tick until no session is left."""
         for _ in range(n_most):
             self.tick()
             if not len(self.executor.table):

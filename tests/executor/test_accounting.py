@@ -1,4 +1,4 @@
-"""What is noted while a plan is repeated is booked in the end, and repeating changes nothing else."""
+"""Figures that are noted while a plan is repeated are booked in the end, and repeating changes nothing else."""
 
 import itertools
 from collections.abc import Sequence
@@ -27,7 +27,9 @@ def streams(rig: Rig, n: int = 3) -> Rig:
 
 
 def watch(rig: Rig) -> list[tuple[bool, int]]:
-    """What decode calls from now on are told: whether the next one is the same, and their rows."""
+    """Return a list that collects, for each decode call from now on, whether the next call is the same, and its
+    rows.
+    """
     seen: list[tuple[bool, int]] = []
     decode = rig.engine.decode
 
@@ -127,7 +129,7 @@ def test_time_between_calls_ends_when_the_next_one_was_begun() -> None:
 
 def test_a_call_that_was_begun_ahead_tells_nothing_about_the_hosts_time() -> None:
     rig = streams(Rig())
-    rig.executor.record(Recorder())  # every tick is planned
+    rig.executor.record(Recorder())  # while ticks are recorded, every tick is planned
     for _ in range(50):
         rig.tick()
     typical = rig.executor.meters.overhead_ns
@@ -144,7 +146,7 @@ def test_a_call_that_was_begun_ahead_tells_nothing_about_the_hosts_time() -> Non
 
 
 def test_a_paste_is_read_as_soon_where_the_plans_that_hold_it_are_repeated() -> None:
-    """Its pieces fit long gaps only: most rounds of the chat have nothing for it."""
+    """Its pieces fit only long gaps: most rounds of the chat have no room for it."""
 
     def rounds_read(rig: Rig) -> list[int]:
         rig.submit("chat", "hello", conn_id=1, max_tokens=400)

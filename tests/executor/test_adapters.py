@@ -1,4 +1,6 @@
-"""Requests with LoRA adapters: mixtures in flight, cancels, parking, and a cache that keeps their KV apart."""
+"""Requests with LoRA adapters: mixtures in flight, cancels, parking, and a cache that keeps the KV of each set
+apart.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +95,7 @@ def test_kv_of_one_set_is_never_another_sets() -> None:
 
 
 def test_files_of_one_set_are_never_another_sets(tmp_path: Path) -> None:
-    """A daemon that starts again finds each set's files, and tells them apart by what the adapters' files hold."""
+    """A restarted daemon finds the files of each set, and tells sets apart by the content of the adapters' files."""
     cache = CacheSettings(is_on=True, ram_bytes=64 << 20, disk_dir=str(tmp_path), disk_bytes=1 << 30)
     first = rig_of(True, cache)
     for i, adapters in enumerate(SETS[:3]):
@@ -135,7 +137,9 @@ def test_a_parked_session_comes_back_with_its_set() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_random_mixtures(seed: int) -> None:
-    """Arrivals, cancels and parking at any moment: whoever ends has the text of their set, or a beginning of it."""
+    """Arrivals, cancels and parking at any moment. An answer that ends has the text of its set, or a beginning of
+    it.
+    """
     draw = random.Random(seed)
     rig = Rig(
         FakeModel(n_seq_max=draw.choice([1, 2, 4]), is_unified=draw.random() < 0.5,

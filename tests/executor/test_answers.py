@@ -1,4 +1,4 @@
-"""Several answers to one request: one prompt, streams of their own, one end."""
+"""Several answers to one request: one prompt, a stream for each answer, one end."""
 
 from __future__ import annotations
 

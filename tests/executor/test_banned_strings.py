@@ -1,5 +1,5 @@
-"""Banned strings through whole lives of requests over the FakeEngine, whose next token is a hash of all that its KV
-holds.
+"""Banned strings through whole lives of requests over the FakeEngine, whose next token is a hash of everything in its
+KV.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def text_of(*args: Any, **fields: Any) -> str:
 
 
 def check_each_choice(tokens: list[int], banned: tuple[str, ...]) -> None:
-    """Wherever the answer leaves what the engine likes best after the tokens so far, that would have begun a banned
-    string.
+    """Check each token that is not the engine's favourite after the tokens before it: the favourite would have begun a
+    banned string.
     """
     before = [BOS, *b"hello"]
     for at, token in enumerate(tokens):
@@ -134,8 +134,8 @@ def test_a_stop_text_before_a_banned_one_ends_the_answer_and_one_after_it_is_loo
 
 
 def test_penalties_count_what_stays() -> None:
-    """A token that was taken back is as likely as before: the engine's own choice, which the penalty would have
-    changed.
+    """A token that was taken back is as likely as before. It is the engine's own choice here, which a penalty would
+    have changed.
     """
     free = text_of()
     rig = Rig()
@@ -146,7 +146,7 @@ def test_penalties_count_what_stays() -> None:
     sampler = session.sampler
     rig.run()
     assert bytes(sampler.accepted).decode() != "hello"[-8:], "told anew"
-    content = "\x00hello" + rig.text("a")  # the first one stands for BOS, which is not a byte
+    content = "\x00hello" + rig.text("a")  # the first character stands for BOS, which is not a byte
     assert bytes(t & 0xFF for t in sampler.accepted).decode() in content
 
 
@@ -292,7 +292,7 @@ def test_any_mixture_ends_once_and_clean(seed: int) -> None:
 
 
 def texts(rig: Rig, name: str) -> list[str]:
-    """Of each of its answers."""
+    """Return the text of each of its answers."""
     said: dict[int, str] = {}
     for event in rig.seen:
         if isinstance(event, Token) and event.request_id == name:

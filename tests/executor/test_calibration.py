@@ -1,4 +1,4 @@
-"""What is timed at start covers what ticks will hold."""
+"""The timing at the start covers everything that ticks will hold."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_rows_of_drafts_are_timed_where_there_are_fewer_sequences(n_seq: int) ->
 
 
 def test_calls_of_more_rows_than_were_timed_are_timed_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What was stored says nothing of them: drafts would be judged by a guess."""
+    """The stored times do not cover these calls: drafts would be judged by a guess."""
     monkeypatch.setenv("UMA_BUILD_CACHE", str(tmp_path))
     clock = ManualClock(1)
     for n_batch in (4, 64):
@@ -52,7 +52,7 @@ def test_a_stored_calibration_that_is_none_is_measured_again(
     if kind == "a pipe":
         os.mkfifo(path)
     else:
-        # calls of no rows would never serve the rows of a tick
+        # a call of no rows would never serve the rows of a tick
         path.write_text(text.replace('"splits": [[], [1]', '"splits": [[], [0]') if kind[0] == "a" else "[" * 100_000)
     assert calibrate(engine, device_view(engine), clock, "auto").splits == first.splits
     assert path.is_file() and path.read_text() == text
@@ -77,15 +77,17 @@ def test_a_call_whose_best_times_differ_was_disturbed(kind: str) -> None:
 
 
 class _Drifting(ManualClock):
-    """A machine that is a fifth slower now and then, for longer than a call takes."""
+    """A machine that is now and then slower by a fifth, for longer than a call takes."""
 
     def advance(self, ns: int) -> None:
-        is_slow = (self.now_ns() // 300_000_000 * 2654435761 >> 7) % 3 == 0  # without a rhythm
+        is_slow = (self.now_ns() // 300_000_000 * 2654435761 >> 7) % 3 == 0  # at irregular times
         super().advance(ns * 6 // 5 if is_slow else ns)
 
 
 def test_prices_do_not_depend_on_the_moment_at_which_each_was_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prices that are too high for some rows only feed prompts in smaller parts, for as long as they are stored."""
+    """If prices for some row counts were too high, prompts would be fed in smaller parts for as long as the prices are
+    stored.
+    """
     monkeypatch.setattr(calibration, "BUDGET_NS", 60_000_000_000)
     models: list[CostModel] = []
     for clock in (ManualClock(1), _Drifting(1)):

@@ -1,5 +1,5 @@
-"""What a prefill run does in which order; transfers get the time that a plan gives them, and what a chunk that ended
-left of its own.
+"""The order of work within a prefill run. Transfers get the time that a plan gives them, and the time that a finished
+chunk left unused.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CHUNK_NS = 4 * MS
 
 
 class Prompt:
-    """A session whose one chunk is read within RUN_NS and leaves `copy_ns` of copying behind."""
+    """A session whose only chunk is read within RUN_NS and leaves `copy_ns` of copying."""
 
     def __init__(self, copy_ns: float, priority: Priority = Priority.BACKGROUND, n_max: int = 5) -> None:
         self.rig = Rig()

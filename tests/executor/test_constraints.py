@@ -1,4 +1,4 @@
-"""Constrained answers through whole lives of requests over the FakeEngine, whose logits know nothing of any grammar."""
+"""Constrained answers through whole lives of requests over the FakeEngine, whose logits ignore every grammar."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_a_cancelled_answer_leaves_no_trace(compiler):
 
 
 class Failing:
-    """A matcher that allows everything for some tokens, and then fails."""
+    """A matcher that allows everything for some tokens and then fails."""
 
     mask: np.ndarray | None = None
     forced = ()
@@ -230,7 +230,7 @@ def test_what_the_engine_may_have_spoilt_is_not_used_again():
 
 
 def gaps(rig: Rig, names: str, n: int) -> dict[str, int]:
-    """Tokens that each got in so many ticks."""
+    """Return how many tokens each request gets in `n` ticks."""
     rig.seen.clear()
     for _ in range(n):
         rig.tick()
@@ -312,7 +312,7 @@ THOUGHT = Constraint("lark", "start: /[^\\]]*\\]/ /[0-9]{3}/")
 
 
 def test_a_spent_budget_ends_a_thought_that_a_grammar_follows(compiler):
-    """The grammar goes on behind the forced end."""
+    """The grammar continues after the forced end."""
     rig = Rig()
     ask(rig, compiler, "a", THOUGHT, max_tokens=60, reasoning=Reasoning("", "]", 4, "enough."))
     rig.run()

@@ -1,4 +1,4 @@
-"""What a request may ask of its answer beyond the likeliest tokens."""
+"""Options of a request that go beyond taking the likeliest token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHORT = FakeModel(eog_every=3)  # answers end by themselves after a few tokens
 
 
 def answer(model: FakeModel | None = None, n: int = 40, **fields: Any) -> tuple[str, FinishReason, int]:
-    """Text, reason and count of tokens."""
+    """Return text, reason and number of tokens."""
     rig = Rig(model)
     rig.submit("a", max_tokens=n, **fields)
     rig.run()
@@ -54,7 +54,7 @@ def test_a_banned_token_never_comes_and_a_favoured_one_always() -> None:
 
 
 def told(rig: Rig, request_id: str = "a") -> list[TokenLogprob]:
-    """All that came, in events and at the end."""
+    """Return all log probabilities that came, in events and at the end."""
     (final,) = rig.finals(request_id)
     events = [e for e in rig.seen if isinstance(e, Token) and e.request_id == request_id]
     return [one for event in [*events, final] for one in event.logprobs or ()]
@@ -92,7 +92,7 @@ def test_what_nobody_asked_for_does_not_come() -> None:
     assert told(rig) == [] and rig.finals("a")[0].logprobs is None
 
 
-# -- what ended it
+# -- the cause of the end
 
 
 def test_the_end_says_which_stop_it_was() -> None:
@@ -130,7 +130,7 @@ def test_control_tokens_appear_only_where_they_are_asked_for() -> None:
 
 
 def thought(budget: int | None, prompt: str = "[", n: int = 60, **fields: Any) -> tuple[str, dict[str, int]]:
-    """Text and usage of an answer that thinks from the first token on; the engine's language has no `]`."""
+    """Return text and usage of an answer that thinks from its first token on. The engine's language has no `]`."""
     rig = Rig()
     rig.submit("a", prompt=prompt, max_tokens=n, reasoning=Reasoning("[", "]", budget, "enough."), **fields)
     rig.run()

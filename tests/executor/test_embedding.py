@@ -1,4 +1,4 @@
-"""Inputs become vectors over the FakeEngine: beside streams, in any way of reading, with one final event each."""
+"""Inputs become vectors over the FakeEngine: beside streams, however they are read, with one final event each."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def inputs_of(*sizes: int) -> list[np.ndarray]:
 
 
 def hidden(tokens: Sequence[int]) -> np.ndarray:
-    """Each token's hidden state: of all before it too."""
+    """Each token's hidden state; it also depends on all tokens before it."""
     kv = FakeKV(1, 1 << 16, 1 << 16, True)
     return _hidden_rows([kv.append(0, int(token)) for token in tokens])
 
@@ -106,9 +106,7 @@ def test_a_stream_beside_them_says_what_it_says_alone(n_prefill_slots: int, ride
 
 @pytest.mark.parametrize("n_prefill_slots", [0, 2])
 def test_no_gap_of_a_stream_holds_more_of_a_batch_than_of_a_prompt(n_prefill_slots: int) -> None:
-    """The guard treats an input as it treats a prompt: the longest gap beside one is not longer than beside the
-    other.
-    """
+    """The guard treats an input like a prompt: the longest gap is not longer beside an input than beside a prompt."""
 
     def longest(kind: str) -> int:
         rig = Rig(FakeModel(n_prefill_slots=n_prefill_slots), cost=CPU_SHAPE)

@@ -1,4 +1,4 @@
-"""Plans carried out over the FakeEngine: whole lives of requests, limits, failures."""
+"""Plans carried out over the FakeEngine: whole lives of requests, limits, and failures."""
 
 import pytest
 from hypothesis import given, settings
@@ -54,7 +54,7 @@ def test_long_prompts_read_in_any_way_give_one_text(n_prefill_slots: int, is_uni
 
 @pytest.fixture
 def sampled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Sequences whose first token was drawn from their prompt's own logits."""
+    """Return the sequences whose first token was drawn from the logits of their own prompt."""
     seqs: list[int] = []
     sample = FakeEngine.prefill_sample
     monkeypatch.setattr(
@@ -168,9 +168,7 @@ def test_session_cap_and_duplicate_ids() -> None:
 
 
 def test_whoever_fills_all_places_does_not_keep_the_others_out() -> None:
-    """A process, and an account that a gateway asks for, each have a place of their own beyond the cap; but not a
-    second one.
-    """
+    """Another process, or another account of a gateway, has one place beyond the cap, but not a second one."""
     rig = Rig(limits=Limits(max_sessions=16))
     for i in range(20):
         rig.submit(f"hog{i}", conn_id=i, max_tokens=500)

@@ -1,5 +1,5 @@
-"""What the executor measures of itself: memory traffic, idle time, copies, the way of a token to the I/O thread; and
-the guard's state.
+"""What the executor measures about itself: memory traffic, idle time, copies, the time until a token reaches the I/O
+thread, and the guard's state.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def figures(rig: Rig) -> dict:
 
 
 def measured(rig: Rig) -> Rig:
-    """With a cost model as calibration would have measured it."""
+    """Use a cost model as calibration would have measured it."""
     rig.executor.cost = calibrate(rig.engine.cost, device_view(rig.engine))
     return rig
 
@@ -50,7 +50,7 @@ class TestMemoryTraffic:
             assert seen["bmt_ms_last"] == pytest.approx(16.2, rel=0.02) and seen["bmt_budget"] == 0
         assert seen["bmt_gb_per_s"] == pytest.approx(weights / 16.2e6, rel=0.02)
         rig.run()
-        rig.tick()  # accounting what is left
+        rig.tick()  # book what is left
         assert figures(rig)["bmt_moved_bytes_total"] >= 29 * weights
 
     def test_a_plan_that_is_repeated_counts_each_time(self) -> None:
@@ -83,7 +83,7 @@ class TestIdleTime:
         rig.submit("a", max_tokens=100)
         for _ in range(100):
             rig.tick()
-            rig.clock.advance(2 * STEP_NS)  # and one more that every tick of the rig takes
+            rig.clock.advance(2 * STEP_NS)  # and one more step, which every tick of the rig takes
         assert figures(rig)["device_idle_share"] == pytest.approx(3 / (3 + 16.2), abs=0.03)
 
     def test_time_without_requests_does_not_count(self) -> None:
@@ -115,12 +115,12 @@ class TestCopies:
 class TestWayOfATokenOut:
     @pytest.mark.parametrize("has_prompt", [False, True])
     def test_it_ends_when_the_io_thread_is_told(self, has_prompt: bool) -> None:
-        """Not at the end of the tick; and in ticks with pieces of a prompt too."""
+        """Not at the end of the tick. This also holds in ticks with pieces of a prompt."""
         rig = measured(Rig(cost=CPU_SHAPE))
         calls = rig.executor.calls
 
         def announce() -> None:
-            rig.clock.advance(STEP_NS // 4)  # what was done with the tokens until then
+            rig.clock.advance(STEP_NS // 4)  # work on the tokens until then
             if rig.executor.events:
                 calls.on_announced()
 
@@ -159,7 +159,7 @@ class TestGuardState:
 
     def test_a_prompt_that_is_held_reads_active_and_a_gap_on_credit_open(self) -> None:
         rig = measured(Rig(cost=CPU_SHAPE))
-        rig.submit("chat", max_tokens=2000, slo=Slo(0, STEP_NS))  # so fast that there is no everyday room
+        rig.submit("chat", max_tokens=2000, slo=Slo(0, STEP_NS))  # a target so short that there is no everyday room
         ticks(rig, 30)
         rig.submit("paste", LONG, priority=BACK, max_tokens=1)
         ticks(rig, 3)
@@ -179,9 +179,9 @@ class TestGuardState:
 
 
 def pulled(rig: Rig, **memory: float) -> dict:
-    """The guard's figures of a tick that is planned with this memory."""
+    """Return the guard's figures of a tick that is planned with this memory."""
     known = rig.executor._memory
-    rig.executor.set_config(rig.executor.config)  # a plan that is repeated remembers nothing
+    rig.executor.set_config(rig.executor.config)  # a repeated plan has no new memory
     rig.executor._memory = known._replace(latency_guard=known.latency_guard._replace(planned_ns=0, **memory))
     rig.tick()
     return view.take(rig.executor, rig.clock.now_ns()).tick["guard_detail"]

@@ -1,4 +1,4 @@
-"""What a tick may take, as an operator reads it, and what is counted by it."""
+"""How much a tick may take, as an operator reads it, and what is counted against it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def budget_ms(rig: Rig) -> float | None:
 
 
 def stream(rig: Rig, priority: Priority) -> None:
-    """One stream that decodes, for so long that its cost is known."""
+    """Start one stream and let it decode until its cost is known."""
     rig.submit(priority.name, "hello", priority=priority, max_tokens=2000)
     for _ in range(200):
         rig.tick()
@@ -78,7 +78,7 @@ def slowed(rig: Rig, decode):
 
 
 def gaps_over(rig: Rig) -> int:
-    """Gaps beyond what was promised, of those that are booked."""
+    """Return the booked gaps that exceeded the promise."""
     stretch = rig.registry.histogram(m.GAP_STRETCH)
     return sum(stretch.counts[stretch.bounds.index(1.0) + 1 :])
 
@@ -106,8 +106,8 @@ def test_a_gap_is_judged_by_what_was_promised() -> None:
 @pytest.mark.parametrize("overhead", [1, 20])
 @pytest.mark.parametrize("n_chats", [1, 2, 3, 4])
 def test_nothing_is_missed_while_only_chats_run(n_chats: int, overhead: int) -> None:
-    """A second row may take longer than a second call, calls are noisy, and the host takes its time: all of that a
-    chat has anyway.
+    """A second row may take longer than a second call, calls are noisy, and the host takes its time. A chat alone has
+    all of these too, so none of them counts.
     """
     random = Random(n_chats)
     rig = Rig(

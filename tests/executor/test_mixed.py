@@ -42,7 +42,7 @@ def beside_a_chat(rig: Rig, priority: Priority, n_max: int = 9) -> Rig:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Sequences for which a chunk was opened."""
+    """Return the sequences for which a chunk was opened."""
     seqs: list[int] = []
     plain = FakeEngine.prefill_open
     monkeypatch.setattr(

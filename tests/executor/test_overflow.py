@@ -97,7 +97,7 @@ def test_the_configuration_decides_for_requests_that_do_not() -> None:
 
 
 def shifted_answer(prompt: list[int], n: int, n_head: int, n_ctx: int = N_CTX) -> list[int]:
-    """What the model says when it forgets the older half each time the context is full."""
+    """Return the model's answer if it forgets the older half each time that the context is full."""
     context, out = list(prompt), []
     while len(out) < n:
         out += answer(context, 1)

@@ -1,4 +1,4 @@
-"""What a request is told about how far its prompt is read."""
+"""What a request is told about the progress of its prompt."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_what_was_restored_counts_as_read():
 
 
 def test_a_busy_daemon_does_not_tell_of_every_piece():
-    """Beside a chat a prompt is read in hundreds of pieces."""
+    """Beside a chat, a prompt is read in hundreds of pieces."""
     rig = Rig()
     rig.submit("chat", max_tokens=2000)
     rig.tick()

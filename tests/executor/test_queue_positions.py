@@ -1,4 +1,4 @@
-"""What a waiting request is told about its place, and about the time that it may take."""
+"""What a waiting request is told about its place and its expected wait."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def told(rig: Rig, request_id: str = "a") -> list[TokenLogprob]:
 
 
 def expected(tokens: list[int], n_top: int) -> list[tuple[float | None, list[int]]]:
-    """What the engine's rows give to each token, and the likeliest in its place."""
+    """Return what the engine's rows give to each token, and the likeliest tokens in its place."""
     out: list[tuple[float | None, list[int]]] = [(None, [])]
     state = START
     for token, following in itertools.pairwise(tokens):

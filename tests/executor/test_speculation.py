@@ -1,4 +1,4 @@
-"""Draft tokens change how many steps an answer takes, and nothing of the answer."""
+"""Draft tokens change how many steps an answer takes, but not the answer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MODEL = FakeModel(n_seq_max=3, n_ctx=768, is_unified=True, eog_every=60)
 
 
 class Oracle:
-    """Drafts an answer that is known already; from time to time a token of it is wrong."""
+    """Drafts an answer that is already known, with a wrong token now and then."""
 
     def __init__(self, answer: Sequence[TokenId], rng: random.Random, error: float) -> None:
         self._answer, self._rng, self._error = answer, rng, error
@@ -49,7 +49,7 @@ class Oracle:
 
 
 class Known:
-    """Remembers the answers of one rig, for the drafts of another one."""
+    """Remembers the answers of one rig as drafts for another rig."""
 
     def __init__(self) -> None:
         self.answers: dict[str, list[TokenId]] = {}
@@ -69,7 +69,7 @@ class Known:
 
 
 def outcome(rig: Rig, names: Sequence[str]) -> dict[str, tuple[Any, ...]]:
-    """What clients were told of each request, but for times and counts of drafts."""
+    """Return what clients were told about each request, without times and counts of drafts."""
     told = {}
     for name in names:
         final = rig.finals(name)[0]
@@ -142,7 +142,7 @@ def test_the_policy_is_told_how_many_tokens_a_stream_is_ahead(error: float, is_a
 def test_a_request_that_fails_before_it_begins_leaves_no_memory(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.CRITICAL)  # a record of the failure would keep the session
+    caplog.set_level(logging.CRITICAL)  # a log record of the failure would keep the session alive
     rig = Rig(MODEL, speculator=Speculator(Settings("lookup"), True))
     prompts = []
 
@@ -239,7 +239,7 @@ def test_a_cancelled_answer_leaves_a_sequence_of_what_was_sent(n_done: int) -> N
 
 
 def draft_model() -> DraftModel:
-    """Of the same language: what it says is right."""
+    """A draft model of the same language: its drafts are right."""
     engine = FakeEngine(FakeModel(n_seq_max=2, n_ctx=2048, n_batch=64, eog_every=60), clock=ManualClock(1))
     return DraftModel(engine, N_VOCAB, ManualClock(1))
 

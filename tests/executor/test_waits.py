@@ -1,4 +1,4 @@
-"""What a request that came now would wait."""
+"""How long a request that came now would wait."""
 
 from __future__ import annotations
 
