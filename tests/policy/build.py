@@ -1,4 +1,4 @@
-"""States and views for policy tests: everything has a default, tests name what matters."""
+"""States and views for policy tests. Everything has a default, and tests name only what matters."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ GPU = cost_of(GPU_SHAPE)
 MIX_ROWS = (2, 4, 8, 16)
 MIXING = CPU._replace(
     mixed=Curve((1, 8, 16), (16.2 * MS, 18.0 * MS, 30.0 * MS), (500.0, 4000.0, 8000.0))
-)  # its step, and hardly more for eight rows
+)  # the device's step; eight rows take hardly longer
 
 
 def waiting(sid: int, priority: Priority = Priority.INTERACTIVE, **more: Any) -> SessionView:
-    """A queued session."""
+    """Return a queued session."""
     now = {"t_queued_ns": NOW, "t_progress_ns": NOW}
     view = WAITING._replace(**{"sid": sid, "priority": priority, **now, **more})
     return view if "t_progress_ns" in more else view._replace(t_progress_ns=view.t_queued_ns)
 
 
 def reading(sid: int, priority: Priority = Priority.INTERACTIVE, **more: Any) -> SessionView:
-    """A session in PREFILL; its sequence is its sid unless said otherwise."""
+    """Return a session in PREFILL. Its sequence is its sid unless `seq_id` says otherwise."""
     return waiting(sid, priority, **{"phase": Phase.PREFILL, "seq_id": sid, "n_cells": 200, **more})
 
 
 def talking(sid: int, priority: Priority = Priority.INTERACTIVE, **more: Any) -> SessionView:
-    """A session in DECODE that got its last token one solo step ago."""
+    """Return a session in DECODE that got its last token one solo step ago."""
     known = {"phase": Phase.DECODE, "seq_id": sid, "n_past": 110, "n_generated": 10, "n_cells": 200}
     times = {
         "t_queued_ns": NOW - S,
@@ -69,7 +69,7 @@ def state_of(
 
 
 def guarded(**fields: Any) -> PolicyMemory:
-    """What the latency guard remembers."""
+    """Return the latency guard's memory."""
     return PolicyMemory(latency_guard=TbtMemory(**fields))
 
 

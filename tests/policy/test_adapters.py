@@ -74,7 +74,7 @@ def test_a_prompt_rides_in_a_call_of_its_own_set_only(adapters, rides):
 
 
 def served(adapters, n_max=60):
-    """Background streams, each with its set, beside one chat: the chat, and the streams."""
+    """Serve background streams, each with its own set, beside one chat. Return the chat and the streams."""
     sim = Sim(GPU_SHAPE, APART)
     chat = sim.submit(Job(32, 1200))
     streams = [

@@ -1,4 +1,6 @@
-"""How much of a prompt is read at once: rows of the streams' own call, chunks for their gaps, chunks without them."""
+"""How much of a prompt is read at once: as rows of the streams' own call, as chunks for their gaps, or as chunks
+without streams.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +105,7 @@ class TestInAPlan:
             assert index_of(state).round_ns + plan.run_ns <= tbt_limits(state, index_of(state)).everyday_ns
 
     def test_a_short_chats_prompt_needs_no_long_gap(self):
-        """It would, in chunks: before its deadline everyday gaps have no room for them."""
+        """In chunks it would need one: before its deadline, everyday gaps have no room for chunks."""
         new = reading(1, n_prompt=32)
         t_late = NOW - 300 * MS
         for cost, is_long in ((CPU, True), (MIXING, False)):
@@ -121,7 +123,7 @@ class TestInAPlan:
 
 
 def one_call_each(cost):
-    """Whatever number of rows, one call is best: as with kernels for few rows."""
+    """Let one call be best for any number of rows, as with kernels for few rows."""
     return cost._replace(splits=tuple((n,) if n else () for n in range(len(cost.splits))))
 
 

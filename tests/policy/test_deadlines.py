@@ -1,4 +1,6 @@
-"""When first tokens are due: chats begin together, prompts get long gaps in time, the overdue get longer ones."""
+"""When first tokens are due: chats begin together, prompts get long gaps in time, and overdue prompts get longer
+gaps.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,14 @@ SOLO = CPU.solo_step_ns(110)
 
 
 def begun(sid, **more):
-    """A chat whose prompt is read and whose first token did not go out."""
+    """Return a chat whose prompt is read, but whose first token has not been sent."""
     return talking(
         sid, **{"n_generated": 0, "n_past": 100, "t_queued_ns": NOW - OWN, "t_first_ns": 0, "t_last_ns": 0, **more}
     )
 
 
 def streaming(*views):
-    """Who decodes in the next tick."""
+    """Return the sessions that decode in the next tick."""
     return sids(compose(SchedulerConfig().stages)(state_of(*views)), Phase.DECODE)
 
 
@@ -58,7 +60,7 @@ class TestBeginningTogether:
 
 
 class TestTheNextGap:
-    """Its limit while a chat's prompt waits beside another chat, in steps of that one."""
+    """The gap's limit while a chat's prompt waits beside another chat, in steps of the other chat."""
 
     def limit(self, view, slo_ns=0):
         state = state_of(talking(0), view, config=SchedulerConfig(slo_ttft_ns=slo_ns))

@@ -1,4 +1,4 @@
-"""Composition by name, switches, the plan contract of the composed policy."""
+"""Composition by name, switches, and the plan contract of the composed policy."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_explain_is_json_and_names_rows_and_prompt():
 
 
 def serves(names, model):
-    """Whether a chat and a background request, alone and beside others, get all their tokens."""
+    """Whether a chat and a background request get all their tokens, alone and beside others."""
     for priorities in ((Priority.INTERACTIVE,), (Priority.BACKGROUND,), tuple(Priority)):
         sim = Sim(CPU_SHAPE, model, SchedulerConfig(stages=names))
         for i, priority in enumerate(priorities):
@@ -90,7 +90,7 @@ def serves(names, model):
             sim.submit(Job(700, 20, priority, i, at_ns=10_000_000))
         try:
             sim.run(500)
-        except AssertionError:  # it is stuck
+        except AssertionError:  # the request is stuck
             return False
     return True
 

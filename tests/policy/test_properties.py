@@ -1,4 +1,4 @@
-"""What holds for every state: a sound plan, kept budgets, replay."""
+"""Properties of every state: a sound plan, kept budgets, replay."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from uma_core.policy.tbt.limits import tbt_limits
 from uma_core.types import Phase, Priority
 
 ADAPTERS = ((), (), (("tone", 1.0),), (("tone", 0.5), ("topic", 1.0)))
-SLACK_NS = MS // 5  # the least slice of a transfer that is under way
+SLACK_NS = MS // 5  # the smallest slice of a transfer in progress
 
 
 @st.composite
@@ -120,7 +120,7 @@ def test_the_predicted_gap_stays_within_its_limit(state):
     total = index.round_ns + _beside(state, plan) + plan.run_ns + plan.transfer_ns
     if kind in ("nothing", "normal") and index.interactive:
         assert total <= max(limits.everyday_ns, limits.round_ns) + SLACK_NS
-    elif kind in ("nothing", "normal", "long"):  # a chat whose KV is on its way waits for that copy and nothing else
+    elif kind in ("nothing", "normal", "long"):  # a chat whose KV is being copied waits for that copy only
         assert total <= limits.long_ns + SLACK_NS
     elif kind == "urgent":
         assert total <= max(limits.long_ns, OVERDUE * limits.round_ns) + SLACK_NS
@@ -144,7 +144,7 @@ def test_what_is_mixed_in_is_planned_with_what_it_costs(state):
 
 
 def _beside(state: SchedulerState, plan: Plan) -> int:
-    """Predicted time of calls that hold more than the streams themselves."""
+    """Return the predicted time of calls that hold more than the streams themselves."""
     index = begin_together(indexed(state)).index_
     planned_sids = {i.sid for i in plan.items if i.phase is Phase.DECODE}
     workers = [v for v in index.background if v.sid in planned_sids]
@@ -169,8 +169,8 @@ def test_a_recorded_state_gives_the_same_plan_again(state):
 @given(states())
 @settings(max_examples=200, deadline=None)
 def test_something_is_done_whenever_something_can_be(state):
-    """No state with ready work is answered by an empty plan, unless a chat is protected from that work or its
-    prefill slots are busy.
+    """A state with ready work never gets an empty plan, unless a chat is protected from that work or the work's prefill
+    slots are busy.
     """
     index = begin_together(indexed(state)).index_
     if index.interactive or index.arriving or not (index.background or index.prompts):

@@ -1,4 +1,4 @@
-"""A plan is repeated only while every plan that is skipped would have been the same."""
+"""A plan is repeated only while every skipped plan would have been the same."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from uma_core.types import Phase, Priority
 BACK = Priority.BACKGROUND
 SOLO = CPU.solo_step_ns(110)
 POLICY = compose(DEFAULT_STAGES)
-COARSE = {"n_prompt": 3000, "n_chunk": 128, "chunk_fraction": 0.3}  # its pieces fit long gaps only
-ROOMY = SchedulerConfig(pause_cap=2.5)  # one more row takes a step: it fits a long gap, no everyday one
+COARSE = {"n_prompt": 3000, "n_chunk": 128, "chunk_fraction": 0.3}  # its pieces fit only long gaps
+ROOMY = SchedulerConfig(pause_cap=2.5)  # another row takes a step: it fits a long gap but no everyday gap
 
 
 def watched(**fields):
@@ -24,7 +24,7 @@ def watched(**fields):
 
 
 def after(state, plan, n):
-    """The state `n` rounds of the chat later, where nothing else has happened."""
+    """Return the state `n` rounds of the chat later, if nothing else has happened."""
     chat, *others = state.sessions
     t_last = state.now_ns + (n - 1) * SOLO
     chat = chat._replace(t_last_ns=t_last, t_progress_ns=t_last, n_generated=chat.n_generated + n)
@@ -34,7 +34,7 @@ def after(state, plan, n):
 
 
 def first_round_with_background(state):
-    """Of plans that are made for every round."""
+    """Return the first round whose plan has a background row, if every round is planned."""
     plan = POLICY(state)
     for n in range(1, 1000):
         state = after(state, plan, 1)
@@ -101,14 +101,14 @@ def test_without_the_guard_nobody_is_held_back():
 
 
 def test_a_row_that_was_cut_for_its_bytes_is_planned_again():
-    """The guard let it in: it may be served as soon as the budget allows."""
+    """The latency guard let it in, so it may be served as soon as the budget of bytes allows."""
     state = state_of(talking(0), talking(1, BACK), config=replace(ROOMY, bmt_budget=1.0), memory=watched(n_long=1.0))
     plan = POLICY(state)
     assert sids(plan, Phase.DECODE) == [0] and plan.n_repeats == 0
 
 
 def first_round_with_prompt(state):
-    """Of plans that are made for every round."""
+    """Return the first round whose plan has a part of the prompt, if every round is planned."""
     plan = POLICY(state)
     for n in range(1, 1000):
         state = after(state, plan, 1)

@@ -1,7 +1,8 @@
-"""The promise, on virtual time: storm, paste, chain, crowd, throughput on a CPU-like and a GPU-like device.
+"""The promise, on virtual time: storm, paste, chain, crowd and throughput, on a device like a CPU and on one like a
+GPU.
 
-Ratios are to the same device's solo stream, or to `peer`: a plain server that reads up to 2048 prompt tokens
-between two decode steps, in order of arrival, with no cost but the device's.
+Ratios compare with a solo stream on the same device, or with `peer`. The peer is a plain server that reads up to 2048
+prompt tokens between two decode steps, in order of arrival, and has no costs but the device's.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ BACK = Priority.BACKGROUND
 class Device(NamedTuple):
     cost: FakeCost
     model: FakeModel
-    scale: int  # of all lengths
-    hurry: int  # of all arrivals
+    scale: int  # multiplies all lengths
+    hurry: int  # divides all arrival times
 
 
 CPU = Device(CPU_SHAPE, FakeModel(), 1, 1)
@@ -68,7 +69,7 @@ class TestStorm:
     def test_nothing_is_lost_over_all(self, device, noise):
         sim, chats, prompts = self.run(device, noise)
         peer, _ = peer_makespan(device.cost, device.model, chats + prompts)
-        slower = 1.0 + noise * 0.8  # the peer's device has no noise; this is the mean of ours
+        slower = 1.0 + noise * 0.8  # the peer's device has no noise, so it gets the mean of ours
         assert sim.clock.now_ns() <= 1.05 * slower * peer
 
     def test_prompts_make_progress_within_the_bound_while_the_chat_streams(self, device, noise):
@@ -93,12 +94,12 @@ class TestStorm:
 @NOISE
 @pytest.mark.parametrize("overrated", [0.7, 1.4, 2.0])
 def test_prompts_are_read_as_fast_however_the_engine_rates_its_progress(device, noise, overrated):
-    """A chunk was thought to take twice what it took: pieces then seemed not to fit, and prompts were read half as
-    fast or worse.
+    """Before, a chunk seemed to take twice its real time. Pieces then seemed not to fit, and prompts were read at half
+    the speed or less.
     """
 
     def n_read(rating: float) -> int:
-        """Prompt tokens that were read beside one chat."""
+        """Return how many prompt tokens were read beside one chat."""
         sim = Sim(device.cost, device.model, noise=noise, overrated=rating)
         chat = sim.submit(Job(32, 320 * device.scale, client=10))
         prompts = [sim.submit(j) for j in storm_jobs(device)]
@@ -120,7 +121,7 @@ class TestPaste:
         assert chat.ttft <= 2.0 * alone.ttft
         assert percentile(chat.gaps, 0.95) <= 1.2 * percentile(alone.gaps, 0.5)
         assert max(chat.gaps) <= 2.0 * percentile(alone.gaps, 0.5)
-        # while the chat streams the paste has a fifth of the device at most: it ends by that much later
+        # while the chat streams, the paste gets at most a fifth of the device, so it ends later by that much
         _, (peer_ttft, _) = peer_makespan(device.cost, device.model, [paste, chat])
         assert paste.ttft <= 1.05 * peer_ttft + (chat.times[-1] - chat.t_queued)
 
@@ -155,8 +156,8 @@ def test_an_agent_chain_beside_three_background_decoders(device):
 
 @pytest.mark.parametrize("n_background", [4, 8])
 def test_each_background_stream_of_a_mixture_of_experts_gets_tokens_beside_a_chat(n_background):
-    """Two of them were looked at in each tick, in turn, and the tick in which one is forced came round with the turn:
-    the same two had all the tokens.
+    """Before, each tick considered two of them in turn, and the tick that forces one came round with the turn: the same
+    two got all the tokens.
     """
     n_seq = n_background + 1
     experts = {"n_expert": 8, "n_expert_used": 2, "expert_bytes": 400_000_000}
@@ -174,7 +175,7 @@ def test_each_background_stream_of_a_mixture_of_experts_gets_tokens_beside_a_cha
 
 @pytest.mark.parametrize("pause_cap", [2.0, 5.0])
 def test_a_background_stream_gets_its_tokens_while_a_late_prompt_lengthens_the_gaps(pause_cap):
-    """It was served every 64 gaps, however long these were."""
+    """Before, it was served every 64 gaps, however long the gaps were."""
     sim = Sim(CPU.cost, CPU.model, SchedulerConfig(pause_cap=pause_cap))
     background = sim.submit(Job(16, 400, BACK, 2))
     chat = sim.submit(Job(16, 400), at_ns=S)
@@ -187,7 +188,7 @@ def test_a_background_stream_gets_its_tokens_while_a_late_prompt_lengthens_the_g
 
 
 def test_a_chat_does_not_wait_long_for_a_background_chunk_in_the_only_prefill_slot():
-    """The chunk had a forced piece now and then, and the chat's prompt waited seconds for its end."""
+    """Before, the chunk got only a forced piece now and then, and the chat's prompt waited seconds for its end."""
     sim = Sim(CPU.cost, FakeModel(n_prefill_slots=1, n_seq_max=8, n_ctx=8 * 4096))
     for _ in range(2):
         sim.submit(Job(16, 500, client=7))
@@ -198,8 +199,8 @@ def test_a_chat_does_not_wait_long_for_a_background_chunk_in_the_only_prefill_sl
 
 
 def test_a_chat_begins_beside_another_and_a_background_stream_whose_rows_exceed_the_bandwidth():
-    """The latency guard let the background row in and held the prompt back for it, the guard of the bandwidth took the
-    row out again: neither got anything for as long as the first chat streamed.
+    """Before, the latency guard let the background row in and held the prompt back for it. Then the bandwidth's guard
+    removed the row: neither got anything for as long as the first chat streamed.
     """
     slow = replace(CPU_SHAPE, decode=((1, 160 * MS), (2, 165 * MS), (4, 180 * MS)))
     experts = {"n_expert": 8, "n_expert_used": 2, "weight_bytes": 8_000_000_000, "expert_bytes": 6_400_000_000}
@@ -235,7 +236,7 @@ def test_with_the_guard_off_interactive_streams_lose_nothing_either(device):
 
 @pytest.mark.parametrize("seed", [1, 2, 5])
 def test_a_crowd_is_served_shortest_first(seed):
-    """A quarter to a third of the makespan at the median: the plain server's is a half."""
+    """The median takes a quarter to a third of the makespan; a plain server's takes half."""
     rng = random.Random(seed)
     sim = Sim(CPU.cost, CPU.model)
     jobs = []
@@ -251,7 +252,7 @@ def test_a_crowd_is_served_shortest_first(seed):
 
 @DEVICES
 def test_clients_share_the_device_whatever_they_ask_for(device):
-    """One client floods, another asks now and then: its requests wait for a few others, not for the whole flood."""
+    """One client floods, and another asks now and then: its requests wait for a few others, not for the whole flood."""
     sim = Sim(device.cost, device.model)
     flood = [sim.submit(Job(300, 40, BACK, 1)) for _ in range(40)]
     late = [sim.submit(Job(300, 40, BACK, 2, at_ns=(200 + 900 * i) * MS // device.hurry)) for i in range(4)]
@@ -290,8 +291,8 @@ def test_a_hundred_clients_on_sixteen_sequences_all_end():
 
 @pytest.mark.parametrize("is_unified", [False, True], ids=["prompts", "cells"])
 def test_a_second_chat_of_a_client_begins_beside_background_requests_that_waited_long(is_unified):
-    """Its client has had more than theirs, so these go first: as many as were looked at could not come in, or one had
-    too few cells, and the chat waited until they could.
+    """Its client has had more than theirs, so those go first. Before, if as many as were considered could not come in,
+    or one had too few cells, the chat waited until they could.
     """
     sim = Sim(CPU.cost, FakeModel(n_ctx=4096 if is_unified else 4 * 4096, is_unified=is_unified))
     sim.submit(Job(20, 1000, client=1))
@@ -305,7 +306,9 @@ def test_a_second_chat_of_a_client_begins_beside_background_requests_that_waited
 
 
 def test_a_parked_stream_that_is_back_stays_for_a_while():
-    """It was parked again at once, and came back at once, for it had waited long: the chat never had the sequence."""
+    """Before, it was parked at once and came back at once, because it had waited long: the chat never got the
+    sequence.
+    """
     sim = Sim(CPU.cost, FakeModel(n_seq_max=1, n_ctx=4096))
     work = sim.submit(Job(32, 300, BACK, 2))
     last = None
@@ -322,13 +325,13 @@ CHEAP_ROWS = replace(CPU_SHAPE, decode=((1, 25.0 * MS), (2, 25.5 * MS), (4, 26.0
 
 
 def test_a_long_documents_answer_does_not_seem_to_fit_beside_a_chat():
-    """Its steps take twice a chat's, and calibration saw nothing of that: contexts are short there."""
+    """Its steps take twice as long as a chat's. Calibration did not see that, because its contexts are short."""
     sim = Sim(CHEAP_ROWS, FakeModel(n_seq_max=2, n_ctx=70_000))
     curve = sim.cost.decode._replace(slope=(0.0,) * len(sim.cost.decode.sizes))
     lines = tuple((base, 0.0, regime) for base, _, regime in sim.cost.lines)
     sim.cost = sim.cost._replace(decode=curve, lines=lines)
     document = sim.submit(Job(30_000, 96, BACK, 2))
-    for _ in range(3_000):  # a piece is longer than a run here, and is computed all the same
+    for _ in range(3_000):  # a piece is longer than a run here, but is computed all the same
         sim.tick()
         if len(document.times) == 2:
             break

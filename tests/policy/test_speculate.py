@@ -1,4 +1,4 @@
-"""Draft tokens get rows where they win more than they cost, and never what was promised to a stream or a prompt."""
+"""Draft tokens get rows if these win more than they cost, and never take what a stream or a prompt was promised."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ POLICY = compose(DEFAULT_STAGES)
 
 
 def priced(**ms: float) -> CostModel:
-    """`n4=16.6`: a call of four rows takes so many ms."""
+    """`n4=16.6`: a call of four rows takes 16.6 ms."""
     rows = Curve(tuple(int(name[1:]) for name in ms), tuple(each * MS for each in ms.values()), (100.0,) * len(ms))
     transfer = CPU.transfer_fixed_ns, CPU.transfer_ns_per_byte
     return build(rows, CPU.prefill, CPU.piece, transfer, CPU.n_layer, True)
 
 
-# four rows cost hardly more than one, and each one after them 0.18 of a step
+# four rows cost hardly more than one, and each further row costs 0.18 of a step
 FLAT = priced(n1=16.0, n2=16.2, n3=16.4, n4=16.6, n8=28.0)
 # a fifth row costs seven times as much as the next three together
 TILED = priced(n1=16.0, n4=17.0, n5=24.0, n8=25.0, n16=40.0)
@@ -47,12 +47,12 @@ def planned(at: SchedulerState) -> Plan:
 
 
 def rows(plan: Plan) -> dict[int, int]:
-    """Draft tokens by session."""
+    """Return the number of draft tokens by session."""
     return {i.sid: i.n_tokens - 1 for i in plan.items if i.phase is Phase.DECODE and i.n_tokens > 1}
 
 
 def gap_ns(at: SchedulerState, plan: Plan) -> int:
-    """What the streams' next gap is predicted to hold."""
+    """Return the predicted length of the streams' next gap."""
     items = [i for i in plan.items if i.phase is Phase.DECODE]
     by_sid = {v.sid: v for v in at.sessions}
     n_kv = sum(by_sid[i.sid].n_past * i.n_tokens for i in items)
@@ -62,8 +62,8 @@ def gap_ns(at: SchedulerState, plan: Plan) -> int:
 
 
 def test_drafts_take_no_more_from_a_prompt_than_they_cost() -> None:
-    """A chat's row and a background row in calls of their own, where one call of both was counted: it takes longer, and
-    the prompt lost the difference too.
+    """A chat's row and a background row are in separate calls. Before, one call of both was counted: it takes longer,
+    and the prompt lost the difference too.
     """
     streams = talking(0, survival=LIKELY), talking(1, BACK)
     prompt = reading(2, BACK, n_prompt=600, n_past=64, n_chunk=64, chunk_fraction=0.1)
@@ -77,7 +77,7 @@ def test_drafts_take_no_more_from_a_prompt_than_they_cost() -> None:
 
 
 def test_rows_in_calls_of_their_own_leave_drafts_what_they_do_not_take() -> None:
-    """One call of both was counted, which takes 35 ms, not 32."""
+    """Before, one call of both was counted, which takes 35 ms instead of 32."""
     cost = priced(n1=16.0, n2=35.0, n8=36.0)
     for limit_ms, n_drafts in ((56, 7), (52, 0)):
         config = SchedulerConfig(slo_tbt_ns=limit_ms * MS)
@@ -115,7 +115,9 @@ def test_several_rows_are_worth_it_where_one_is_not() -> None:
 
 
 def test_streams_whose_drafts_are_less_likely_get_a_row_rather_than_nobody() -> None:
-    """The likeliest rows would all be the first stream's, and the others' limit forbids a call that long."""
+    """All of the likeliest rows would be the first stream's, and the limit of the other streams forbids a call that
+    long.
+    """
     sure = tuple(0.99**i for i in range(1, 13))
     unsure = [talking(i, survival=(0.6,), ahead=0.0) for i in range(1, 4)]
     plan = planned(state(talking(0, survival=sure), *unsure, cost=TILED, memory=guarded(error=0.0, tick=999)))
@@ -156,7 +158,7 @@ def test_a_prompt_in_the_streams_call_gives_up_half_of_its_rows() -> None:
 )
 def test_a_prompt_whose_first_token_is_awaited_loses_nothing(n_chunk: int, more: dict[str, Any]) -> None:
     more = {"config": WIDE, "memory": guarded(error=0.0, tick=999), **more}
-    chat = reading(1, n_prompt=600, n_chunk=n_chunk, n_past=0, slo_ttft_ns=10**12)  # everyday gaps bring it in time
+    chat = reading(1, n_prompt=600, n_chunk=n_chunk, n_past=0, slo_ttft_ns=10**12)  # everyday gaps suffice for it
     with_drafts, without = (planned(state(talking(0, survival=s), chat, **more)) for s in (LIKELY, ()))
     prompts = [[i for i in plan.items if i.mode is not None] for plan in (with_drafts, without)]
     assert with_drafts.guard is not None and with_drafts.guard.kind == "normal"
@@ -175,7 +177,7 @@ def test_the_draft_model_drafts_what_pays() -> None:
 
 @pytest.mark.parametrize("survival", [(), (0.95, 0.9)])
 def test_beside_background_streams_alone_the_draft_model_takes_no_longer_than_a_tick(survival):
-    """In a tick that verifies drafts, too: a chat may arrive."""
+    """This also holds in a tick that verifies drafts, because a chat may arrive."""
     worker = talking(0, BACK, survival=survival, draft_rates=(0.9, 0.8, 0.7))
     at = state(worker, draft_token_ns=300_000)
     plan = planned(at)
@@ -183,7 +185,9 @@ def test_beside_background_streams_alone_the_draft_model_takes_no_longer_than_a_
 
 
 def test_a_step_may_take_as_many_limits_as_it_brings_tokens_and_no_pause() -> None:
-    """Rows that cost a fifth of a step each exceed one token's limit, not that of all that they bring."""
+    """Rows that cost a fifth of a step each exceed the limit of one token, but not the limits of all tokens that they
+    bring.
+    """
     dear = priced(n1=16.0, n2=19.5, n4=23.0, n8=26.0)
     sure = (0.98, 0.96, 0.94, 0.92, 0.9, 0.88, 0.86)
     calm = {"cost": dear, "memory": guarded(error=0.0, tick=999)}
@@ -197,7 +201,9 @@ def test_a_step_may_take_as_many_limits_as_it_brings_tokens_and_no_pause() -> No
 
 
 def test_a_stream_without_drafts_is_held_up_for_what_it_is_ahead() -> None:
-    """Beside one that drafts all the time: its steps exceed the limit of one token by a token in all."""
+    """It runs beside a stream that drafts all the time, whose steps exceed the limit of one token: by one token in
+    all.
+    """
     sure = (0.98, 0.96, 0.94, 0.92, 0.9, 0.88, 0.86)
     ahead, lost = 1.0, 0.0
     for tick in range(60):
@@ -210,7 +216,7 @@ def test_a_stream_without_drafts_is_held_up_for_what_it_is_ahead() -> None:
 
 
 def most_ns(at: SchedulerState, plan: Plan) -> int:
-    """The limit of a gap in which nobody else has anything: each token's, of all that its drafts are to bring."""
+    """Return the limit of a gap that no other session shares: the limits of all tokens that its drafts should bring."""
     guard = plan.guard
     by_sid = {v.sid: v for v in at.sessions}
     if guard is None or plan.run_ns or plan.transfer_ns or any(i.phase is not Phase.DECODE for i in plan.items):

@@ -21,8 +21,8 @@ from uma_core.types import Priority
 
 
 def recorded(cost=CPU_SHAPE, **knobs) -> list[trace.Tick]:
-    """A busy second: a chat, background prompts and streams, two clients; noise, so that corrections and margins
-    move.
+    """Record a busy second: a chat, background prompts and streams, and two clients, with noise, so that corrections
+    and margins move.
     """
     sim = Sim(cost, config=SchedulerConfig(**knobs), keep_states=True, noise=0.03)
     sim.submit(Job(32, 40))
@@ -138,7 +138,9 @@ def test_the_time_line_is_chrome_json_with_ticks_calls_and_sessions():
 
 
 def test_the_time_line_explains_each_decision_beside_a_chat():
-    """Limits, room, what was learnt and what was needed are in a tick's arguments; a refusal says its numbers."""
+    """A tick's arguments have the limits, the room, what was learnt, and what was needed. A refusal gives its
+    numbers.
+    """
     sim = Sim(CPU_SHAPE, keep_states=True, noise=0.03)
     sim.submit(Job(32, 60, Priority.BACKGROUND, 2))
     sim.submit(Job(32, 100, at_ns=400 * MS))

@@ -27,7 +27,7 @@ from uma_core.policy.cost.model import regime_of
 from uma_core.policy.state import CallReport
 from uma_core.types import Phase
 
-NO_KV = DEVICE._replace(kv_bytes_per_cell=0)  # where a cell costs what was measured, however little
+NO_KV = DEVICE._replace(kv_bytes_per_cell=0)  # a cell costs exactly what was measured, however little that is
 
 
 def see(model: CostModel, one: CallReport) -> CostModel:
@@ -73,7 +73,7 @@ def test_legal_chunks_leave_out_sizes_that_a_larger_one_undercuts():
 
 
 def test_one_disturbed_timing_does_not_leave_a_single_chunk_size():
-    times = ((16, 8.3), (32, 4.8), (64, 14.7), (128, 27.0), (256, 55.0), (512, 118.0))  # 32 cannot be true
+    times = ((16, 8.3), (32, 4.8), (64, 14.7), (128, 27.0), (256, 55.0), (512, 118.0))  # the 32 cannot be true
     model = fit([Sample(DECODE, 1, 0, 2 * MS), *[Sample(CHUNK, n, 0, int(ms * MS)) for n, ms in times]], NO_KV)
     assert 32 not in model.chunks and {64, 128, 256, 512} <= set(model.chunks)
 
@@ -113,8 +113,8 @@ def test_a_guess_learns_within_a_few_calls():
 
 @pytest.mark.parametrize("error", [0.9, 1.1])
 def test_many_calls_booked_at_once_teach_what_they_teach_one_by_one(error):
-    """A plan is repeated many times before its calls are booked: all of them were predicted by the model of its
-    beginning.
+    """A plan is repeated many times before its calls are booked. The model as it was at the beginning predicted all of
+    them.
     """
     truth = int(CPU.decode_ns(4, 0) * error)
     at_once = observe(CPU, [report(Phase.DECODE, 4, CPU.decode_ns(4, 0), truth)] * 64)
@@ -179,11 +179,11 @@ class TestWhatACellCosts:
 
 
 class TestChunksInRuns:
-    """A chunk is read in many short runs, and an engine only estimates how far each of them came."""
+    """A chunk is read in many short runs, and an engine only estimates how far each run came."""
 
     def read(self, model: CostModel, truth_ns: int, fractions: list[float]) -> CostModel:
-        """The model after one chunk of 64 tokens, read in runs of equal length after which the engine reported these
-        fractions.
+        """Return the model after one chunk of 64 tokens. It was read in runs of equal length, after which the engine
+        reported these fractions.
         """
         before = 0.0
         for fraction in fractions:
@@ -201,7 +201,7 @@ class TestChunksInRuns:
         "fractions",
         [
             [i / 60 for i in range(1, 61)],
-            [*[i / 600 for i in range(1, 60)], 1.0],  # hardly any progress, and then the end
+            [*[i / 600 for i in range(1, 60)], 1.0],  # hardly any progress, then suddenly the end
             [*[min(0.99, i / 20) for i in range(1, 60)], 1.0],  # the end seemed near for two thirds of the chunk
             [i // 2 / 30 for i in range(1, 61)],  # every second run advanced nothing
         ],
@@ -281,7 +281,9 @@ class TestMixedBatches:
     """Rows of a prompt in a decode call."""
 
     def seen(self, model, times, n_tokens=7, n_past=0):
-        """The model after a call of one row and so many of a prompt took `times` what they were measured to add."""
+        """Return the model after a call of one row and this many prompt rows. The prompt rows added `times` as much as
+        was measured.
+        """
         added = MIXING.mixed_ns(1, n_tokens, n_past)
         alone = model.decode_ns(1, 0)
         added_ns = model.mixed_ns(1, n_tokens, n_past)
@@ -317,7 +319,7 @@ class TestMixedBatches:
         assert model.factors[:-1] == MIXING.factors[:-1], "streams alone take what they took"
 
     def test_so_is_what_a_context_adds(self):
-        """Few rows deep in a context: measured once, over noise that is as long."""
+        """Few rows deep in a context: their cost is measured once, over noise of the same size."""
         model = MIXING
         for _ in range(60):
             model = self.seen(model, 3.0, n_tokens=1, n_past=4000)

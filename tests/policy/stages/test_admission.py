@@ -1,4 +1,4 @@
-"""Who gets a sequence, who waits, who is parked."""
+"""Which session gets a sequence, which waits, and which is parked."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def admitted(state, charged=None):
             (waiting(1, n_prompt=900, cached_hint=880, restore_ns=9 * S), waiting(2, n_prompt=50)),
             1,
             [2],
-        ),  # nor is a restore free
-        ((waiting(1), waiting(2)), 1, [1]),  # equals: arrival
+        ),  # a restore is not free either
+        ((waiting(1), waiting(2)), 1, [1]),  # if equal, order of arrival
         ((waiting(1), waiting(2), waiting(3)), 2, [1, 2]),
         ((waiting(1), waiting(2, is_ready=False)), 2, [1]),
         ((), 2, []),
@@ -59,8 +59,8 @@ def test_clients_with_more_virtual_time_wait():
 
 
 def test_of_equal_clients_the_one_that_holds_less_comes_first_until_the_other_has_aged():
-    """A process that asks one thing at a time does not wait for another one's whole queue, however short its
-    requests are.
+    """A process that asks one thing at a time does not wait for the whole queue of another process, even if the
+    requests in that queue are shorter.
     """
     held = [talking(1, client=1), talking(2, client=1)]
     queue = [waiting(sid, client=1, n_prompt=20, t_queued_ns=NOW - S) for sid in (3, 4)]
@@ -213,7 +213,7 @@ class TestParking:
 
     @pytest.mark.parametrize(("t_last_ns", "expected"), [(NOW - 40 * S, ()), (NOW - S, (1,))])
     def test_who_had_to_read_all_again_stays_until_it_has_a_token_more(self, t_last_ns, expected):
-        """Parked before, sessions could change places for ever, and none would end."""
+        """If it were parked before, sessions could change places for ever, and none would end."""
         back = talking(1, BACK, t_back_ns=NOW - 30 * S, t_last_ns=t_last_ns)
         assert admission.run(state_of(back, waiting(9), can_rollback=False), Plan()).park == expected
 

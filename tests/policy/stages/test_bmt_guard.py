@@ -1,4 +1,4 @@
-"""Bytes per tick: the estimate, and what is cut when it exceeds the budget."""
+"""Bytes per tick: the estimate, and what is cut if it exceeds the budget."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run(state):
 
 
 def gbs(n_bytes, config=None):
-    """The budget in GB/s that allows n_bytes in one tick."""
+    """Return the budget in GB/s that allows n_bytes in one tick."""
     return n_bytes / (config or SchedulerConfig()).tick_budget_ns
 
 

@@ -65,7 +65,7 @@ def test_moe_serves_few_background_rows_beside_a_chat():
 
 
 def simulate(n, ticks, config):
-    """Serve n background sessions for some ticks; who got how many tokens."""
+    """Serve n background sessions for some ticks. Return how many tokens each got."""
     last = [NOW - S + i for i in range(n)]
     served: Counter = Counter()
     memory = PolicyMemory()

@@ -66,7 +66,7 @@ def test_prompts_of_one_tick_are_charged_by_their_tokens():
 
 
 def test_what_is_mixed_in_has_an_equal_share_of_the_call():
-    """Its rows cost next to nothing: seven of eight are no seven eighths of the time."""
+    """Its rows cost next to nothing: seven of eight rows do not take seven eighths of the time."""
     chat, prompt = talking(0, client=1), reading(1, BACK, client=2, n_prompt=1200)
     plan = compose(("decode_first", "fairness", "prefill_order", "prefill_budget", "latency_guard"))(
         state_of(chat, prompt, cost=MIXING, mixed_rows=MIX_ROWS, can_mix_rows=True)
@@ -76,7 +76,7 @@ def test_what_is_mixed_in_has_an_equal_share_of_the_call():
 
 
 def test_two_backlogged_clients_get_equal_time_within_the_bound():
-    """Client 1 asks for four long streams, client 2 for one: one row per tick is served."""
+    """Client 1 asks for four long streams and client 2 for one. One row per tick is served."""
     last = dict.fromkeys(range(5), 0)
     spent, memory, reports = {1: 0, 2: 0}, PolicyMemory(), ()
     config = SchedulerConfig(stages=("decode_first", "fairness"), max_background_decoders=1)

@@ -1,4 +1,4 @@
-"""Who gets the room beside a chat: prompts, background streams, transfers."""
+"""How the room beside a chat is shared among prompts, background streams and transfers."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class TestPromptBesideAChat:
 
     @pytest.mark.parametrize("is_forced", [False, True])
     def test_a_chunk_in_a_call_of_its_own_is_time_that_prompts_got(self, is_forced):
-        """It counts once: in the tick that the next one is judged by, and against background streams."""
+        """It counts once: in the tick by which the next one is judged, and against background streams."""
         view = reading(1, BACK, n_prompt=600, n_past=8, t_progress_ns=NOW - 4 * STARVED)
         room = guarded(n_long=0.0) if is_forced else guarded(n_long=1.0)
         config = SchedulerConfig(pause_cap=2.0 if is_forced else 20.0)
@@ -154,7 +154,7 @@ class TestTransfers:
         late = reading(1, n_prompt=1200, t_queued_ns=NOW - 10**12)
         plan = run(state_of(talking(0), late, moving, **big))
         assert plan.guard.kind == "urgent" and plan.run_ns > SOLO
-        assert SOLO + plan.run_ns + plan.transfer_ns <= 2.7 * SOLO  # 0.3 of it stay free for the machine
+        assert SOLO + plan.run_ns + plan.transfer_ns <= 2.7 * SOLO  # 0.3 of a step stays free for the machine's error
 
     def test_a_background_copy_takes_half_of_the_room_at_most(self):
         big = {"kv_bytes_per_cell": 10_000_000}
@@ -172,7 +172,7 @@ class TestTransfers:
 
 
 def test_a_chats_arriving_cells_make_a_long_gap_where_a_worker_waits():
-    """However the rest of the gap is shared out, the next long one has to wait for its credit."""
+    """However the rest of the gap is shared, the next long gap has to wait for its credit."""
     arriving = talking(2, is_ready=False, is_transferring=True)
     prompt = reading(3, Priority.INTERACTIVE, n_prompt=1, t_queued_ns=NOW, t_progress_ns=NOW, slo_ttft_ns=50 * MS)
     views = (
@@ -180,7 +180,7 @@ def test_a_chats_arriving_cells_make_a_long_gap_where_a_worker_waits():
         talking(1, BACK),
         arriving,
         prompt,
-    )  # so fast that there is no everyday room
+    )  # a target so short that there is no everyday room
     plan = run(state_of(*views, memory=guarded(n_long=0.9), n_prefill_slots=0))
     assert sids(plan, Phase.DECODE) == [0] and plan.transfer_ns > 0
     assert plan.guard.kind in ("long", "urgent")
@@ -188,7 +188,9 @@ def test_a_chats_arriving_cells_make_a_long_gap_where_a_worker_waits():
 
 
 def test_a_chats_prompt_may_fill_a_gap_that_a_background_prompt_leaves_room_in():
-    """Background prompts are in most gaps, and leave the machine's error free; those of chats are in few."""
+    """Background prompts take part in most gaps, so they leave room for the machine's error. Prompts of chats take part
+    in few.
+    """
 
     def everyday(view, error):
         return run(state_of(talking(0), view, memory=guarded(error=error))).run_ns
@@ -232,7 +234,7 @@ def test_a_waiting_prompt_is_forced_when_its_note_says(n_chunk, times):
 
 
 def test_a_starved_prompt_is_not_passed_over_for_background_rows():
-    """It stands first in the order of prompts: while it waits, a chat's prompt behind it waits too."""
+    """It is first in the order of prompts: while it waits, a chat's prompt behind it waits too."""
     starved = reading(2, BACK, n_prompt=900, t_progress_ns=NOW - 2 * 64 * GPU.solo_step_ns(110))
     views = talking(0), talking(1, BACK), starved, reading(3, n_prompt=300, t_queued_ns=NOW)
     rows_had_less = guarded(debt_ns=-100 * MS)

@@ -1,4 +1,4 @@
-"""How much prompt a tick reads without a chat to protect."""
+"""How much of a prompt a tick reads if there is no chat to protect."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class TestInteractivePromptBesideBackgroundStreams:
 
     @pytest.mark.parametrize("share", [0.05, 0.2, 0.5, 0.8, 0.9, 0.99])
     def test_the_interactive_share_is_what_it_says(self, share):
-        """Of the time from one round of theirs to the next; whatever the share, the prompt goes on."""
+        """It is a share of the time between two rounds of the streams. Whatever the share, the prompt goes on."""
         due = [v._replace(t_last_ns=NOW - 200 * CPU.rows_ns(2, 220)) for v in self.VIEWS]
         plan = run(state_of(*due, reading(2, n_prompt=900), config=SchedulerConfig(interactive_share=share)))
         round_ns = CPU.rows_ns(2, 220)

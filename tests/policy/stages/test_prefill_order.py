@@ -25,7 +25,7 @@ def head(*views, **more):
     [
         ((reading(1, BACK), reading(2)), 2),  # priority
         ((reading(1, n_prompt=900), reading(2, n_prompt=90)), 2),  # least remaining work
-        ((reading(1, n_prompt=900, n_past=890), reading(2, n_prompt=90)), 1),  # remaining, not whole
+        ((reading(1, n_prompt=900, n_past=890), reading(2, n_prompt=90)), 1),  # remaining work, not the whole
         ((reading(1, BACK, **CHUNK), reading(2, n_prompt=90)), 2),  # a chat overtakes a paused background chunk
         ((reading(1, BACK, **CHUNK), reading(2, BACK, n_prompt=64)), 1),  # background does not take the last slot
         ((reading(1, is_ready=False), reading(2, BACK)), 2),
@@ -38,7 +38,7 @@ def test_order(views, expected):
 
 @pytest.mark.parametrize("seq_id", [0, 7])
 def test_what_a_client_holds_keeps_its_prompts_from_no_slot(seq_id):
-    """It did when they waited for their sequences; now they have them."""
+    """What the client holds counted when its requests waited for sequences. Now they have sequences."""
     short = reading(4, client=1, seq_id=seq_id, n_prompt=20)
     views = (short, talking(1, client=1), talking(2, client=1), reading(5, client=2, n_prompt=600))
     plan = prefill_order.run(state_of(*views), Plan(charged={1: 0, 2: 0}))

@@ -1,4 +1,4 @@
-"""When a cached beginning is brought in, and where newcomers are put."""
+"""When a cached prefix is restored, and which sequences newcomers get."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MS = 1_000_000
 
 
 def placed(state: SchedulerState, *sids: int) -> Plan:
-    """The stage after an admission that took the lowest sequences."""
+    """Run the stage after an admission that took the lowest sequences."""
     admit = tuple(Admission(sid, seq, "") for sid, seq in zip(sids, state.device.free_seqs, strict=False))
     return prefix_reuse.run(state, Plan(admit=admit))
 
@@ -66,7 +66,7 @@ def test_neighbours_of_running_sequences_where_rows_share_a_pass() -> None:
     assert seqs(placed(state_of(running, waiting(9), cost=GPU, **free), 9)) == {9: 5}
     assert seqs(placed(state_of(running, waiting(9), cost=CPU, **free), 9)) == {
         9: 0
-    }  # two rows cost more than two calls here
+    }  # two rows of one call cost more than two calls here
     assert seqs(placed(state_of(running, waiting(9), cost=GPU, can_mix_rows=True, **free), 9)) == {9: 0}
 
 

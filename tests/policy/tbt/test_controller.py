@@ -1,4 +1,4 @@
-"""What a stream's gaps teach: seen from outside, in the room that other work gets."""
+"""What the controller learns from a stream's gaps, as seen from outside: in the room that other work gets."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from uma_core.types import Phase, Priority
 BACK = Priority.BACKGROUND
 STAGES = ("decode_first", "prefill_order", "prefill_budget", "latency_guard")
 SOLO = CPU.solo_step_ns(110)
-COARSE = reading(1, BACK, n_prompt=3000, n_chunk=128, chunk_fraction=0.3)  # its pieces fit long gaps only
+COARSE = reading(1, BACK, n_prompt=3000, n_chunk=128, chunk_fraction=0.3)  # its pieces fit only long gaps
 
 
 def after(times, n_ticks=1, memory=None, **more):
-    """The memory after ticks beside a chat and a background prompt that took so many times what was planned for
-    them.
+    """Return the memory after ticks beside a chat and a background prompt. The ticks took these multiples of their
+    planned time.
     """
     memory = memory or guarded()
     now, tick = NOW, 1000
@@ -32,7 +32,7 @@ def after(times, n_ticks=1, memory=None, **more):
 
 
 def room(memory, *views):
-    """Time for a background prompt in the next everyday gap, in steps."""
+    """Return the time for a background prompt in the next everyday gap, in steps."""
     return (
         compose(STAGES)(state_of(talking(0), *(views or (reading(1, BACK, n_prompt=3000),)), memory=memory)).run_ns
         / SOLO
@@ -79,7 +79,7 @@ def test_a_pause_between_two_requests_of_the_chat_is_no_gap():
 
 class TestLongGaps:
     def n_long(self, n, **config):
-        """Long gaps among n gaps of a chat beside a prompt that needs them."""
+        """Return how many of n gaps of a chat are long, beside a prompt that needs long gaps."""
         memory, count = guarded(), 0
         for tick in range(n):
             plan = compose(STAGES)(
@@ -114,7 +114,9 @@ class TestLongGaps:
 
 
 class TestComputedAhead:
-    """A chat alone has the host's time hidden where its next step is computed ahead. A gap with other work has not."""
+    """If a chat's next step is computed ahead, the host's time is hidden while the chat is alone. In a gap with other
+    work it is not hidden.
+    """
 
     HOST_NS = 1 * MS
 

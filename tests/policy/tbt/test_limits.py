@@ -1,4 +1,4 @@
-"""What streams were promised."""
+"""The limits that streams were promised."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_several_streams_have_less_than_that_many_rounds(n):
     assert int(1.2 * step) <= limits.everyday_ns < 1.2 * limits.round_ns
 
 
-# 1.15: little is left of one stream's limit, and no more is taken; from 1.3 on the round alone is beyond it.
+# At 1.15 little is left of one stream's limit, and no more is taken. From 1.3 on, the round alone exceeds it.
 @pytest.mark.parametrize(
     ("round_x", "everyday", "long"),
     [(1, 1.2, 2), (1.1, 1.2, 2), (1.15, 1.2, 2), (1.3, 1.3975, 2), (2, 2.2, 2.75), (4, 4.4, 7)],
@@ -65,7 +65,7 @@ def test_each_stream_has_the_limits_that_it_would_have_alone_as_long_as_the_roun
 
 
 class TestInThePlan:
-    """Metrics and status judge gaps and ticks by what the plan says."""
+    """Metrics and status judge gaps and ticks by the limits in the plan."""
 
     def plan(self, *views, stages=DEFAULT_STAGES, **more):
         return compose(stages)(state_of(*views, config=SchedulerConfig(stages=stages), **more))
@@ -97,7 +97,7 @@ class TestInThePlan:
 @pytest.mark.parametrize("n", range(1, 9))
 @pytest.mark.parametrize("cost", [CPU, GPU])
 def test_a_greater_cap_never_gives_less(n, cost):
-    """A limit of several streams that grows with their round once fell from 1.2 to 1.3."""
+    """Once, a limit of several streams that grows with their round fell from a cap of 1.2 to 1.3."""
     at = [state_of(*map(talking, range(n)), cost=cost, config=SchedulerConfig(guard_cap=1 + i / 20)) for i in range(21)]
     limits = [tbt_limits(state, index_of(state)).everyday_ns for state in at]
     assert limits == sorted(limits) and limits[-1] > limits[0]
