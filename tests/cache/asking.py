@@ -1,4 +1,4 @@
-"""Small worlds, and texts to ask them: what the tests of the cache have in common."""
+"""Small worlds, and texts to send to them, which the tests of the cache share."""
 
 from __future__ import annotations
 

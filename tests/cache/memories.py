@@ -45,7 +45,7 @@ _WINDOW_NORMS: list[Tensor] = [
     ("attn_k_norm.weight", (N_EMBD // N_HEAD,)),
     ("post_ffw_norm.weight", (N_EMBD,)),
 ]
-LAYERS: dict[str, list[list[Tensor]]] = {  # by architecture: each layer's tensors beside its first norm
+LAYERS: dict[str, list[list[Tensor]]] = {  # by architecture: the tensors of each layer, besides its first norm
     "gemma3": [_ATTENTION + _WINDOW_NORMS + _FFN] * N_LAYER,
     "mamba": [_SSM] * N_LAYER,
     "jamba": [_SSM + _HYBRID_NORMS + _FFN, _ATTENTION + _FFN],
@@ -53,7 +53,7 @@ LAYERS: dict[str, list[list[Tensor]]] = {  # by architecture: each layer's tenso
 
 
 def write(arch: str, path: Path) -> None:
-    """A model of that architecture, the same one every time."""
+    """Write a model of that architecture, the same one every time."""
     writer = gguf.GGUFWriter(path, arch)
     _add_metadata(writer, arch)
     rng = np.random.default_rng(3)
@@ -74,7 +74,7 @@ def _tensors(arch: str) -> Iterator[Tensor]:
 
 
 def _values(name: str, dims: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-    if name.endswith("ssm_a"):  # decay: negative, of many time scales
+    if name.endswith("ssm_a"):  # the decay is negative and covers many time scales
         return -np.broadcast_to(np.linspace(0.2, 4.0, dims[1], dtype=np.float32), dims).copy()
     if "norm" in name or name.endswith("ssm_d"):
         return np.ones(dims, np.float32)
@@ -91,7 +91,7 @@ def _add_metadata(writer: gguf.GGUFWriter, arch: str) -> None:
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_head_count(0 if arch == "mamba" else N_HEAD)
     if arch == "jamba":
-        writer.add_head_count_kv([0, N_HEAD])  # no head: that layer is recurrent
+        writer.add_head_count_kv([0, N_HEAD])  # a layer without a head is recurrent
     elif arch == "gemma3":
         writer.add_head_count_kv(N_HEAD)
         writer.add_sliding_window(WINDOW)

@@ -1,4 +1,4 @@
-"""Random conversations over the real engine: the logits that follow a restored beginning against those of a full
+"""Random conversations over the real engine: the logits after a restored prefix are compared with those of a full
 read.
 """
 
@@ -27,25 +27,26 @@ from uma_core.session.events import Final, Submit
 from uma_core.types import FinishReason, Peer, Phase, Priority, Request
 
 N_SEQ, N_CTX_SEQ = 3, 1024
-# Of the logits' standard deviation. Other batch shapes take other kernels: `RealWorld.noise` measures how far that
-# alone moves them, and docs/MEMORY.md tells what 1,200 conversations gave. In a mixture of experts that noise can make
-# a token choose another expert, which moves its logits by about 1: then a full read in another batch shape has to
-# agree.
+# In standard deviations of the logits. Other batch shapes use other kernels: `RealWorld.noise` measures how far that
+# alone moves them, and docs/MEMORY.md has the result of 1,200 conversations. In a mixture of experts that noise can
+# make a token choose another expert, which moves its logits by about 1: then a full read in another batch shape has
+# to agree.
 TOLERANCE = 0.15
 # A wrong token far back moves the logits no further than that, so the cells themselves are compared: the first layer's
-# K and V depend on nothing but the token and its position. Of a row's largest value; another token's is off by about 1.
+# K and V depend only on the token and its position. In units of a row's largest value; another token's is off
+# by about 1.
 CELL_TOLERANCE = 0.05
 NOISE_EVERY = 4  # comparisons
 STEPS = 12  # tokens that a noise read computes like generated ones
-MOST_NEW = 80  # tokens that a turn adds
+MOST_NEW = 80  # most tokens that a turn adds
 
 
 @dataclass
 class Turn:
     request_id: str
     prompt: list[int]
-    logits: np.ndarray | None = None  # (n_vocab,) that followed the prompt
-    cells: np.ndarray | None = None  # (2, n, width) K and V of the first layer, of what was there before the last chunk
+    logits: np.ndarray | None = None  # (n_vocab,) logits after the prompt
+    cells: np.ndarray | None = None  # (2, n, width) K and V of the first layer, as they were before the last chunk
     n_cached: int = 0
     reason: FinishReason | None = None
     resumed: list[tuple[list[int], np.ndarray]] = field(
@@ -55,7 +56,7 @@ class Turn:
 
 @dataclass
 class Tally:
-    """What some conversations had in them, and how far their logits were off, in standard deviations."""
+    """The content of some conversations, and how far their logits were off, in standard deviations."""
 
     n_conversations: int = 0
     n_turns: int = 0
@@ -66,13 +67,13 @@ class Tally:
     n_restarts: int = 0
     n_parked: int = 0
     n_evictions: int = 0
-    n_second: int = 0  # comparisons that took a full read in another batch shape
-    cached: list[float] = field(default_factory=list)  # after a cached beginning
+    n_second: int = 0  # comparisons that needed a full read in another batch shape
+    cached: list[float] = field(default_factory=list)  # after a cached prefix
     resumed: list[float] = field(default_factory=list)  # after parking
-    noise: list[float] = field(default_factory=list)  # nothing cached, read in two ways
+    noise: list[float] = field(default_factory=list)  # nothing was cached, and the text was read in two ways
     cells: list[float] = field(
         default_factory=list
-    )  # the worst cell of each cached beginning, of its row's largest value
+    )  # the worst cell of each cached prefix, in units of its row's largest value
 
     def add(self, other: Tally) -> None:
         for each in fields(self):
@@ -99,7 +100,7 @@ class Tally:
 
 
 class RealWorld:
-    """One engine with a cache, one that reads everything."""
+    """One engine with a cache, and one that reads everything."""
 
     def __init__(self, path: str, kv_type: str, settings: CacheSettings) -> None:
         self.path, self.settings = path, settings
@@ -112,7 +113,7 @@ class RealWorld:
         self.turns: dict[str, Turn] = {}
         self.tokens: dict[str, list[int]] = {}
         self.was_parked: set[str] = set()
-        self.n_restarts = self.n_parked = self.n_evictions = 0  # the last two: of daemons that have ended
+        self.n_restarts = self.n_parked = self.n_evictions = 0  # the last two count daemons that have ended
         self.open()
 
     def new_engine(self, options: EngineOptions) -> Any:
@@ -150,7 +151,7 @@ class RealWorld:
         return self._sample(seq_id, sampler)
 
     def _record_resumed(self, batch: Batch, samplers: Any) -> DecodeOutcome:
-        """The first decode call of a session after it was parked reads nothing but restored cells."""
+        """The first decode call of a session after it was parked reads only restored cells."""
         outcome = self._decode(batch, samplers)
         rows = [i for i in range(batch.n) if batch.want_logits[i]]
         for row, i in enumerate(rows):
@@ -162,7 +163,7 @@ class RealWorld:
         return outcome
 
     def totals(self) -> tuple[int, int, int]:
-        """Restarts, sessions that were parked, cache entries that were removed to make room."""
+        """Return the numbers of restarts, of parked sessions, and of cache entries that were removed to make room."""
         evictions = self.executor.cache.meters.evictions.values()
         return (
             self.n_restarts,
@@ -171,7 +172,7 @@ class RealWorld:
         )
 
     def restart(self) -> list[Turn]:
-        """Running requests are cancelled: they are returned."""
+        """Start again. Return the running requests, which are cancelled."""
         self.n_restarts += 1
         self.was_parked.clear()
         self.executor.end_all(FinishReason.CANCELLED)
@@ -211,11 +212,10 @@ class RealWorld:
         return ended
 
     def deviation(self, tokens: list[int], logits: np.ndarray, n_cached: int = 0) -> tuple[float, bool]:
-        """Of the logits after the tokens from those of a full read, in standard deviations; and whether that took a
-        second one.
+        """Return how far the logits after the tokens are from those of a full read, in standard deviations, and whether
+        a second full read was needed.
 
-        Beyond the tolerance, reads in other batch shapes are tried: with the tail that the cached one had, or step by
-        step.
+        Beyond the tolerance, reads in other batch shapes are tried: with the tail of the cached read, or step by step.
         """
         last = len(tokens) - 1
         shapes = [(last, 0), (last, 1), (n_cached or last, 0), (max(0, last - STEPS), STEPS + 1)]
@@ -231,23 +231,25 @@ class RealWorld:
         return first_layer(engine, seq_id, n)
 
     def ends(self, prompt: list[int]) -> tuple[int, ...]:
-        """Where the messages of a prompt end."""
+        """Return the positions at which the messages of a prompt end."""
         return ()
 
     def worst_cell(self, tokens: list[int], cells: np.ndarray) -> float:
-        """How far the first layer's K and V are from those of a full read. The caller has just made one."""
+        """Return how far the first layer's K and V are from those of a full read. The caller has just made a full
+        read.
+        """
         full = first_layer(self.plain, 0, min(len(tokens), cells.shape[1]))
         return float((np.abs(full - cells).max(axis=2) / np.abs(full).max(axis=2)).max())
 
     def noise(self, tokens: list[int], cut: int) -> float:
-        """What two full reads in different batch shapes differ by: in the second, some tokens after `cut` are read
-        one by one.
+        """Return the difference between two full reads in different batch shapes: the second reads some tokens after
+        `cut` one by one.
         """
         full, other = self._full(tokens, len(tokens) - 1, 0), self._full(tokens, cut, min(STEPS, len(tokens) - 1 - cut))
         return float(np.abs(full - other).max() / full.std())
 
     def _full(self, tokens: list[int], cut: int, n_steps: int) -> np.ndarray:
-        """(n_vocab,) The logits after a read in parts, none of them cached; `n_steps` tokens after `cut` are read
+        """Return (n_vocab,), the logits after a read in parts without a cache. `n_steps` tokens after `cut` are read
         one by one.
         """
         plain = self.plain
@@ -263,14 +265,14 @@ class RealWorld:
 
 
 def first_layer(engine: LlamaEngine, seq_id: int, n: int) -> np.ndarray:
-    """(2, n, width) float32: K and V of the first n positions."""
+    """Return (2, n, width) float32: K and V of the first n positions."""
     export = engine.export_state(seq_id, n)
     finish(export)
     row = engine.info.kv_bytes_per_cell // (2 * engine.info.n_layer)
     raw = np.frombuffer(export.blob, np.uint8)[: 2 * n * row]
     if engine.info.kv_type == "f16":
         return raw.view(np.float16).astype(np.float32).reshape(2, n, -1)
-    blocks = raw.reshape(-1, 34)  # q8_0: a half precision scale, 32 numbers
+    blocks = raw.reshape(-1, 34)  # q8_0: a scale in half precision, then 32 numbers
     scales = blocks[:, :2].copy().view(np.float16).astype(np.float32)
     return (scales * blocks[:, 2:].view(np.int8)).reshape(2, n, -1)
 
@@ -296,7 +298,7 @@ class RealCrowd:
         return len(self.chats) - 1
 
     def _choose(self) -> int:
-        """A new chat, a branch of an old one at any token, or an old one."""
+        """Choose a new chat, a branch of an old chat at any token, or an old chat."""
         rng = self.rng
         idle = [i for i in range(len(self.chats)) if i not in self.running.values()]
         if not idle or rng.random() < 0.3:
@@ -344,11 +346,11 @@ class RealCrowd:
             tally.n_second += is_second
 
     def live(self, n_conversations: int) -> Tally:
-        """So many conversations, of any number of turns each, and more until a third as many cached beginnings were
-        compared.
+        """Hold this many conversations with any number of turns each, and continue until a third as many cached
+        prefixes were compared.
 
-        What arrives while what is read depends on the machine's speed, so how often one request finds another's
-        beginning does too.
+        The machine's speed decides which requests arrive while others are read, and so how often one request finds
+        another's prefix.
         """
         rng, world, tally = self.rng, self.world, self.tally
         while (

@@ -1,4 +1,4 @@
-"""Transfers one after the other."""
+"""Transfers that run one after the other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from uma_core.errors import ErrorCode, UmaError
 
 
 class Leg:
-    """Takes `n` steps of 10 ns; notes what happens to it."""
+    """Takes `n` steps of 10 ns, and records what happens to it."""
 
     def __init__(self, clock: ManualClock, n: int, log: list[str], name: str, fails: bool = False) -> None:
         self.n_bytes = 0

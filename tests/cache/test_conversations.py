@@ -1,4 +1,6 @@
-"""Conversations with a cache give the same text as without: every memory mode, small budgets, parking, restarts."""
+"""Conversations with a cache give the same text as without one: in every memory mode, with small budgets, parking and
+restarts.
+"""
 
 from __future__ import annotations
 
@@ -16,4 +18,4 @@ def test_texts_are_those_without_a_cache(shape: str, ram_tokens: int) -> None:
     crowd = Crowd(world, seed=ram_tokens)
     crowd.live(60)
     check_idle(world)
-    assert crowd.n_cached > 0 or shape == "no rollback"  # there only a chat that goes on in its own sequence gains
+    assert crowd.n_cached > 0 or shape == "no rollback"  # it reuses only a chat's own sequence

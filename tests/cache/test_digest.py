@@ -1,4 +1,4 @@
-"""The digest of what the cache holds: the chain of hashes, whose it is, and what has changed."""
+"""The digest of the cache's content: the chain of hashes, who may see them, and what has changed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_what_was_read_is_in_the_digest_and_nothing_else(world: World) -> None:
 
 
 def test_what_a_digest_promises_is_there(world: World) -> None:
-    """Prompts that branch, are driven out of their sequences and come back."""
+    """The prompts branch, lose their sequences, and come back."""
     shared = text(200)
     prompts = [shared + text(150 + 40 * i, seed=i + 1) for i in range(7)]
     for i, prompt in enumerate(prompts):

@@ -1,4 +1,6 @@
-"""The disk's thread: what it writes comes back, what is damaged goes, and no failure reaches anybody."""
+"""The disk's thread: files that it writes can be read back, damaged files are removed, and no failure reaches a
+request.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ class Bench:
         self.disk = DiskTier(str(folder), MODEL, self.clock, lambda: None)
 
     def wait(self, start: Callable[[Callable[[object], None]], object]) -> object:
-        """Start a job and poll until it answered."""
+        """Start a job and poll until it is answered."""
         answers: list[object] = []
         start(answers.append)
         while not answers:
@@ -106,7 +108,7 @@ def test_damaged_files_are_ignored_and_removed(bench: Bench, how: str, caplog: p
         path.write_bytes(DAMAGE[how](path.read_bytes()))
     assert set(bench.index()) == {blob(3).name}
     assert [p.name for p in bench.folder.iterdir()] == [blob(3).name]
-    (warning,) = warnings(caplog)  # one, though there were two files
+    (warning,) = warnings(caplog)  # one warning, though there were two files
     assert "E_IO_002" in warning and "removed" in warning
 
 
@@ -132,7 +134,7 @@ def test_a_file_that_vanished(bench: Bench, caplog: pytest.LogCaptureFixture) ->
     assert bench.read("nothing" + files.SUFFIX) is None
     (warning,) = warnings(caplog)
     assert warning.endswith("nothing" + files.SUFFIX + " was removed by another program")
-    assert bench.write(blob()) is True  # the thread lives
+    assert bench.write(blob()) is True  # the thread is still alive
 
 
 def test_a_file_under_a_wrong_name_is_removed(bench: Bench) -> None:
@@ -160,14 +162,14 @@ def test_two_daemons_over_one_directory(bench: Bench) -> None:
     with writing.open("wb", buffering=0) as file:
         hold(file.fileno())
         file.write(b"not all yet")
-        assert set(other.index()) == {blob(1).name} and writing.exists()  # the other one's write goes on
-    assert set(other.index()) == {blob(1).name} and not writing.exists()  # it was killed
+        assert set(other.index()) == {blob(1).name} and writing.exists()  # the other process still writes
+    assert set(other.index()) == {blob(1).name} and not writing.exists()  # the other process was killed
     assert other.write(blob(1)) is True and bench.read(blob(1).name) == PAYLOAD
     assert other.disk.close(10)
 
 
 def swapped(bench: Bench) -> tuple[Path, Path]:
-    """Two tenants' files, as somebody exchanged them after the directory was looked through."""
+    """The files of two tenants, exchanged after the directory was searched."""
     mine, theirs = blob(1), blob(1)._replace(tenant=1001, payload=b"theirs" * 100)
     for each in (mine, theirs):
         bench.write(each)
@@ -195,7 +197,7 @@ def test_another_models_file_in_the_place_of_ones_own_is_not_given_out(bench: Be
 
 
 def forged(fields: str) -> bytes:
-    """A file whose header is this text, with the checksum that belongs to it."""
+    """A file with this text as its header, and the checksum that belongs to it."""
     header = fields.encode()
     return (
         files._FIXED.pack(files.MAGIC, files.VERSION, len(header), hashlib.sha256(header).digest()) + header + PAYLOAD
@@ -231,7 +233,7 @@ def test_forged_headers_are_damage(bench: Bench, how: str) -> None:
     bench.write(blob(2))
     path = bench.folder / blob(1).name
     path.write_bytes(forged(FORGERIES[how]))
-    assert bench.read(path.name) is None and not path.exists()  # put there after the directory was looked through
+    assert bench.read(path.name) is None and not path.exists()  # it was put there after the search
     path.write_bytes(forged(FORGERIES[how]))
     assert set(bench.index()) == {blob(2).name} and not path.exists()
 
@@ -288,13 +290,13 @@ def test_a_file_that_cannot_be_opened_now_is_not_removed(
     with monkeypatch.context() as patch:
         patch.setattr(disk_module.os, "open", failing(number))
         found = bench.index()
-        assert found[blob(1).name].head is None  # counted, not used
+        assert found[blob(1).name].head is None  # the file is counted but not used
         assert bench.read(blob(1).name) is None
     assert bench.read(blob(1).name) == PAYLOAD
 
 
 def test_a_planted_name_is_not_written_through(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever may write to the directory could let a temporary file's name lead to any file of ours."""
+    """A user who may write to the directory could make a temporary file's name lead to any of our files."""
     bench.folder.mkdir(exist_ok=True)
     victim = bench.folder.parent / "victim"
     victim.write_bytes(b"precious")
@@ -334,7 +336,7 @@ def test_a_full_disk_switches_writing_off_for_a_while(
     with monkeypatch.context() as patch:
         patch.setattr(disk_module.os, "fsync", failing(number))
         assert bench.write(blob(2)) is False
-    assert bench.write(blob(3)) is None  # not tried
+    assert bench.write(blob(3)) is None  # the write is not tried
     assert bench.read(blob(1).name) == PAYLOAD  # reading goes on
     assert [p.name for p in bench.folder.iterdir()] == [blob(1).name]  # nothing half written is left
     bench.clock.advance(BACK_OFF_NS)
@@ -385,7 +387,7 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path, caplog: pytest.LogCaptu
 def test_no_more_waits_to_be_written_than_is_allowed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_module, "PENDING_MOST", 3 * blob().n_bytes)
     taken = [bench.disk.write(blob(i), lambda is_written: None) for i in range(5)]
-    assert taken == [True] * 3 + [False] * 2  # their end is told by `poll` alone, which was not called
+    assert taken == [True] * 3 + [False] * 2  # only `poll` reports their end, and it was not called
     assert bench.disk.write(blob(9), lambda is_written: None, is_last=True)
     assert PENDING_MOST > 0
 

@@ -1,4 +1,4 @@
-"""What fails beside the cache, and at which moment: text stays right, and nothing is left over."""
+"""Something beside the cache fails at a certain moment: the text stays right, and nothing is left over."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_a_snapshot_that_does_not_load_costs_time_only() -> None:
     w.faults.restore_failures = 100
     w.ask("a2", text(600, 1))
     assert w.cached("a2") == 0
-    assert w.cache.store.ram.n_segments > 0  # that of "b"
+    assert w.cache.store.ram.n_segments > 0  # the segment of "b"
     w.faults.restore_failures = 0
     w.ask("b2", text(600, 2))
     assert w.cached("b2") == 599

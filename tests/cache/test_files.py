@@ -1,4 +1,4 @@
-"""The file format: whole files come back as they were, and nothing else is taken for one."""
+"""The file format: whole files are read back as they were written, and no other file is accepted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What sequences hold in common."""
+"""The tokens that sequences have in common."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from uma_core.cache.radix import Tree
 
 
 def tokens(*runs: tuple[int, int]) -> np.ndarray:
-    """Runs of (first token, length)."""
+    """Return runs of (first token, length)."""
     return np.concatenate([np.arange(first, first + n, dtype=np.int32) for first, n in runs])
 
 

@@ -1,4 +1,6 @@
-"""Models that forget or mix what they read: recognised, and never given KV that does not stand for the whole prompt."""
+"""Models that forget or mix what they read are recognized, and never get KV that does not stand for the whole
+prompt.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ N_ANSWER = 8
 
 
 class Bench:
-    """One engine and its executor; remembers what each request was answered."""
+    """One engine and its executor. It remembers the answer to each request."""
 
     def __init__(self, engine: LlamaEngine, is_on: bool) -> None:
         self.engine = engine
@@ -83,7 +85,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def expected(engine: LlamaEngine) -> Iterator[Bench]:
-    """The same engine without a cache."""
+    """Return the answer of the same engine without a cache."""
     yield from benches(engine, False)
 
 

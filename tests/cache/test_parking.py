@@ -1,4 +1,4 @@
-"""Sessions and residents that leave their sequences and come back; room that shrinks."""
+"""Sessions and residents that leave their sequences and come back, and room that shrinks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from uma_core.types import FinishReason, Phase, Priority
 
 
 def park_one(w: World) -> None:
-    """A background stream in the only sequence, and a chat that needs it."""
+    """A background stream has the only sequence, and a chat needs it."""
     w.submit("work", text(500), max_tokens=60, priority=Priority.BACKGROUND)
     until(w, lambda: len(w.texts.get("work", "")) >= 10)
     w.submit("chat", text(40, 1), max_tokens=10, priority=Priority.INTERACTIVE)
@@ -36,7 +36,7 @@ def test_a_parked_stream_goes_on_without_reading_anything_again(is_on: bool) -> 
 
 
 def test_two_streams_are_parked_for_a_chat_that_needs_the_cells_of_both() -> None:
-    """The first one took its cells back while the second was parked, and so on for ten seconds."""
+    """Before, the first stream took its cells back while the second was parked, and so on for ten seconds."""
     w = world(is_unified=True, n_seq_max=4, n_ctx=1024)
     for i in range(2):
         w.submit(f"work {i}", text(60, i), max_tokens=400, priority=Priority.BACKGROUND)
@@ -122,7 +122,7 @@ def test_a_held_reader_gives_its_place_to_who_waits_and_gets_it_back(
 
 @pytest.mark.parametrize("priority", list(Priority))
 def test_held_readers_chunks_do_not_keep_the_prefill_slots(priority: Priority) -> None:
-    """Both prefill slots hold a chunk when their reader stops; somebody else's prompt is read all the same."""
+    """Both prefill slots hold a chunk when the reader of both stops. Another client's prompt must still be read."""
     w = world(n_seq_max=3, n_prefill_slots=2)
     w.submit("c", text(20, 7), max_tokens=2000, priority=Priority.INTERACTIVE, conn=3)
     until(w, lambda: len(w.texts.get("c", "")) > 3)
@@ -203,7 +203,7 @@ def test_idle_ones_may_leave_at_once_and_those_that_cannot_are_not_looked_at_wit
         if (seconds := w.executor.idle()) != 0.0:
             break
     assert seconds is not None and seconds > 0.1
-    w.submit("waits", text(500, 2), max_tokens=10)  # judged beside what another one holds, whenever that was used
+    w.submit("waits", text(500, 2), max_tokens=10)  # judged beside the cells that another one holds
     w.submit("too", text(500, 3), max_tokens=10)
     w.run()
     assert {"waits", "too"} <= set(w.finals)

@@ -1,4 +1,4 @@
-"""The radix tree against brute force over plain lists."""
+"""The radix tree, compared with brute force over plain lists."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def lcp(a: list[int], b: list[int]) -> int:
 
 
 def check(tree: Tree, holdings: list[Holding], contents: list[list[int]]) -> None:
-    """The tree holds exactly what the contents say."""
+    """Check that the tree holds exactly what `contents` says."""
     for holding, content in zip(holdings, contents, strict=True):
         assert holding.n == len(content)
         if content:
@@ -85,7 +85,7 @@ def test_nodes_end_at_messages_and_stay_short() -> None:
 
 
 def test_a_leaf_does_not_grow_while_its_bytes_are_on_their_way() -> None:
-    """They are those of the positions that it had when they were asked for."""
+    """The bytes are those of the positions that the leaf had when they were requested."""
     tree, holding = Tree(1), Holding(0)
     holding.hold(tree, array([1, 2]))
     kept = holding.end

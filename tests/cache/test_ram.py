@@ -1,4 +1,4 @@
-"""The byte budget of the RAM tier: who goes first, and who never does."""
+"""The byte budget of the RAM tier: which entries are removed first, and which never are."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BYTES = 10  # per token
 
 
 class Bench:
-    """Segments of beginnings that no sequence holds."""
+    """Segments of prefixes that no sequence holds."""
 
     def __init__(self, budget: int) -> None:
         self.ram = RamTier(budget)
@@ -28,7 +28,7 @@ class Bench:
         self.trees: dict[int, Tree] = {}
 
     def put(self, tokens: list[int], weight: float = 1.0, tenant: int = 1) -> list[Segment]:
-        """Save a beginning node by node, as far as it fits; what is there already stays."""
+        """Save a prefix node by node, as far as it fits. Nodes that are already there stay."""
         tree = self.trees.setdefault(tenant, Tree(tenant))
         holding = Holding(0)
         holding.hold(tree, np.array(tokens, np.int32))
@@ -76,7 +76,7 @@ def test_what_is_dear_to_recompute_stays_longer() -> None:
     bench.put([2, 2, 2], weight=1.0)
     bench.put([3, 3, 3], weight=1.0)
     assert [bench.has([i] * 3) for i in (1, 2, 3)] == [3, 0, 3]
-    for i in range(4, 10):  # but not for ever
+    for i in range(4, 10):  # its protection does not last for ever
         bench.put([i] * 3, weight=1.0)
     assert bench.has([1] * 3) == 0
 
@@ -150,7 +150,7 @@ def test_too_large_is_refused_and_drops_nothing() -> None:
 
 
 def test_nothing_remains_of_a_tenant_whose_last_bytes_went() -> None:
-    """Every request that wants no cache is a tenant of its own."""
+    """Every request with `cache_prompt: false` is a separate tenant."""
     bench = Bench(100)
     (seg,) = bench.put([1, 2, 3], tenant=-11)
     tree = weakref.ref(bench.trees.pop(-11))

@@ -1,6 +1,6 @@
-"""After a restored beginning the real engine's logits are those of a full read, as far as batch shapes allow.
+"""After a restored prefix, the real engine's logits are those of a full read, as far as batch shapes allow.
 
-A few conversations per model and KV type by default; `make conversations` makes it 200 each and tells the worst.
+By default a few conversations per model and KV type. `make conversations` runs 200 of each and reports the worst.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.engine.conftest import DRAFT, MOE, TARGET
 from uma_core.cache.settings import CacheSettings
 
 N_CONVERSATIONS = int(os.environ.get("UMA_CACHE_CONVERSATIONS", "8"))
-PIECE = 50  # conversations of one test
+PIECE = 50  # conversations per test
 CASES = [(DRAFT, "f16"), (DRAFT, "q8_0"), (MOE, "f16"), (MOE, "q8_0"), (TARGET, "f16"), (TARGET, "q8_0")]
 
 

@@ -1,4 +1,4 @@
-"""The disk tier: what survives a restart, and what a bad directory does to service (nothing)."""
+"""The disk tier: what survives a restart, and that a bad directory does not affect service."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def world(folder: Path, **fields: object) -> World:
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of the files there; the cache's own thread may be removing some."""
+    """Return the bytes of the files there. The cache's own thread may be removing some of them."""
     n_bytes = 0
     for path in folder.iterdir():
         with contextlib.suppress(FileNotFoundError):
@@ -41,13 +41,13 @@ def size_of(folder: Path) -> int:
 
 
 def names(folder: Path) -> list[str]:
-    """None before the first write, which makes the folder."""
+    """Return the names of the files; None before the first write, which makes the folder."""
     kept = folder / "kv"
     return sorted(p.name for p in kept.iterdir()) if kept.exists() else []
 
 
 def shrinks_to(folder: Path, n_bytes: int) -> bool:
-    """Files are removed behind the work: soon no more than so many bytes are left."""
+    """Wait until no more than this many bytes are left: files are removed in the background."""
     for _ in range(2000):
         if size_of(folder) <= n_bytes:
             return True
@@ -56,7 +56,7 @@ def shrinks_to(folder: Path, n_bytes: int) -> bool:
 
 
 def eventually_empty(folder: Path) -> None:
-    """The cache's own thread may be in the middle of a write that is about to fail."""
+    """Wait until the folder is empty: the cache's thread may be in the middle of a write that is about to fail."""
     for _ in range(500):
         if not names(folder):
             return
@@ -65,7 +65,7 @@ def eventually_empty(folder: Path) -> None:
 
 
 def written(w: World) -> None:
-    """All that waits to be written is; the cache's own thread, which has the lowest priority, must be let to it."""
+    """Wait until all waiting writes are done. The cache's thread has the lowest priority, so it must be given time."""
     disk = w.cache.store.disk
     assert disk is not None
     for _ in range(2000):
@@ -102,7 +102,7 @@ def test_a_chat_goes_on_after_a_restart(tmp_path: Path) -> None:
 
 
 def eventually(w: World, condition: Callable[[], bool]) -> None:
-    """The disk's own thread has to come so far: that takes real time, while the world's clock stands still."""
+    """Wait in real time until the disk's thread has come so far, while the world's clock stands still."""
     for _ in range(4000):
         w.tick()
         if condition():
@@ -149,7 +149,7 @@ def test_conversations_that_begin_alike_survive_a_restart_without_a_clean_end(tm
 
 
 def test_what_others_continue_is_written_though_it_is_short(tmp_path: Path) -> None:
-    """The sequence that holds a common beginning last has nothing else that would be worth a file."""
+    """The sequence that held a common prefix last has nothing else that would be worth a file."""
     w = World(model(n_seq_max=2, n_ctx=2 * 2048), settings(tmp_path))
     begin = text(5)
     w.ask("short", [*begin, 70, 71], n=1)
@@ -237,7 +237,7 @@ def test_a_file_that_is_written_again_before_it_is_known_is_kept(tmp_path: Path)
     disk = w.cache.store.disk
     assert disk is not None and files
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(disk, "poll", lambda: None)  # a turn that lasts longer than the search and a write
+        patch.setattr(disk, "poll", lambda: None)  # as in a turn that lasts longer than the search and a write
         w.ask("b", text(300))
         assert w.cached("b") == 0
         while w.executor.idle() == 0.0:
@@ -257,7 +257,7 @@ def test_a_file_that_is_written_again_before_it_is_known_is_kept(tmp_path: Path)
 
 
 def test_files_that_are_cleared_before_they_are_known_go(tmp_path: Path) -> None:
-    """A clear may come while the directory of a model that was just loaded is still being looked through."""
+    """A clear may come while the directory of a newly loaded model is still being searched."""
     w = world(tmp_path)
     w.ask("a", text(700), n=20)
     w.restart()
@@ -270,7 +270,7 @@ def test_files_that_are_cleared_before_they_are_known_go(tmp_path: Path) -> None
     w.ask("b", text(700), n=5)
     assert w.cached("b") == 0
     w.restart()
-    assert names(tmp_path)  # what came after is kept
+    assert names(tmp_path)  # files that came later are kept
 
 
 @pytest.mark.parametrize("ram_bytes", [0, 100 * CELL], ids=["no RAM tier", "a RAM tier smaller than a snapshot"])
@@ -281,7 +281,7 @@ def test_what_ram_has_no_room_for_goes_to_disk(tmp_path: Path, ram_bytes: int) -
         w.ask(f"r{i}", chat)
     eventually(
         w, lambda: len(names(tmp_path)) >= 4
-    )  # behind the work: the three chats that lost their sequences, and what they share
+    )  # written in the background: the three chats that lost their sequences, and their common prefix
     w.ask("back", chats[0])
     assert w.cached("back") == 349
     w.restart()
@@ -324,7 +324,7 @@ def test_tenants_are_kept_apart_on_disk(tmp_path: Path) -> None:
 
 
 def test_swapped_files_of_two_tenants_give_neither_the_others_cells(tmp_path: Path) -> None:
-    """Their prompts differ, so cells of the other one would change the text, which `ask` checks."""
+    """Their prompts differ, so the other tenant's cells would change the text, which `ask` checks."""
     w = world(tmp_path)
     w.ask("a", text(300, 1), uid=1)
     w.restart()
@@ -347,7 +347,7 @@ def test_requests_that_opt_out_are_not_written(tmp_path: Path) -> None:
     w.submit("work", text(500), max_tokens=60, priority=Priority.BACKGROUND, cache_prompt=False)
     until(w, lambda: len(w.texts.get("work", "")) >= 10)
     w.submit("chat", text(40, 1), max_tokens=10, priority=Priority.INTERACTIVE, cache_prompt=False)
-    w.run()  # "work" was parked, in RAM alone
+    w.run()  # "work" was parked, only in RAM
     assert w.texts["work"].encode() == bytes(answer(text(500), 60))
     w.restart()
     assert names(tmp_path) == []
@@ -382,7 +382,7 @@ def test_a_restore_that_failed_is_no_hit_of_its_tier(tmp_path: Path) -> None:
         data = path.read_bytes()
         path.write_bytes(data[:-9] + bytes([data[-9] ^ 1]) + data[-8:])
     w.ask("b", text(700), n=5)
-    assert 0 < w.cached("b") < 699  # what a sequence held
+    assert 0 < w.cached("b") < 699  # the part that a sequence held
     assert {tier: hits[tier].value - before[tier] for tier in hits} == {"resident": 1, "disk": 0}
 
 
@@ -403,7 +403,7 @@ def test_a_full_disk_does_not_stop_service(
     stats = cache_admin(w.cache, {"action": "stats"})["stats"]
     assert stats["disk"]["last_error"].endswith(os.strerror(errno.ENOSPC)) and not stats["disk"]["is_writing"]
     full_disk = [r for r in caplog.records if r.levelno == logging.WARNING and "E_IO_002" in r.getMessage()]
-    assert len(full_disk) == 2  # one per life of the daemon
+    assert len(full_disk) == 2  # one warning per life of the daemon
 
 
 def test_a_directory_that_cannot_be_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""What is reused, from where, for whom; and what it costs."""
+"""What is reused, from where, for which client, and at what cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which idle sequences make room: the oldest first, but none whose end frees nothing."""
+"""Which idle sequences make room: the oldest first, but none whose removal would free nothing."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def emptied(
     busy: tuple[int, ...] = (),
     copied: dict[int, tuple[int, int]] | None = None,
 ) -> list[int]:
-    """The sequences that go, in order; older ones have lower numbers. `copied`: positions that are about to be."""
+    """Return the sequences that are emptied, in order. Older ones have lower numbers. `copied`: positions that are
+    about to be copied.
+    """
     holdings, gone = [], []
     for seq_id, own in pages.items():
         holding = Holding(seq_id)
@@ -95,11 +97,11 @@ def test_running_sequences_stay() -> None:
 @pytest.mark.parametrize(
     ("n_free", "span", "expected"),
     [
-        (30, (0, 20), []),  # the pages are the copier's already
+        (30, (0, 20), []),  # the pages already belong to the sequence that copies
         (20, (0, 20), [1]),
         (0, (0, 20), [1, 2]),
-        (30, (0, 19), [1]),  # of the second page it gets a copy
-        (30, (5, 20), [1]),  # and of the first one
+        (30, (0, 19), [1]),  # it gets a copy of the second page
+        (30, (5, 20), [1]),  # and a copy of the first one
         (-1, (0, 20), [1, 2, 0]),
     ],
 )

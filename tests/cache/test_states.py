@@ -1,4 +1,4 @@
-"""Conversations with recurrent models over the real engine: what follows a restored beginning has the bits of a full
+"""Conversations with recurrent models over the real engine: the logits after a restored prefix have the bits of a full
 read.
 """
 
@@ -24,11 +24,11 @@ from uma_core.errors import ErrorCode
 from uma_core.types import FinishReason
 
 N_CONVERSATIONS = 30
-N_SYSTEM = (60, 150, 280)  # RealCrowd's instructions
+N_SYSTEM = (60, 150, 280)  # lengths of RealCrowd's instructions
 
 
 class StateWorld(RealWorld):
-    """With an engine whose logits have the same bits in any company: nothing is allowed for."""
+    """A world with an engine whose logits have the same bits in any company, so no deviation is allowed."""
 
     def new_engine(self, options: EngineOptions) -> Any:
         return GraphEngine(self.path, options)
@@ -75,7 +75,7 @@ def test_what_follows_a_cached_beginning_has_the_bits_of_a_full_read(
 def test_a_source_that_goes_on_before_it_is_copied_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """While what the newcomer's sequence held is saved, other calls are made: the state that was found may be gone."""
+    """While the newcomer's old sequence is saved, other calls are made, so the state that was found may be gone."""
     settings = CacheSettings(is_on=True, ram_bytes=0)
     world = StateWorld(write(RECURRENT["lfm2"], tmp_path / "model.gguf"), "f16", settings)
     try:

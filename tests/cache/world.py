@@ -1,6 +1,6 @@
-"""Random conversations over a FakeEngine with a cache, and what an engine without one would have answered.
+"""Random conversations over a FakeEngine with a cache, and the answers of an engine without one.
 
-The FakeEngine's next token is a hash of everything before it: one wrong cell anywhere changes the text.
+The FakeEngine's next token is a hash of everything before it, so one wrong cell anywhere changes the text.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CELL = 1000
 
 
 def answer(prompt: list[int], n: int) -> list[int]:
-    """The greedy continuation, straight from the hash."""
+    """Return the greedy continuation, straight from the hash."""
     state = START
     for token in prompt:
         state = advance(state, token)
@@ -63,7 +63,7 @@ class Chat:
 
 
 class World:
-    """One daemon's compute side; `restart` makes a new one over the same cache directory."""
+    """The compute side of one daemon. `restart` makes a new one over the same cache directory."""
 
     def __init__(
         self, model: FakeModel, settings: CacheSettings, limits: Limits | None = None, cost: FakeCost = COST
@@ -93,7 +93,7 @@ class World:
         self.cache = self.executor.cache
 
     def restart(self) -> None:
-        """Running requests end; what is on disk stays."""
+        """Start again: running requests end, and the files on disk stay."""
         self.executor.end_all(FinishReason.CANCELLED)
         self.drain_events()
         self.executor.close(10.0)
@@ -110,7 +110,7 @@ class World:
 
     def tick(self) -> bool:
         is_busy = self.executor.tick()
-        self.clock.advance(MS // 20)  # what a tick takes beside the engine
+        self.clock.advance(MS // 20)  # time that a tick takes besides the engine
         if not is_busy:
             self.clock.advance(MS)
             if not len(self.executor.table):
@@ -138,7 +138,7 @@ class World:
         raise AssertionError(f"{[(s.id, s.phase.name) for s in self.executor.table]} did not end")
 
     def ask(self, request_id: str, tokens: list[int], n: int = 8, uid: int = 1, **fields: object) -> Final:
-        """Submit, run to the end, check the text."""
+        """Submit a request, run to its end, and check the text."""
         self.submit(request_id, tokens, uid, max_tokens=n, **fields)
         self.run()
         assert request_id not in self.refused, self.refused[request_id].error
@@ -149,12 +149,12 @@ class World:
         return self.finals[request_id].usage["cached_tokens"]
 
     def check(self) -> None:
-        """What must always hold between two ticks."""
+        """Check what must always hold between two ticks."""
         check_cache(self)
 
 
 def wait_for_index(cache: PrefixCache) -> None:
-    """Until the directory was looked through; the disk's thread, which has the lowest priority, must be let to it."""
+    """Wait until the directory was searched. The disk's thread has the lowest priority, so it must be given time."""
     disk, found = cache.store.disk, []
     if disk is not None:
         disk.index(found.append)
@@ -194,7 +194,7 @@ def check_cache(world: World) -> None:
 
 
 def check_idle(world: World) -> None:
-    """Nothing runs: no protection, no reservation and no reader is left over."""
+    """Check that nothing runs: no protection, no reservation and no reader is left over."""
     cache, table = world.cache, world.executor.table
     for _ in range(1000):
         if not cache._lingering:
@@ -222,7 +222,7 @@ class Crowd:
         return [self.rng.choice(ALPHABET) for _ in range(n)]
 
     def turn(self) -> None:
-        """Somebody says something."""
+        """Begin a turn of one conversation."""
         rng = self.rng
         idle = [c for c in self.chats if not c.request_id]
         if not idle or rng.random() < 0.25:
@@ -255,7 +255,7 @@ class Crowd:
         )
 
     def collect(self) -> None:
-        """Check the answers that are complete; cancelled ones as far as they got."""
+        """Check the answers that are complete, and cancelled ones as far as they got."""
         for request_id in [r for r in self.running if r in self.world.finals or r in self.world.refused]:
             chat = self.running.pop(request_id)
             assert request_id not in self.world.refused, self.world.refused[request_id].error
@@ -273,7 +273,7 @@ class Crowd:
             chat.tokens, chat.request_id = chat.prompt + text, ""
 
     def live(self, n_turns: int, check_every: int = 7) -> None:
-        """So many answered turns."""
+        """Run until this many turns are answered."""
         world, rng, n_ticks = self.world, self.rng, 0
         while self.n_turns < n_turns:
             if len(self.running) < 12 and rng.random() < 0.2:
