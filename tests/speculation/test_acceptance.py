@@ -1,4 +1,4 @@
-"""Rates follow what was drawn, for a session quickly and for later ones slowly."""
+"""Acceptance rates follow the drawn tokens: quickly for a session, and slowly for later sessions."""
 
 from __future__ import annotations
 

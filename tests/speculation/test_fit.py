@@ -1,4 +1,4 @@
-"""A draft model that does not fit the options is named, and so is what it lacks."""
+"""A draft model that does not fit the options is refused, and the error names the model and what it lacks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WAYS: list[Callable[..., object]] = [
 
 
 def both(folder: Path) -> tuple[str, str]:
-    """A model whose heads have a length that every type of KV takes, and one whose heads have not."""
+    """One model whose heads have a length that every type of KV supports, and one whose heads do not."""
     narrow: Model = replace(MODELS["llama"], dim=48)
     return write(MODELS["llama"], folder / "served.gguf"), write(narrow, folder / "narrow.gguf")
 
@@ -45,7 +45,7 @@ def test_the_same_heads_with_kv_that_they_take(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["qwen35", "granitehybrid", "lfm2"])
 def test_recurrent_layers_are_seen_in_the_header(name: str, tmp_path: Path) -> None:
-    """Before anything is loaded."""
+    """They are found before anything is loaded."""
     served, _ = both(tmp_path)
     path = write(RECURRENT[name], tmp_path / "recurrent.gguf")
     with pytest.raises(UmaError, match="cannot drop the tokens"):

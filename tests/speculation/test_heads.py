@@ -1,4 +1,4 @@
-"""A model's own prediction heads draft: on files whose heads are known to say what the model says, or what it said."""
+"""A model's own prediction heads draft. The files' heads are known to draft the model's next token, or its last one."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opened]:
     def make(model: Model, says_next: bool) -> tuple[Engine, HeadModel]:
         path = with_heads(model, tmp_path / "heads.gguf", says_next)
         engine = request.param(path, OPTIONS)
-        heads = HeadModel(open_heads(OPTIONS, "", engine), ManualClock(1))  # what takes no time is asked for
+        heads = HeadModel(open_heads(OPTIONS, "", engine), ManualClock(1))  # it is asked, because it takes no time
         kept.extend((engine, heads))
         return engine, heads
 
@@ -71,7 +71,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opened]:
 
 
 def test_the_files_pages_are_in_memory_once(tmp_path: Path) -> None:
-    """Beside the graph engine, whose weights are copies: of the heads' own mapping only what they read."""
+    """The graph engine's weights are copies. Of the heads' own mapping, only the parts that they read are in memory."""
     path = with_heads(DEEP, tmp_path / "heads.gguf", True)
     options = replace(OPTIONS, load_mode="none")
     engine = GraphEngine(path, options)
@@ -94,7 +94,7 @@ class Answer(NamedTuple):
 
 
 def answer(engine: Engine, prompt: list[TokenId], speculator: Speculator | None) -> Answer:
-    """Of a background request, whose drafts need no room in anybody's gaps."""
+    """Return the answer to a background request, whose drafts need no room in a chat's gaps."""
     clock = MonotonicClock()
     admission = AdmissionControl(Limits(), clock)
     cost = guess(device_view(engine))
@@ -114,7 +114,9 @@ def answer(engine: Engine, prompt: list[TokenId], speculator: Speculator | None)
 
 
 def compared(engine: Engine, heads: HeadModel, n_prompt: int) -> tuple[int, int]:
-    """How many tokens the heads drafted, and how many of them held, in answers that are the same without."""
+    """Return how many tokens the heads drafted, and how many of them were accepted. The answers must be the same
+    without drafts.
+    """
     speculator = Speculator(Settings("draft"), True, model=heads)
     n_drafted = n_held = 0
     for seed in range(N_ANSWERS):
@@ -140,7 +142,7 @@ def test_drafts_that_do_not_hold_change_nothing(opened: Opened, model: Model) ->
 
 @pytest.mark.parametrize("says_next", [True, False])
 def test_random_requests_are_answered_the_same(opened: Opened, model: Model, says_next: bool) -> None:
-    """Cancelled, sampled, constrained, with shared prompts, and preempted."""
+    """Requests are cancelled, sampled, constrained and preempted, and share prompts."""
     engine, heads = opened(model, says_next)
     rng, compiler = random.Random(7), Compiler(new_registry())
     for group in range(N_GROUPS):
@@ -169,7 +171,7 @@ def test_a_row_reads_the_state_of_the_position_before_it(opened: Opened, model: 
 
 
 def test_states_are_those_of_their_rows(opened: Opened, model: Model) -> None:
-    """Of sequences that have unequally many rows in a call, which an engine may compute in another order."""
+    """The sequences have different numbers of rows in a call, which an engine may compute in another order."""
     engine, _ = opened(model, True)
     tokens = tokens_of(engine, 4)
     batch = Batch(engine.info.n_batch)
@@ -195,8 +197,8 @@ def test_texts_longer_than_what_is_kept_are_drafted_for(opened: Opened, model: M
     source = heads.open(tokens_of(engine, 20), Acceptance(Acceptance()))
     assert source is not None
     states = np.ones((8, 128), np.float32)
-    source.see(4, states)  # of a beginning that was in the cache there are none
-    source.see(14, states[:6])  # after a gap only the later ones count
+    source.see(4, states)  # a cached prefix has no states
+    source.see(14, states[:6])  # after a gap, only the later states count
     source.run([3], 2, 2**62)
     assert len(source.draft([3]).tokens) == 2
     source.run([3, 4, 5], 2, 2**62)
@@ -208,7 +210,7 @@ Paired = Callable[[bool, bool], tuple[Engine, HeadModel]]
 
 @pytest.fixture(params=[GraphEngine, LlamaEngine])
 def paired(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Paired]:
-    """A model and its EAGLE 3 model."""
+    """Return a model and its EAGLE 3 model."""
     kept: list[Engine | HeadModel] = []
 
     def make(says_next: bool, has_own: bool) -> tuple[Engine, HeadModel]:
@@ -226,7 +228,9 @@ def paired(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Paired]:
 
 @pytest.mark.parametrize("n_prompt", [2, 100])
 def test_an_eagle_model_drafts_what_the_model_says(paired: Paired, n_prompt: int) -> None:
-    """Its first draft each time: the second goes by the state that it made itself, which knows no more."""
+    """Only its first draft each time: the second one follows from the state that it made itself, which has no more
+    information.
+    """
     n_drafted, n_held = compared(*paired(True, True), n_prompt)
     assert n_drafted > N_ANSWERS
     assert n_held > 0.4 * n_drafted
@@ -240,7 +244,9 @@ def test_wrong_drafts_of_an_eagle_model_change_nothing(paired: Paired, has_own: 
 
 
 def test_an_eagle_model_reads_every_text_on_and_on(paired: Paired, caplog: pytest.LogCaptureFixture) -> None:
-    """Drafting ends for good where it cannot read: texts of all sequences, in several calls each."""
+    """Drafting would end for good if it could not read a text. The texts of all sequences are read, in several calls
+    each.
+    """
     _, model = paired(True, True)
     heads = model.heads
     states = np.zeros((3, 3 * heads.n_embd), np.float32)
@@ -253,7 +259,7 @@ def test_an_eagle_model_reads_every_text_on_and_on(paired: Paired, caplog: pytes
 
 @pytest.mark.parametrize("tokens", [[0, 5, 7], [0, -1, 7], [3, 320, 4]])
 def test_an_eagle_model_of_some_tokens_drafts_those(paired: Paired, tmp_path: Path, tokens: list[int]) -> None:
-    """A token that there is not would end the process when it is drafted."""
+    """A token that does not exist would end the process when it is drafted."""
     engine, _ = paired(True, True)
     path = some_tokens(tmp_path, tokens)
     options = replace(OPTIONS, mtp=False, model=str(tmp_path / "target.gguf"))
@@ -269,7 +275,7 @@ def test_an_eagle_model_of_some_tokens_drafts_those(paired: Paired, tmp_path: Pa
 
 @pytest.mark.parametrize(("part", "value"), [(3, 0), (3, 1 << 40), (3, 1 << 60), (4, gguf.GGMLQuantizationType.F64)])
 def test_a_damaged_list_of_tokens_is_refused(tmp_path: Path, part: int, value: int) -> None:
-    """As it stands in the header: how many there are (3), of which type (4)."""
+    """The header states the number of tokens (3) and their type (4)."""
     target, _ = with_eagle(tmp_path, True)
     path = some_tokens(tmp_path, [0, 5, 7])
     reader = gguf.GGUFReader(path, "r+")

@@ -1,4 +1,4 @@
-"""Earlier answers of an account: found again, bounded, and never another account's."""
+"""Earlier answers of an account are found again, bounded, and never used for another account."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from uma_core.speculation.suffix import Cursor
 
 
 def found(history: History, client: int, tokens: list[int]) -> int:
-    """Length of the longest match of these tokens' end."""
+    """Return the length of the longest match of the end of these tokens."""
     best = 0
     for text in history.texts(client):
         cursor = Cursor(text)

@@ -1,4 +1,4 @@
-"""What is drafted for a text that repeats itself, and for one that a client predicts."""
+"""Drafts for a text that repeats itself, and for a text that the client predicts."""
 
 from __future__ import annotations
 

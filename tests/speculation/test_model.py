@@ -1,4 +1,6 @@
-"""A draft model drafts what it would say, reads only what fits into its time, and forgets what was not said."""
+"""A draft model drafts the tokens that it would generate, reads only as much as its time allows, and forgets drafts
+that were not accepted.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def opened(model: DraftModel, prompt: np.ndarray = PROMPT) -> ModelSource:
 
 
 def says(n: int) -> list[TokenId]:
-    """What the model answers to PROMPT."""
+    """Return the model's answer to PROMPT."""
     fresh = FakeEngine(FakeModel(n_seq_max=2, n_ctx=512, n_batch=64, eog_every=0), clock=ManualClock(1))
     model = DraftModel(fresh, fresh.info.n_vocab, ManualClock(1))
     source = opened(model)
@@ -118,7 +120,7 @@ def test_tokens_that_it_does_not_know_and_texts_too_long_for_it_end_its_drafts(m
 
 
 class Slowed:
-    """An engine whose calls take as long as is said."""
+    """An engine whose calls take a given time."""
 
     def __init__(self, engine: FakeEngine, clock: ManualClock) -> None:
         self.ns, self.n_calls = 100, 0
@@ -151,7 +153,7 @@ def test_a_right_price_is_asked_for_seldom_and_stays(engine: FakeEngine) -> None
     clock = ManualClock(1)
     slowed = Slowed(engine, clock)
     model = DraftModel(engine, engine.info.n_vocab, clock)
-    slowed.ns, slowed.n_calls = 900, 0  # other work makes the probes slow
+    slowed.ns, slowed.n_calls = 900, 0  # other work slows the probes down
     t0 = clock.now_ns()
     for _ in range(3_000):
         opened(model).close()

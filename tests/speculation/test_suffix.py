@@ -1,4 +1,4 @@
-"""Matches against those of a search through the whole text."""
+"""Matches, compared with those of a search through the whole text."""
 
 from __future__ import annotations
 
