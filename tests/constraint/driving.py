@@ -1,4 +1,4 @@
-"""Answers written by chance, or by an adversary, under a matcher."""
+"""Answers that chance or an adversary writes under a matcher."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ N_TOKENS_MOST = 400
 
 
 def allowed(matcher: Matcher, n_vocab: int) -> np.ndarray:
-    """Ids that may come next."""
+    """Return the ids that may come next."""
     if matcher.forced:
         return np.array([matcher.forced[0]])
     assert matcher.mask is not None
@@ -28,9 +28,9 @@ def allowed(matcher: Matcher, n_vocab: int) -> np.ndarray:
 def write(
     text: Text, matcher: Matcher, weights: np.ndarray, seed: int, n_most: int = N_TOKENS_MOST, watch: Any = None
 ) -> tuple[bytes, str]:
-    """Draw tokens by weight among the allowed ones; the answer, and how it ended: stop or length.
+    """Draw tokens by weight among the allowed ones. Return the answer, and how it ended: stop or length.
 
-    `watch` has to allow them as well.
+    `watch` must allow these tokens too.
     """
     rng, out = np.random.default_rng(seed), bytearray()
     for _ in range(n_most):
@@ -54,7 +54,7 @@ def even(text: Text) -> np.ndarray:
 
 
 def hasty(text: Text) -> np.ndarray:
-    """Likes what ends things: complete answers come sooner."""
+    """Prefer tokens that end things, so that complete answers come sooner."""
     weights = np.ones(text.n_vocab)
     for token in range(text.n_vocab):
         piece = text.piece(token)
@@ -68,7 +68,7 @@ def hasty(text: Text) -> np.ndarray:
 
 
 def contrary(text: Text) -> np.ndarray:
-    """An adversary: it avoids what ends things for as long as anything else is allowed."""
+    """An adversary: avoid tokens that end things for as long as another token is allowed."""
     return 1 / hasty(text) ** 6
 
 
@@ -77,7 +77,7 @@ def schema(value: Any) -> Constraint:
 
 
 def answer(compiler: Compiler, text: Text, constraint: Constraint, seed: int = 0, n_most: int = N_TOKENS_MOST) -> str:
-    """A complete one."""
+    """Return a complete answer."""
     data, end = write(text, compiler.compile(text, constraint), hasty(text), seed, n_most)
     assert end == "stop"
     return data.decode()
@@ -86,7 +86,7 @@ def answer(compiler: Compiler, text: Text, constraint: Constraint, seed: int = 0
 def check_valid(value: Any, schema: Any) -> None:
     """Raises: jsonschema.ValidationError.
 
-    Multiples are decimal ones: a float's remainder is not what JSON Schema means.
+    `multipleOf` is checked in decimal arithmetic: a float's remainder is not what JSON Schema means.
     """
     kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     kind = jsonschema.validators.extend(kind, {"multipleOf": _multiple_of})
@@ -102,14 +102,14 @@ def _multiple_of(validator: Any, factor: Any, instance: Any, schema: Any) -> Any
 
 
 def parse(text: str) -> Any:
-    """Every digit counts: an answer may have more of them than a float."""
+    """Keep every digit: an answer may have more digits than a float."""
     return json.loads(text, parse_float=_number)
 
 
 def _number(digits: str) -> Decimal | float:
     try:
         return Decimal(digits)
-    except InvalidOperation:  # an exponent that nobody can count to
+    except InvalidOperation:  # the exponent is too large
         return float(digits)
 
 

@@ -1,4 +1,4 @@
-"""llama.cpp's own grammar sampler, one token at a time: what GBNF means."""
+"""llama.cpp's own grammar sampler, one token at a time. It defines what GBNF means."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from uma_core.engine.llama.model import LlamaModel
 
 class LlamaGrammar:
     def __init__(self, model: LlamaModel, source: str) -> None:
-        """Raises ValueError where llama.cpp refuses it."""
+        """Raises ValueError if llama.cpp refuses the grammar."""
         self._n_vocab = model.n_vocab
         self._handle = lib.llama_sampler_init_grammar(model.vocab, source.encode(), b"root")
         if not self._handle:
@@ -27,7 +27,7 @@ class LlamaGrammar:
         lib.llama_sampler_free(self._handle)
 
     def allowed(self, tokens: list[int] | None = None) -> list[int]:
-        """Which of these (None: of all) may come next."""
+        """Return which of these tokens may come next (None: of all tokens)."""
         tokens = list(range(self._n_vocab)) if tokens is None else tokens
         data = ffi.new("llama_token_data[]", [(token, 0.0, 0.0) for token in tokens])
         candidates = ffi.new("llama_token_data_array *", {"data": data, "size": len(tokens), "selected": -1})
@@ -35,5 +35,5 @@ class LlamaGrammar:
         return [data[i].id for i in range(len(tokens)) if np.isfinite(data[i].logit)]
 
     def accept(self, token: int) -> None:
-        """One that is allowed: the sampler throws otherwise."""
+        """Accept a token that is allowed: the sampler throws on any other."""
         lib.llama_sampler_accept(self._handle, token)

@@ -1,6 +1,6 @@
-"""The JSON Schema Test Suite (draft 2020-12), as the source distribution of the `jsonschema` package carries it.
+"""The JSON Schema Test Suite (draft 2020-12), as in the source distribution of the `jsonschema` package.
 
-`python -m tests.constraint.suite jsonschema-4.26.0.tar.gz` makes tests/data/json-schema-test-suite.json anew.
+`python -m tests.constraint.suite jsonschema-4.26.0.tar.gz` writes tests/data/json-schema-test-suite.json again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Case(NamedTuple):
     file: str
     what: str
     schema: Any
-    instances: list[tuple[Any, bool]]  # and whether they are valid
+    instances: list[tuple[Any, bool]]  # each with whether it is valid
 
 
 @functools.cache

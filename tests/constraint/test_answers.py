@@ -1,6 +1,6 @@
-"""Whatever a model would like to write, what comes out is JSON that its schema validates, or a coded error came first.
+"""Whatever a model would like to write, the answer is JSON that is valid under its schema, or a coded error came first.
 
-The schemas are those of the public JSON Schema Test Suite; `make fuzz` writes 10,000 answers and more.
+The schemas are those of the public JSON Schema Test Suite. `make fuzz` writes 10,000 answers and more.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from uma_core.errors import ErrorCode, UmaError
 
 IS_FULL = os.environ.get("UMA_FUZZ") == "full"
 N_EACH = 18 if IS_FULL else 1  # answers per schema, adversary and vocabulary: 187 schemas x 3 x 18 = 10,098
-# Python's `re`, which the validator takes, knows no \p and no \c, and its classes are Unicode's: there only the syntax
+# The validator uses Python's `re`, which lacks \p and \c and has Unicode's classes: for such patterns only the syntax
 # is checked.
 BEYOND_RE = re.compile(r"\\[pPcWDsS]")
 
 
 def accepted(compiler, text):
-    """Cases whose schema can be enforced. All the others are refused by name."""
+    """Return the cases whose schema can be enforced. All other schemas are refused, with the keyword."""
     found = []
     for case in suite.cases():
         try:
@@ -53,7 +53,7 @@ def test_every_answer_parses_and_validates(compiler, text, manner, request):
 
 
 def test_what_does_not_validate_cannot_be_written(compiler, fake):
-    """The suite's own instances: an invalid one is stopped at some byte, or is not complete at its end."""
+    """The suite's own instances: an invalid one is stopped at some byte, or is incomplete at its end."""
     n_invalid = 0
     for case in accepted(compiler, fake):
         for instance, is_valid in case.instances:

@@ -1,5 +1,5 @@
-"""What an accepted schema asks for never exceeds the library's bounds half-way through an answer: it is refused
-before, by keyword.
+"""An accepted schema never exceeds the library's bounds in the middle of an answer: it is refused beforehand, with the
+keyword.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def nested(schema):
 
 
 def keyword_of(compiler, text, schema):
-    """Of the refusal; "" where the schema is accepted."""
+    """Return the keyword of the refusal; "" if the schema is accepted."""
     try:
         compiler.compile(text, driving.schema(schema))
     except UmaError as error:
@@ -44,7 +44,7 @@ def write(text, matcher, data: bytes):
         matcher.accept(byte)
 
 
-CASES = {  # what grows with n, the most that has to be accepted, what has to be refused, and the keyword
+CASES = {  # a schema that grows with n, the largest n to accept, an n to refuse, and the keyword
     "optional": (lambda n: optional(0, n), 480, 520, "properties"),
     "closed": (lambda n: optional(0, n, additionalProperties=False), 480, 520, "properties"),
     "nested": (lambda n: nested(optional(0, n)), 480, 520, "properties"),
@@ -111,7 +111,7 @@ _names = itertools.count()
 
 
 def mixture(rng, depth):
-    """A schema of many alternatives."""
+    """Return a schema of many alternatives."""
     kind = rng.choice(["object", "object", "array", "anyOf", "string"] if depth else ["string", "integer"])
     if kind == "object":
         properties = {f"n{next(_names)}": mixture(rng, 0) for _ in range(rng.choice([3, 60, 300, 600]))}

@@ -1,4 +1,4 @@
-"""ECMA-262's regular expressions in Rust's words."""
+"""ECMA-262's regular expressions are translated for Rust."""
 
 import re
 

@@ -1,4 +1,4 @@
-r"""Names of properties have one form: `\u0061` is not a way around what a schema says of `a`."""
+r"""Names of properties have one form: `\u0061` is not a way around a schema's rules for `a`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GBNF means what it means in llama.cpp, whose own grammar sampler is asked."""
+"""GBNF means the same as in llama.cpp, whose own grammar sampler serves as the reference."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_what_is_written_under_it_llama_cpp_accepts(compiler, tiny, name):
 
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_what_llama_cpp_writes_is_accepted(compiler, fake, tiny, name):
-    """Byte by byte: there are no tokens that ours would prefer."""
+    """Byte by byte, so that our own preference of tokens plays no role."""
     constraint = Constraint("gbnf", GRAMMARS[name])
     for seed in range(8):
         rng, text = random.Random(seed), b""
@@ -110,7 +110,7 @@ def test_regular_grammars_allow_exactly_what_llama_cpp_allows(tiny, compiler, fa
     try:
         grammar = LlamaGrammar(tiny.model, source)
     except ValueError:
-        return  # left recursion, which llama.cpp does not have
+        return  # llama.cpp does not support left recursion
     with grammar as theirs:
         expected = True
         for character in text:

@@ -1,5 +1,5 @@
-"""Schemas and grammars that want to hang or to crash somebody: each is refused with a code, or harmless, in a
-process of its own.
+"""Schemas and grammars that try to hang or crash a process. Each is refused with a code or is harmless, in a separate
+process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Grammars whose compiling would take minutes or gigabytes are told apart from those that programs send."""
+"""Grammars that would compile for minutes or take gigabytes are told apart from those that programs send."""
 
 from __future__ import annotations
 

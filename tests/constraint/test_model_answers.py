@@ -1,8 +1,7 @@
-"""Constrained answers whose tokens real models choose, at temperature 1, through the whole executor with many streams
-at once.
+"""Constrained answers with tokens that real models choose, at temperature 1, through the whole executor with many
+streams at once.
 
-The other half of the evidence, adversaries in place of a model, is in test_answers. `make fuzz` writes 10,098 answers
-here.
+test_answers has the other half of the evidence: adversaries instead of a model. `make fuzz` writes 10,098 answers here.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from uma_core.types import FinishReason, Peer, Request, SamplingParams
 
 IS_FULL = os.environ.get("UMA_FUZZ") == "full"
 N_EACH = 27 if IS_FULL else 1  # answers per schema and model: 187 schemas x 2 x 27 = 10,098
-EVERY = 1 if IS_FULL else 5  # of the schemas, every so many
+EVERY = 1 if IS_FULL else 5  # use one of this many schemas
 N_TOKENS = 160
 N_WAITING = 64
 DRAFT = Path(__file__).parents[1] / "data" / "models" / "uma-draft-q8_0.gguf"
@@ -67,7 +66,9 @@ def test_what_a_model_writes_parses_and_validates(compiler, path):
 
 
 def check(final: Final, case: suite.Case) -> str:
-    """How it ended. An answer that ended by itself is whole, and valid; one that was cut could have gone on."""
+    """Return how the answer ended. An answer that ended by itself is complete and valid; an answer that was cut could
+    have continued.
+    """
     if final.reason is FinishReason.STOP:
         value = driving.parse(final.text)
         if not BEYOND_RE.search(str(case.schema)):

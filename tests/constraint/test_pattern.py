@@ -1,4 +1,4 @@
-"""The incremental search against Python's `re` on whole texts."""
+"""The incremental search, compared with Python's `re` on whole texts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_matches(source, chunks, expected):
 @pytest.mark.parametrize("source", [r"(?:.(?!x))*y", r"(?:(?!.*x).)*y", r"(?:a|b(?!x))*y"])
 @pytest.mark.parametrize("text", ["ab" * 1500 + "y", "ab" * 700 + "x" + "ab" * 700 + "y"])
 def test_look_aheads_do_not_gather(source, text):
-    """Each position begins one: with all of them kept, a long answer would take hours."""
+    """Each position begins a look-ahead: if all were kept, a long answer would take hours."""
     match = re.search(source.encode(), text.encode())
     assert found(source, *(text[i : i + 7] for i in range(0, len(text), 7)))[1:] == match.span()
 
@@ -101,7 +101,7 @@ def test_a_pattern_that_hangs_backtracking_costs_its_steps_a_byte():
     ],
 )
 def test_a_token_costs_no_more_than_it_may(source):
-    """The compute thread follows it, and everybody's next token waits."""
+    """The compute thread does this work, and the next token of every stream waits for it."""
     search = Pattern(source).search()
     for _ in range(100):
         search.push(b"aaaaaaaa")

@@ -1,4 +1,4 @@
-"""A keyword with any value at all is enforced or refused by name; nothing else comes of it."""
+"""A keyword with any value is either enforced or refused by name; nothing else can happen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What subschemas ask of one value together: an answer is held to it, or the schema is refused by keyword."""
+"""Several subschemas restrict one value: the answer obeys all of them, or the schema is refused with the keyword."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_bound_that_would_not_hold_is_refused(compiler, fake, schema, keyword)
 
 
 def test_all_the_other_bounds_hold(compiler, fake):
-    """Every pair of them: what lies outside cannot be written."""
+    """For every pair of bounds: a value outside them cannot be written."""
     ends = [-10, -1.5, -1, -0.5, 0, 0.5, 1, 3, 3.25, 3.5, 10]
     answers = [
         "-10",

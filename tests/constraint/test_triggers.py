@@ -1,4 +1,4 @@
-"""Free text until a trigger appears: where the grammar begins, whatever the tokens are."""
+"""The answer is free text until a trigger appears: where the grammar begins, whatever the tokens are."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def spelled(tokens: list[int]) -> bytes:
 
 
 def feed(scan: Scanner, *pieces: str) -> bytes | None:
-    """What the grammar is told when the trigger appears, and that it does with the last piece."""
+    """Return the text that the grammar gets when the trigger appears, which must happen with the last piece."""
     for piece in pieces[:-1]:
         assert scan.push(PIECES.index(piece)) is None, piece
     tokens = scan.push(PIECES.index(pieces[-1]))
@@ -61,7 +61,7 @@ HOSTILE = [Trigger("pattern", f"((a?){{20}}){{20}}b{i}") for i in range(20)]
 
 
 def test_patterns_that_cost_too_much_leave_the_others_to_be_found():
-    """Their steps are followed between two decode calls, where everybody waits."""
+    """Their steps run between two decode calls, while all streams wait."""
     assert feed(scanner(*HOSTILE, Trigger("word", "<tool>")), *["a"] * 50, "<to", "ol>") == b"<tool>"
 
 
