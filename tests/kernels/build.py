@@ -1,4 +1,4 @@
-"""Builds the check programs, objects through the build cache, so that a second run compiles nothing."""
+"""Builds the check programs. The objects go through the build cache, so that a second run compiles nothing."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ CHECKS = [HERE / name for name in ("check_main.c", "check_mm.c", "check_attn.c")
 
 
 def table_of(source: Path) -> str:
-    """Of `mm_neon_i8mm.c`: neon-i8mm."""
+    """The table of `mm_neon_i8mm.c` is neon-i8mm."""
     return source.stem.partition("_")[2].replace("_", "-")
 
 
 TABLES = {table_of(source) for source in KERNELS if source.stem.startswith("mm_")}
 WARNINGS = ["-Wall", "-Wextra", "-Werror", "-fno-math-errno"]
-# Checks of addresses are calls, and what the address sanitizer finds by itself is not checked twice: the largest file
+# Address checks are calls, and checks that the address sanitizer makes anyway are left out: the largest file
 # compiles in 22 s instead of 103.
 SANITIZERS = [
     "-O1",
@@ -46,7 +46,7 @@ SANITIZERS = [
 
 @dataclass(frozen=True)
 class Compilers:
-    """Where to compile for: `run` goes before the program's own command line."""
+    """The target to compile for. `run` goes before the program's own command line."""
 
     cc: list[str]
     cxx: list[str]
@@ -65,9 +65,9 @@ def host() -> Compilers:
 
 
 def arm() -> Compilers:
-    """This machine where it is an AArch64 one, else a cross compiler with qemu.
+    """Return the compilers of this machine if it is an AArch64 one, otherwise a cross compiler with qemu.
 
-    Skips the test where these are absent.
+    Skips the test if these are absent.
     """
     if platform.machine() in ("aarch64", "arm64"):
         return host()
@@ -88,7 +88,7 @@ def objects(sources: Sequence[Path], compilers: Compilers, flags: Sequence[str])
 
 
 def shipped(sources: Sequence[Path]) -> list[Path]:
-    """The objects that the product consists of: its build has made them already."""
+    """Return the objects that the product consists of. The product's build has already made them."""
     tools = find_toolchain("cpu", needs_cmake=False)
     is_native_cpu = json.loads((LIB_DIR / BUILD_RECORD).read_text())["is_native_cpu"]
     return [compile_unit(own_unit(each, tools, is_native_cpu), tools.identity, Progress()) for each in sources]
@@ -101,17 +101,17 @@ def link(command: Sequence[str], output: Path) -> Path:
 
 
 def shipped_check_program(output: Path) -> list[str]:
-    """The command line of check_kernels for the kernels that the product has."""
+    """Return the command line of check_kernels for the product's own kernels."""
     made = [*shipped(KERNELS), *objects(CHECKS, host(), ["-O2"])]
     link([*host().cc, *map(str, made), "-lm", "-pthread"], output)
     return [str(output)]
 
 
 def check_program(compilers: Compilers, flags: Sequence[str], tables: Collection[str], output: Path) -> list[str]:
-    """The command line of check_kernels, with these tables built with these flags.
+    """Return the command line of check_kernels, with these tables built with these flags.
 
-    The others are only there to be linked: they would take half of the compilation. What judges the tables has no
-    sanitizers: they would take most of its time.
+    The other tables are only there to be linked: compiling them too would take half of the time. The code that judges
+    the tables has no sanitizers: they would take most of its time.
     """
     static = ["-static"] if compilers.run else []
     others = [source for source in KERNELS if table_of(source) in TABLES.difference(tables)]
@@ -124,13 +124,13 @@ def check_program(compilers: Compilers, flags: Sequence[str], tables: Collection
 
 
 def kernel_library(output: Path) -> Path:
-    """The product's kernels as a shared library, for calls from Python."""
+    """Return the product's kernels as a shared library, for calls from Python."""
     made = [*shipped(KERNELS), *objects([HERE / "exported.c"], host(), ["-O2"])]
     return link([*host().cc, "-shared", *map(str, made), "-lm"], output)
 
 
 def llama_program(output: Path) -> Path:
-    """check_llama, linked with the libraries that the product ships."""
+    """Return check_llama, linked with the libraries that the product ships."""
     made = [*shipped([*KERNELS, *DEVICE]), *objects([HERE / "check_llama.c"], host(), ["-O2"])]
     libraries = [str(path) for path in library_paths(LIB_DIR)]
     return link([*host().cxx, *map(str, made), *libraries, f"-Wl,-rpath,{LIB_DIR}", "-lm", "-pthread"], output)

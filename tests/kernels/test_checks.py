@@ -1,5 +1,5 @@
-"""Every kernel table of this processor, and the NEON ones under emulation, against f64 arithmetic: odd sizes, exact
-buffers, sanitizers.
+"""Every kernel table of this processor, and the NEON tables under emulation, are checked against f64 arithmetic: odd
+sizes, exact buffers, sanitizers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.kernels import build
 
 NEON = ["neon-i8mm", "neon-dotprod", "neon"]
 ENVIRONMENT = {**os.environ, "ASAN_OPTIONS": "detect_leaks=1"}
-# Sanitizers and emulation make each case ten times as slow: one case in so many.
+# Sanitizers and emulation make each case ten times as slow, so only one case in this many runs.
 ONE_IN = 1 if os.environ.get("UMA_FUZZ") == "full" else 3
 
 
@@ -29,7 +29,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
 
 
 def check_all(command: list[str], parts: Collection[str], one_in: int) -> None:
-    """As many at once as there are cores."""
+    """Run as many checks at once as there are cores."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(lambda part: check(command, part, one_in), parts))
 
@@ -41,7 +41,9 @@ def check(command: list[str], part: str, one_in: int) -> None:
 
 
 def listed(command: list[str]) -> list[str]:
-    """What the program can check here: `mm TABLE` for every table, `attention TABLE` for each that is another one."""
+    """Return what the program can check here: `mm TABLE` for every table, and `attention TABLE` for each different
+    one.
+    """
     return subprocess.run(
         [*command, "--list"], capture_output=True, text=True, check=True, env=ENVIRONMENT
     ).stdout.splitlines()

@@ -1,5 +1,5 @@
-"""The matrix products against the gguf package: its dequantisation is not ours, so a shared misreading of a format
-shows.
+"""The matrix products, compared with the gguf package. Its dequantization is not ours, so it shows if we misread a
+format throughout.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TYPES = {
     "MXFP4": (11, gguf.GGMLQuantizationType.MXFP4, 32, 17),
     "BF16": (12, gguf.GGMLQuantizationType.BF16, 1, 2),
 }
-PLAIN = {"F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K"}  # read as the file has them, too
+PLAIN = {"F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K"}  # also read in the file's own layout
 # where a block's f16 values are
 SCALES = {"Q6_K": (208,), **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)), "MXFP4": ()}
 SIZE, INT64, POINTER = ctypes.c_size_t, ctypes.c_int64, ctypes.c_void_p
@@ -109,7 +109,7 @@ def random_weights(rng: np.random.Generator, name: str, n_out: int, n_blocks: in
 
 
 def quantised(x: np.ndarray, name: str) -> np.ndarray:
-    """The activations as the product sees them, in f64."""
+    """Return the activations as the product sees them, in f64."""
     if name in ("F16", "BF16"):
         return x.astype(np.float64)
     blocks = x.reshape(len(x), -1, TYPES[name][2])
@@ -175,8 +175,8 @@ ARRANGED = {
 
 @pytest.mark.parametrize("isa", ARRANGED)
 def test_another_layout_has_another_version(library: ctypes.CDLL, isa: str) -> None:
-    """Files of arranged weights outlive the daemon that kept them: a new layout under an old version would be read
-    as the old one.
+    """Files of arranged weights outlive the daemon that wrote them: a new layout under an old version would be read as
+    the old one.
     """
     kernels = library.kernels_named(isa.encode())
     if not kernels:

@@ -1,6 +1,6 @@
-"""`UMA_ISA`: our kernels as on a processor that has less.
+"""`UMA_ISA`: our kernels run as on a processor with fewer instructions.
 
-Each in a process of its own, for the choice is the process's.
+Each case runs in a separate process, because the choice holds for a whole process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ print(json.dumps({"kernels": engine.info.kernels, "notes": engine.info.notes, "t
 
 @lru_cache
 def runnable() -> tuple[str, ...]:
-    """Of the instruction sets, those that this processor has, best first."""
+    """Return the instruction sets that this processor has, best first."""
     found = tuple(isa for isa in ISAS[1:] if lib.uma_accel_use(isa.encode()) == 0)
     lib.uma_accel_use(ffi.NULL)
     return found

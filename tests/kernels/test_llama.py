@@ -1,5 +1,5 @@
-"""llama_decode with our operations in ggml's CPU backend, beside ggml's own: same graphs, same threads, same weights
-in place.
+"""llama_decode with our operations in ggml's CPU backend, compared with ggml's own: same graphs, same threads, same
+weights in place.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Scenario:
     size: float  # rms of the logits
     n_rows: int
     ours: float  # rms difference to ggml
-    gap: float  # widest, in ggml's logits, between the token that ggml prefers and the one that we prefer
+    gap: float  # widest gap, in ggml's logits, between the token that ggml prefers and the one that we prefer
     noise: float  # the same two between ggml's batched and single-token computation
     noise_gap: float
 
@@ -65,13 +65,15 @@ def report(request: pytest.FixtureRequest, program: Path) -> Report:
 
 
 def slack(scenario: Scenario) -> int:
-    """With a q8_0 cache ggml rounds the queries to q8_0 as well, in both of its ways; ours stay f32."""
+    """With a q8_0 cache, ggml also rounds the queries to q8_0, in both of its ways; ours stay f32."""
     return 4 if scenario.name.startswith("q8_0") else 1
 
 
 @pytest.fixture
 def noise(report: Report) -> float:
-    """Of this model, between two ways in which ggml computes the same rows; in units of the logits' size."""
+    """Return the difference between two ways in which ggml computes the same rows of this model, in units of the
+    logits' size.
+    """
     assert len(report.scenarios) == 18
     return max(s.noise / s.size for s in report.scenarios)
 
