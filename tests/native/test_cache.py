@@ -134,7 +134,7 @@ def test_what_a_killed_build_worked_with_is_removed(tmp_path: Path, builder: Bui
     def killed(scratch: Path) -> None:
         work = cache.work_beside(scratch)
         (work.__enter__() / "object").write_text("large")
-        left.append(work)  # alive: nothing cleans up after a signal that kills
+        left.append(work)  # kept alive: nothing cleans up after a signal that kills
         raise Killed
 
     left: list[object] = []
@@ -151,7 +151,7 @@ def test_two_builds_of_one_key_do_not_overlap(tmp_path: Path, builder: Builder) 
 
     def slow(folder: Path) -> None:
         started.set()
-        assert is_waiting.wait(30)  # the other one has met the lock
+        assert is_waiting.wait(30)  # the other thread waits at the lock
         builder(folder)
 
     found: list[Path] = []
@@ -176,7 +176,7 @@ def test_prune_keeps_the_entries_used_last(tmp_path: Path, builder: Builder, not
     entries = [get(tmp_path, builder, note, {"n": n}) for n in range(4)]
     for age, entry in enumerate(entries):
         os.utime(entry, (1000 + age, 1000 + age))
-    get(tmp_path, builder, note, {"n": 0})  # used again: now the newest
+    get(tmp_path, builder, note, {"n": 0})  # used again, so it is now the newest
     cache.prune(tmp_path, "kind", 2)
     assert [entry.exists() for entry in entries] == [True, False, False, True]
 

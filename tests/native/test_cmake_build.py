@@ -76,7 +76,9 @@ def test_backend_flags_are_used(pin: Pin) -> None:
 def test_a_static_cxx_runtime_stays_inside_each_library(
     pin: Pin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With several visible copies, one library's streams used another one's locales: a segmentation fault."""
+    """With several visible copies, the streams of one library used another library's locales, which ended in a
+    segmentation fault.
+    """
     source = tmp_path / "source"
     source.mkdir()
     (source / "a.cpp").write_text(

@@ -19,7 +19,7 @@ LIBRARY = "libllama.0.dylib" if sys.platform == "darwin" else "libllama.so.0"
 def make_install(
     root: Path, llama: str = PIN.llama_version, ggml: str = PIN.ggml_version, commit: str = PIN.short_commit
 ) -> Path:
-    """An install whose headers are the pinned ones and whose library only says who it is."""
+    """Make an install with the pinned headers and a library that only reports its version."""
     (root / "lib").mkdir(parents=True)
     (root / "include").mkdir()
     for name in external.READ_HEADERS:

@@ -132,7 +132,7 @@ def test_something_that_is_no_archive_is_refused(tmp_path: Path, pin: Pin) -> No
 
 
 def test_a_damaged_archive_is_refused_in_one_line(tmp_path: Path, pin: Pin) -> None:
-    """Wherever a bit is wrong."""
+    """Whichever bit is wrong."""
     whole = tmp_path / "whole.tar.gz"
     write_tar(whole, {f"{ROOT}/src/{i}.cpp": random.Random(i).randbytes(3000).hex().encode() for i in range(3)})
     data = whole.read_bytes()

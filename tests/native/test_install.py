@@ -1,6 +1,6 @@
-"""`pip install .` into an empty environment, and the demonstration with what it installed.
+"""`pip install .` into an empty environment, and a demonstration with the installed package.
 
-With the running Python; `UMA_PYTHONS=all`, as in .ci/run, takes every supported one that this machine has.
+It uses the running Python. With `UMA_PYTHONS=all`, as in .ci/run, it uses every supported Python on this machine.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NOT_SOURCE = shutil.ignore_patterns(
 
 
 def pythons() -> list[str]:
-    """Those to try. A name on PATH that runs nothing, or cannot make environments, does not count."""
+    """Return the Pythons to try. A name on PATH that cannot run, or cannot make environments, does not count."""
     if os.environ.get("UMA_PYTHONS") != "all":
         return [sys.executable]
     probe = [f"python{version}" for version in SUPPORTED]

@@ -1,4 +1,4 @@
-"""What pieces of a graph take is learnt on machines that do something else, too: see check_pieces.c."""
+"""The cost of a graph's pieces is learnt even on machines that do other work: see check_pieces.c."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (0, 0.0, 1.0, 0.99),
         (0, 0.1, 1.0, 0.97),
         (0, 0.25, 1.0, 0.71),
-        (40, 0.0, 2.5, 0.94),  # so many pieces after the machine's speed changed
+        (40, 0.0, 2.5, 0.94),  # this many pieces after the machine's speed changed
         (40, 0.1, 2.5, 0.94),
         (40, 0.1, 0.4, 0.85),
     ],

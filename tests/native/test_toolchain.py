@@ -15,7 +15,7 @@ from native.pin import BuildError
 
 @pytest.fixture
 def bare_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A PATH with nothing on it, no PyPI tools, no CC; returns the one folder on PATH."""
+    """A PATH with nothing on it, no tools from PyPI, and no CC. Returns the only folder on PATH."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
@@ -124,10 +124,10 @@ def test_a_backend_names_its_own_tools(
 def test_headers_of_vulkan_that_are_missing_are_named_before_anything_is_compiled(
     bare_machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Old ones were found out by the compiler, after ten minutes."""
+    """Before, only the compiler noticed old headers, after ten minutes."""
     for name in ("cc", "make", "cmake", "glslc"):
         program(bare_machine, name)
-    compiler = bare_machine / "c++"  # finds what one of its folders has
+    compiler = bare_machine / "c++"  # finds the headers in one of its folders
     compiler.write_text(
         """#!/bin/sh
 read -r include
