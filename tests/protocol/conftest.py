@@ -1,4 +1,4 @@
-"""A driver for connections, and how a test feeds its bytes."""
+"""A driver for connections, and the ways in which a test feeds bytes to it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LIMITS = Limits(frame_cap_bytes=1 << 20, line_cap_bytes=1 << 16, max_in_flight=4
 
 
 class Driver:
-    """Feeds bytes in chunks of a given size and notes every message that comes out."""
+    """Feeds bytes in chunks of a given size, and records every message that comes out."""
 
     def __init__(self, limits: Limits = LIMITS, chunk: int = 0) -> None:
         self.connection = Connection(limits)
@@ -63,5 +63,5 @@ def driver() -> Driver:
 
 @pytest.fixture(params=[0, 1, 3], ids=["whole", "bytewise", "threes"])
 def chunked(request):
-    """Drivers of one chunking; a test that uses it runs once per chunking."""
+    """Makes drivers of one chunk size. A test that uses it runs once per size."""
     return lambda limits=LIMITS: Driver(limits, request.param)

@@ -1,4 +1,4 @@
-"""How several answers, and what is told about tokens, look on the wire."""
+"""How several answers, and facts about tokens, look on the wire."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ONE_JSON = {
 
 
 def sent(*wire_events: events.Event, **request: Any) -> list[dict[str, Any]]:
-    """What a client reads of events of its request `a`."""
+    """Return what a client reads when these events of its request `a` are sent."""
     driver = Driver().frame(json.dumps({"id": "a", "prompt": "x", **request}).encode())
     frames = [driver.connection.send(event) for event in wire_events]
     return [json.loads(frame[4:]) for frame in frames]

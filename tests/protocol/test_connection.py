@@ -341,7 +341,7 @@ def test_a_large_request_that_is_none():
 
 @pytest.mark.parametrize("text", ["a\0b", "half \ud800"])
 def test_a_text_that_is_none_is_refused_under_the_requests_id(text):
-    """Whoever waits for what happens to this id would else wait for ever."""
+    """Otherwise a client that waits for this id would wait for ever."""
     payload = json.dumps({"id": "a", "prompt": text}).encode()
     connection = Connection(Limits(1 << 20, 1 << 16, 4))
     connection.receive_data(encode_frame(payload))

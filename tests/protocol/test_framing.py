@@ -71,7 +71,7 @@ def test_a_length_of_zero_is_a_bad_frame():
 @given(st.text(min_size=4).filter(lambda text: "\0" not in text[:4]))
 def test_text_is_never_taken_for_a_frame(text):
     head = text.encode("utf-8", "ignore")
-    if len(head) >= 4 and head[3] >= 9:  # control characters below tab are not text that anybody types
+    if len(head) >= 4 and head[3] >= 9:  # nobody types control characters below tab
         assert detect_mode(head) is Mode.LINES
 
 

@@ -1,4 +1,4 @@
-"""Any bytes give events or coded errors, never another exception; chunking changes nothing."""
+"""Any bytes give events or coded errors, and never another exception. Chunking changes nothing."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def mutate(rng: random.Random, data: bytes) -> bytes:
 
 
 def converse(stream: bytes, step: int) -> list[str]:
-    """Play a server that answers every request at once; return what it saw and said."""
+    """Play a server that answers every request at once. Return what it received and sent."""
     connection, log = Connection(LIMITS), []
     for i in range(0, len(stream), step):
         connection.receive_data(stream[i : i + step])
