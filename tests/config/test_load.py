@@ -1,4 +1,4 @@
-"""Where values come from, and what happens to wrong ones."""
+"""Where values come from, and what happens to wrong values."""
 
 import os
 import re
@@ -173,7 +173,7 @@ def test_a_wrong_file_is_refused_by_name(write, text, said):
     message = refusal(path=path)
     assert said in message
     assert path in message
-    assert "<unicode string>" not in message  # the parser's name of the file
+    assert "<unicode string>" not in message  # this is the parser's name for the file
 
 
 def test_all_problems_are_told_at_once(write):
@@ -192,7 +192,7 @@ def test_flags_and_variables_are_named_when_wrong():
 
 
 def test_aliases_of_aliases_are_refused_at_once(write):
-    """A few hundred bytes that stand for a thousand million values."""
+    """A few hundred bytes stand for a thousand million values."""
     lines = ["a0: &a0 [x]"] + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 10)]
     message = refusal(path=write("\n".join([*lines, "engine: *a9"])))
     assert "the alias '*a0'" in message and len(message) < 1000
@@ -234,7 +234,7 @@ def test_an_unreadable_file_is_refused():
 
 
 def test_only_regular_files_are_read(tmp_path):
-    """A pipe that nobody writes to, or a device that never ends, would keep its reader for ever."""
+    """A pipe without a writer, or an endless device, would block its reader for ever."""
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero")):
         assert f"cannot read {path}: not a regular file" in refusal(path=str(path))
@@ -300,7 +300,7 @@ def test_unknown_variables_are_warned_about_and_foreign_ones_are_not():
 
 
 def test_variables_of_the_build_are_not_warned_about():
-    """Whoever built with them has them set when the daemon starts."""
+    """A user who built with them still has them set when the daemon starts."""
     names = set(re.findall(r"UMA_[A-Z_]+", native_build.__doc__ or ""))
     assert names and not build(environ=dict.fromkeys(names, "x"))[1].warnings
 
@@ -318,7 +318,9 @@ def test_diff_lists_changes_and_how_they_take_effect():
 
 
 def test_kernels_are_not_changed_under_a_running_engine():
-    """They are the process's: threads that meet others within a graph wait for each other for ever."""
+    """The kernels belong to the process: threads that find different kernels within one graph would wait for each other
+    for ever.
+    """
     old, new = build()[0], build({"engine.cpu_kernels": "false"})[0]
     assert [(change.key, change.is_reloadable) for change in diff(old, new)] == [("engine.cpu_kernels", False)]
 

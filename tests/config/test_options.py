@@ -1,4 +1,4 @@
-"""What is declared: names, defaults, and the conversions that hang on them."""
+"""The declared options: names, defaults, and the conversions that depend on them."""
 
 import dataclasses
 from collections import Counter
@@ -11,7 +11,7 @@ from uma_core.policy.config import SchedulerConfig
 from uma_core.protocol.lines import Mode, detect_mode
 from uma_core.types import Priority
 
-DOCUMENTED = {  # flag, variable, key: as the product documents write them
+DOCUMENTED = {  # flag, variable, key, as the product's documents write them
     ("--model", "UMA_MODEL", "model"),
     ("--n-ctx", "UMA_N_CTX", "engine.n_ctx"),
     ("--threads", "UMA_THREADS", "engine.threads"),
