@@ -1,4 +1,4 @@
-"""Who may import whom: the dependency directions of docs/SYSTEM_DESIGN.md, enforced."""
+"""Which module may import which: the dependency directions of docs/SYSTEM_DESIGN.md, enforced."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = {"uma_core", "uma_ctl", "uma_gateway", "perf", "tests", "native", "bindings", "docs"}
 RECIPE = "docs/recipe/"  # scripts that made the demonstration model; not part of the running product
 
-# what a client may know of the daemon's package
+# the parts of the daemon's package that a client may use
 CLIENTS = {"uma_core._version", "uma_core.types", "uma_core.errors", "uma_core.protocol", "uma_core.endpoint"}
 
-# package or module -> what of ours it may import, itself included; the longest matching name decides
+# package or module -> the modules of ours that it may import, itself included; the longest matching name decides
 ALLOWED = {
     "uma_core": {"uma_core._version"},
     "uma_core.__main__": {"uma_core.cli"},
@@ -135,7 +135,7 @@ ALLOWED = {
         "uma_core.policy",
         "uma_core.engine.api",
     },
-    "uma_core.server": {"uma_core"},  # the composition root lives there; more about it below
+    "uma_core.server": {"uma_core"},  # the composition root is there; see below
     "uma_ctl": {"uma_ctl", *CLIENTS},
     "uma_gateway.cluster": {"uma_gateway", *CLIENTS, "uma_core.config.merge", "uma_core.machine"},
     "uma_gateway": {
@@ -150,7 +150,7 @@ ALLOWED = {
             "uma_core.threads",
         ),  # how options and lines are written
     },
-    # pure: how names may be written, and what the daemon takes of a grammar
+    # pure: how names may be written, and which grammars the daemon accepts
     "uma_gateway.chat": {
         "uma_gateway.chat",
         "uma_core.constraint.escapes",
@@ -184,7 +184,7 @@ STDLIB = {
     "uma_gateway.cluster.router": PURE,
 }
 
-# the token ids of large requests, and of inputs that become vectors, are arrays from the start
+# token ids of large requests, and of inputs to embed, are arrays from the start
 ARRAYS = tuple(
     f"uma_core.server.operations.{name}" for name in ("prompt", "large", "helper", "helper_child", "embedding")
 )
@@ -228,7 +228,7 @@ MODULES = dict(sources())
 
 
 def imports(path: Path) -> set[str]:
-    """Return the dotted names that a file imports; `from a import b` counts as a.b where that is a module of ours."""
+    """Return the dotted names that a file imports. `from a import b` counts as a.b if that is a module of ours."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):

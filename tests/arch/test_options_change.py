@@ -1,9 +1,8 @@
-"""An option that changes nothing is a promise that nothing keeps, and a range of it that changes nothing is half of
-one.
+"""An option that changes nothing is a broken promise, and so is a part of its range that changes nothing.
 
-Each option of the policy is tried at several values all over its range: between two neighbours, some plan must differ.
-Each choice of an engine option must reach the engine as something else. What can only be seen from outside is set by a
-test of behaviour.
+Each option of the policy is tried at several values over its whole range: some plan must differ between two neighbours.
+Each choice of an engine option must reach the engine as a different value. Options whose effect is only visible from
+outside are each set by a test of behaviour.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def config_with(key: str, value: Any) -> Config:
 
 
 def outline(plan: Plan) -> tuple[object, ...]:
-    """What a plan does."""
+    """Return what a plan does."""
     items = tuple((i.sid, i.phase, i.n_tokens, i.call) for i in plan.items)
     return plan.admit, items, plan.park, plan.run_ns, plan.quantum_ns, plan.min_pieces, plan.transfer_ns
 
@@ -60,7 +59,7 @@ def planned(*views: Any, **more: Any) -> Callable[[SchedulerConfig], object]:
 
 
 def n_rounds_until_forced(config: SchedulerConfig) -> int:
-    """Decode rounds without progress after which a prompt that does not fit gets a piece."""
+    """Return the decode rounds without progress after which a prompt that does not fit gets a piece."""
     coarse: dict[str, Any] = {"n_chunk": 256, "chunk_fraction": 0.2}
     for n in range(1, 3000):
         view = reading(1, BACK, n_prompt=3000, t_progress_ns=NOW - int(n * CPU.solo_step_ns(110)), **coarse)
@@ -71,7 +70,7 @@ def n_rounds_until_forced(config: SchedulerConfig) -> int:
 
 
 def n_long_gaps(config: SchedulerConfig) -> int:
-    """Of a chat beside a prompt whose pieces fit long gaps only."""
+    """Return the long gaps of a chat beside a prompt whose pieces fit only long gaps."""
     shape = dataclasses.replace(CPU_SHAPE, node_share=6.0)
     sim = Sim(shape, FakeModel(), config, keep_states=True)
     sim.submit(Job(32, 200))
@@ -82,7 +81,7 @@ def n_long_gaps(config: SchedulerConfig) -> int:
 
 
 def order_of_waits(config: SchedulerConfig) -> object:
-    """Who is admitted to the one sequence: a fresh chat, or a background request that waited for so long."""
+    """Return who is admitted to the only sequence: a fresh chat, or a background request that waited for this long."""
     waits = [1, 30, 700, 3_000, 20_000, 4_000_000]
     views = [waiting(i, BACK, t_queued_ns=NOW - wait * MS) for i, wait in enumerate(waits)]
     return [planned(view, waiting(99), free_seqs=(0,), n_seq_max=1)(config) for view in views]
@@ -97,12 +96,12 @@ IN_CALLS = {"n_prefill_slots": 0}
 
 
 def waits_of_a_second_chat(config: SchedulerConfig) -> object:
-    """What a chat's prompt gets beside another chat, by how long it has waited."""
+    """Return what a chat's prompt gets beside another chat, by how long it has waited."""
     waits = range(0, 6000, 200)
     return [planned(talking(0), reading(1, n_prompt=400, t_queued_ns=NOW - wait * MS))(config) for wait in waits]
 
 
-# option -> what is looked at, and values over the whole of its range, in order
+# option -> what is observed, and values over its whole range, in order
 PROBES: dict[str, tuple[Callable[[SchedulerConfig], object], tuple[Any, ...]]] = {
     "stages": (lambda config: config.stages, (SchedulerConfig().stages, SchedulerConfig().stages[:-1], ())),
     "tick_budget_ms": (planned(reading(0, n_prompt=3000)), (1, 5, 20, 50, 200, 1000, 10_000)),
@@ -130,14 +129,14 @@ PROBES: dict[str, tuple[Callable[[SchedulerConfig], object], tuple[Any, ...]]] =
 
 
 def scheduler_config_with(name: str, value: Any) -> SchedulerConfig:
-    roomy = {"guard_floor_ms": 10_000.0} if name == "moe_max_decoders" else {}  # or nothing would fit beside the chat
+    roomy = {"guard_floor_ms": 10_000.0} if name == "moe_max_decoders" else {}  # else nothing fits beside the chat
     return dataclasses.replace(Config().scheduler, **{**roomy, name: value}).to_scheduler_config()
 
 
 def test_every_option_of_the_policy_is_probed() -> None:
     options = {opt.name for opt in OPTIONS if opt.section == "scheduler"} - {
         "auto_lane_tokens"
-    }  # which is the intake's
+    }  # this one belongs to the intake
     assert options == PROBES.keys()
 
 
@@ -156,13 +155,13 @@ MOE = Path(__file__).parents[1] / "data" / "models" / "uma-moe-q8_0.gguf"  # a d
 
 
 def fields_of(struct: Any) -> tuple[object, ...]:
-    """Scalar fields of a struct of llama.h."""
+    """Return the scalar fields of a struct of llama.h."""
     names = [name for name, field in ffi.typeof(struct).fields if field.type.kind in ("primitive", "enum")]
     return tuple((name, getattr(struct, name)) for name in names)
 
 
 def reaches_llama(options: EngineOptions) -> object:
-    """What llama.cpp is told."""
+    """Return what llama.cpp is told."""
     params, overrides = model_params(options, str(MOE))
     n_experts = overrides[0].val_i64 if overrides else 0
     return (
@@ -188,7 +187,7 @@ LOOKS_INSIDE: dict[str, tuple[Callable[[EngineOptions], object], tuple[Any, ...]
     "kv_mode": (reaches_llama, ("streams", "unified")),
     "kv_type": (reaches_llama, ("f16", "bf16", "q8_0", "q4_0")),
     "flash_attn": (reaches_llama, ("auto", "on", "off")),
-    "isa": (lambda options: options.isa, BY_KEY["engine.isa"].choices),  # what it does: tests/kernels/test_isa.py
+    "isa": (lambda options: options.isa, BY_KEY["engine.isa"].choices),  # its effect: tests/kernels/test_isa.py
     "moe_top_k": (reaches_llama, (0, 1, 2)),
     "load_mode": (reaches_llama, ("auto", "mmap", "mlock", "mmap+mlock", "none", "direct-io")),
     "metal_residency": (reaches_backends, (False, True)),
@@ -212,12 +211,12 @@ def test_every_value_of_an_engine_option_reaches_the_engine_as_something_else(na
         assert before != after, f"engine.{name}: {one} and {other} are the same"
 
 
-# ---- what the intake and the cache take from the configuration
+# ---- options of the intake and the cache
 
 
 @pytest.mark.parametrize("take", [limits_of, cache_of], ids=["limits", "cache"])
 def test_what_the_intake_and_the_cache_take_changes_with_the_options(take: Callable[[Config], object]) -> None:
-    """So does what they do with it: their own tests set each of these."""
+    """Their behaviour changes too: their own tests set each of these options."""
     for opt in OPTIONS:
         if opt.key in TAKEN[take]:
             assert take(config_with(opt.key, other_value(opt))) != take(Config()), opt.key
@@ -243,7 +242,7 @@ TAKEN: dict[Callable[[Config], object], set[str]] = {
 }  # fmt: skip
 
 
-# ---- what can only be seen from outside
+# ---- options whose effect is only visible from outside
 
 
 def test_every_other_option_is_set_by_a_test_of_behaviour() -> None:

@@ -1,4 +1,4 @@
-"""An option that nothing reads is a promise that nothing keeps."""
+"""An option that nothing reads is a broken promise."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_every_option_is_read_somewhere():
 
 
 def _read_inside_config() -> str:
-    """Return the sections' own methods that other files call: what they read is used."""
+    """Return the sections' own methods that other files call: the options that these methods read are used."""
     tree = ast.parse((DECLARATIONS / "options.py").read_text(encoding="utf-8"))
     product = product_text()
     methods = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and f".{node.name}(" in product]

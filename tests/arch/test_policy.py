@@ -47,7 +47,7 @@ def test_nobody_outside_works_out_a_streams_limits() -> None:
 
 
 def lines_with(pattern: str, folder: Path, without: str = r"(?!)") -> list[str]:
-    """Of a folder's modules, the lines in which something matches; what matches `without` is not looked at."""
+    """Return the lines of a folder's modules in which something matches. Text that matches `without` is ignored."""
     return [
         f"{path.relative_to(folder)}:{number}: {line.strip()}"
         for path in sorted(folder.rglob("*.py"))
@@ -62,6 +62,6 @@ def test_retired_words_stay_out() -> None:
 
 @pytest.mark.parametrize("package", ["uma_core", "uma_ctl", "uma_gateway"])
 def test_a_priority_and_a_prefill_slot_are_called_so(package: str) -> None:
-    """`lane` is left only where a field, a metric's label or an option has that name for those who use it."""
+    """`lane` remains only where a field, a metric's label or an option has that name for its users."""
     names = r"auto_lane_tokens|lane_ceiling|prefill_lanes|_LANE\b|[\"'`{]lanes?[\"'`]|\blane=|lanes\.LANE"
     assert lines_with(r"\blanes?\b|_lanes?\b|\blanes?_", POLICY.parents[1] / package, names) == []
