@@ -1,4 +1,4 @@
-"""The libraries, headers and cdef of this machine, made once."""
+"""The libraries, headers and cdef of this machine; they are made once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Corrupted copies of the real cdef, compiled against the real headers and libraries: each must be caught before it
+"""Corrupted copies of the real cdef are compiled against the real headers and libraries. Each must be caught before it
 can do harm.
 """
 
@@ -26,14 +26,14 @@ Build = Callable[..., Path]
 
 @pytest.fixture(scope="module")
 def types_only(cdef: generate.Cdef) -> str:
-    """The real cdef without most of its functions: compiles in a second instead of ten."""
+    """The real cdef without most of its functions: it compiles in a second instead of ten."""
     lines = [(generate.function_name(line), line) for line in cdef.text.splitlines()]
     return "\n".join(line for name, line in lines if name is None or name in KEPT_FUNCTIONS) + "\n"
 
 
 @pytest.fixture
 def build(tmp_path: Path, native: Native, monkeypatch: pytest.MonkeyPatch) -> Build:
-    """Compile a cdef into a module of its own, as the product's build does, and return its path."""
+    """Compile a cdef into a separate module, as the product's build does, and return its path."""
     monkeypatch.setenv("UMA_BUILD_CACHE", str(tmp_path / "cache"))
 
     def run(text: str, **baked: str) -> Path:

@@ -110,7 +110,7 @@ def test_check_mode_writes_nothing_and_fails_on_a_stale_file(
     monkeypatch.setattr(generate, "ROOT", tmp_path)
     monkeypatch.setattr(generate, "OMITTED_PATH", tmp_path / "OMITTED.md")
     monkeypatch.setattr(generate, "CDEF_PATH", tmp_path / "cdef.h")
-    files = generate.outputs(native)  # made once: it takes three seconds
+    files = generate.outputs(native)  # made once, because it takes three seconds
     monkeypatch.setattr(generate, "outputs", lambda _: files)
     assert generate.main(["--check"]) == 1
     assert list(tmp_path.iterdir()) == []
@@ -123,7 +123,7 @@ def test_check_mode_writes_nothing_and_fails_on_a_stale_file(
 
 
 def test_every_declared_function_is_bound_or_listed(cdef: generate.Cdef) -> None:
-    """Counts the declarations by another way than the generator: by the headers' own export macros."""
+    """Counts the declarations in another way than the generator: by the headers' own export macros."""
     declared: set[str] = set()
     for name in generate.CORE_HEADERS:
         text = re.sub(r"/\*.*?\*/|//[^\n]*", "", (HEADERS_DIR / name).read_text(encoding="utf-8"), flags=re.DOTALL)
