@@ -104,7 +104,7 @@ def test_collectors_run_before_a_snapshot():
 
 
 def observe_each_second(registry, seconds, value):
-    """One value a second on average, with the rotation that the daemon's timer does."""
+    """Observe one value a second on average, with the rotation of the daemon's timer."""
     for second in seconds:
         registry.rotate(second * 1_000_000_000)
         registry.histogram(SECONDS).observe(value)
