@@ -1,4 +1,4 @@
-"""The deployment files name what exists."""
+"""Everything that the deployment files name exists."""
 
 from __future__ import annotations
 

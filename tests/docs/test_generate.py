@@ -1,4 +1,4 @@
-"""The reference pages say what the declarations say."""
+"""The reference pages match the declarations."""
 
 import importlib.util
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Pages that people write have lines of at most 120 characters, where a line can be broken."""
+"""Pages that people write have lines of at most 120 characters, unless a line cannot be broken."""
 
 from __future__ import annotations
 

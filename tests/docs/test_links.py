@@ -1,4 +1,4 @@
-"""Every relative link of the documents leads somewhere."""
+"""Every relative link in the documents leads to an existing target."""
 
 from __future__ import annotations
 
