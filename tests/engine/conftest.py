@@ -55,7 +55,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
 
 @pytest.fixture
 def clean(engine: Engine) -> Iterator[Engine]:
-    """The engine with all sequences empty, before and after."""
+    """The engine with all sequences empty, before the test and after it."""
     empty(engine)
     yield engine
     empty(engine)

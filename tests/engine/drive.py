@@ -10,12 +10,12 @@ FOREVER = 2**62
 
 
 def tokens_of(engine: Engine, n: int, seed: int = 0) -> np.ndarray:
-    """(n,) int32, none of them a control token."""
+    """Return (n,) int32 tokens, none of them a control token."""
     return np.random.default_rng(seed).integers(32, min(engine.info.n_vocab, 200), n).astype(np.int32)
 
 
 def read(engine: Engine, seq_id: int, tokens: np.ndarray, want: bool = True) -> int:
-    """Read a prompt in one way that the engine offers; the token that follows, or -1."""
+    """Read a prompt in one of the ways that the engine offers. Return the next token, or -1."""
     if engine.info.capabilities.n_prefill_slots:
         return read_sliced(engine, seq_id, tokens, FOREVER, want)
     return read_plain(engine, seq_id, tokens)
@@ -62,7 +62,7 @@ def finish(transfer: Transfer, slice_ns: int = FOREVER) -> None:
 
 
 def step(engine: Engine, rows: list[tuple[int, int]]) -> list[int]:
-    """One decode call of (sequence, token) rows in ascending sequence order."""
+    """Make one decode call of (sequence, token) rows in ascending sequence order."""
     batch = Batch(engine.info.n_batch)
     for seq_id, token in rows:
         batch.add(token, engine.kv_len(seq_id), seq_id, True)

@@ -1,6 +1,6 @@
 """Small random embedding models and rerankers, with the metadata and tensor names of real ones.
 
-None can be had here.
+They stand for real models, which are not available to the tests.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ N_CTX = 96
 
 @dataclass(frozen=True)
 class Encoder:
-    """`pooling`: llama.h's number, None: the file says nothing. `n_scores`: rows of a classifier."""
+    """`pooling`: llama.h's number; None: the file does not say. `n_scores`: rows of a classifier."""
 
     arch: str
     pooling: int | None
@@ -93,7 +93,7 @@ def _metadata(writer: gguf.GGUFWriter, model: Encoder) -> None:
 
 
 def _bert_vocabulary(writer: gguf.GGUFWriter) -> None:
-    """WordPiece as the converter leaves it: words begin with a low line, what continues them does not."""
+    """WordPiece as the converter writes it: words begin with a low line, and their continuations do not."""
     writer.add_tokenizer_model("bert")
     writer.add_token_list(WPM_TOKENS)
     kinds = [gguf.TokenType.CONTROL if token in SPECIAL else gguf.TokenType.NORMAL for token in WPM_TOKENS]

@@ -1,5 +1,5 @@
-"""A call that is begun ahead changes nothing but when it is computed: any history gives the tokens of an engine that
-never does so.
+"""Beginning a call ahead changes only when it is computed: any history gives the tokens of an engine that never does
+so.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def pair() -> Iterator[tuple[Engine, Engine]]:
 
 
 class World:
-    """One history of `N_SEQ` sequences: everything that happens is decided by the seed and the tokens alone."""
+    """One history of `N_SEQ` sequences. Only the seed and the tokens decide what happens."""
 
     def __init__(self, engine: Engine, seed: int) -> None:
         empty(engine)
@@ -75,7 +75,9 @@ class World:
             self.engine.begin_next(-1)
 
     def go_on(self, n: int) -> None:
-        """Steps of all sequences, as the executor repeats a plan; sometimes something happens before the last."""
+        """Make steps of all sequences, as the executor does when it repeats a plan. Sometimes something happens before
+        the last step.
+        """
         seqs = list(range(N_SEQ))
         self.step(seqs, True)
         for i in range(n):

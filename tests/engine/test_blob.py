@@ -1,4 +1,4 @@
-"""Large snapshots lie in mappings of their own, which take along what was asked for them."""
+"""Large snapshots have their own mappings, and the advice that was given for these mappings ends with them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 
 from uma_core.engine.blob import MAP_FROM_BYTES, new_blob
 
-FROM_NUMPY_BYTES = 4 << 20  # from here on numpy asks for large pages
+FROM_NUMPY_BYTES = 4 << 20  # from this size on, numpy asks for large pages
 
 
 def flags_at(address: int) -> list[str]:
-    """The flags of the mapping that holds an address; none where nothing is mapped."""
+    """Return the flags of the mapping that holds an address; none if nothing is mapped."""
     is_there = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         span = re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line)
@@ -40,7 +40,7 @@ def test_it_holds_what_is_written_and_outlives_its_first_view(n_bytes):
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize("n_bytes", [FROM_NUMPY_BYTES, FROM_NUMPY_BYTES * 4])
 def test_no_address_is_left_behind_that_the_kernel_may_fill_with_large_pages(n_bytes):
-    """Else the heap around it grows to 2 MiB for each small block that later lies there."""
+    """Otherwise the heap around it would grow by 2 MiB for each small block that is later placed there."""
     blob = new_blob(n_bytes)
     middle = np.frombuffer(blob, np.uint8).ctypes.data + n_bytes // 2
     flags = flags_at(middle)

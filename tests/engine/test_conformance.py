@@ -1,4 +1,4 @@
-"""What every engine promises, whatever computes."""
+"""What every engine promises, whatever it computes with."""
 
 import numpy as np
 import pytest
@@ -91,7 +91,7 @@ def test_a_ring_ends_a_run_early(clean: Engine) -> None:
 
 @on_sliced
 def test_fraction_grows_to_one(clean: Engine) -> None:
-    read(clean, 1, tokens_of(clean, 256), False)  # the share of pieces is known after one chunk
+    read(clean, 1, tokens_of(clean, 256), False)  # one chunk must be read before the share of a piece is known
     clean.prefill_open(0, tokens_of(clean, 256), False)
     seen = [0.0]
     while seen[-1] < 1.0:
@@ -110,7 +110,7 @@ def test_batches_of_one_and_of_many_agree(clean: Engine) -> None:
     last = clean.logits(3)
     assert together == alone
     spread = max(float(single[0].std()), 1e-6)
-    assert np.abs(last - single[0]).max() < 0.1 * spread  # other batch shapes take other kernels: rounding, no more
+    assert np.abs(last - single[0]).max() < 0.1 * spread  # other batch shapes use other kernels: only rounding differs
 
 
 @on_sliced

@@ -1,4 +1,4 @@
-"""What is told of the machine's devices."""
+"""What the product reports about the machine's devices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from uma_core.engine import devices
 
 
 def registry(monkeypatch: pytest.MonkeyPatch, **n_devices: int) -> None:
-    """ggml's, with so many devices of each backend; the CPU has one."""
+    """Stand in for ggml's registry, with this many devices of each backend. The CPU has one."""
     kinds = {"cpu": 0, "gpu": 1, "shared": 2}
     of_backend = {"CPU": 1, **n_devices}
     each = [(name, kinds["cpu" if name == "CPU" else "gpu"]) for name, n in of_backend.items() for _ in range(n)]
@@ -37,7 +37,7 @@ def test_the_first_gpu_names_the_backend(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_build_for_gpus_that_finds_none_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Vulkan leaves out devices of software, CUDA those without a driver: the answers would only be slow."""
+    """Vulkan leaves out software devices, and CUDA those without a driver. The only sign would be slow answers."""
     registry(monkeypatch, Vulkan=0)
     assert devices.backend_name() == "cpu"
     assert devices.missing_gpu() == "Vulkan found no GPU: the CPU computes"

@@ -1,4 +1,4 @@
-"""What a file says of itself that would end the process is refused before an engine takes it."""
+"""Header values that would end the process are refused before an engine takes the file."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_pointer_of_git_lfs_is_refused_as_one(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("kind", [np.float16, np.float64, np.int8])
 def test_what_has_to_be_of_f32(name: str, kind: type[np.generic], tmp_path: Path) -> None:
-    """ggml adds and multiplies rows with nothing else, and ends the process at the first one."""
+    """ggml adds and multiplies rows only with f32 tensors, and ends the process at any other."""
     assert not is_encoder(written(tmp_path / "sound.gguf", lambda w: w.add_tensor(name, np.ones(32, np.float32))))
     with pytest.raises(UmaError, match=f"{name} of type") as caught:
         is_encoder(written(tmp_path / "model.gguf", lambda writer: writer.add_tensor(name, np.ones(32, kind))))
@@ -168,7 +168,7 @@ GLM_5 = replace(
 def test_layers_of_glm_5_that_choose_positions_can(
     meta: dict[str, object], n_layer: int, choosing: list[int], tmp_path: Path
 ) -> None:
-    """llama.cpp loads them without their tensors, and reads those from nowhere."""
+    """llama.cpp loads the layers without their tensors, and then reads tensors that do not exist."""
     model = replace(GLM_5, meta=GLM_5.meta | meta, n_layer=n_layer)
     for layer in range(n_layer):
         name = f"blk.{layer}.indexer.proj.weight"
@@ -205,7 +205,7 @@ def test_q_k_and_v_may_be_three_matrices(tmp_path: Path) -> None:
     ],
 )
 def test_rotary_positions_that_no_head_has(family: str, key: str, n: int, tmp_path: Path) -> None:
-    """ggml finds out while it computes, and ends the process, or never ends."""
+    """ggml notices only while it computes. Then it ends the process, or never ends."""
     model = (MODELS | RECURRENT)[family]
     assert not is_encoder(write(model, tmp_path / "whole.gguf"))
     with pytest.raises(UmaError, match=f"{key} of {n} in heads of {model.kinds[0][1] if model.kinds else model.dim}"):

@@ -1,4 +1,4 @@
-"""LoRA adapters in both engines, against llama.cpp's own contexts with the same adapters."""
+"""LoRA adapters in both engines, compared with llama.cpp's own contexts with the same adapters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from uma_core.types import AdapterSet
 SMALL = replace(OPTIONS, n_ctx=1024)
 # root mean square of the difference, in standard deviations of the logits: rounding between other kernels
 TOLERANCE = 0.03
-FAR = 0.3  # the same, of what an adapter does: at least
+FAR = 0.3  # the same for an adapter's effect: it is at least this
 ONE: AdapterSet = (("one", 1.0),)
 TWO: AdapterSet = (("two", 1.0),)
 BOTH: AdapterSet = (("one", 0.5), ("two", -1.5))
@@ -38,7 +38,7 @@ Open = Callable[[str], Engine]
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[str, dict[str, str]]]:
-    """A small random model by name, and two adapters for it."""
+    """Return a small random model by name, and two adapters for it."""
     folder = tmp_path_factory.mktemp("lora")
     known: dict[str, tuple[str, dict[str, str]]] = {}
 
@@ -75,7 +75,7 @@ def open_engine(request: pytest.FixtureRequest, files: Any) -> Iterator[Open]:
 
 
 class Reference:
-    """llama.cpp alone: a context for each set of adapters, everything read token by token."""
+    """llama.cpp alone: a context for each set of adapters, and everything is read token by token."""
 
     def __init__(self, path: str, lora: dict[str, str]) -> None:
         self.model = LlamaModel(path, SMALL)
@@ -132,7 +132,9 @@ def test_logits_are_llama_cpps(name: str, open_engine: Open, reference: Callable
 
 
 def test_rows_of_different_sets_in_one_call(open_engine: Open, reference: Callable[[str], Reference]) -> None:
-    """The graph engine computes them together; llama.cpp's refuses, and computes them one set after another."""
+    """The graph engine computes them together. llama.cpp's engine refuses them, and computes one set after the
+    other.
+    """
     engine, plain = open_engine("llama"), reference("llama")
     prompts = [tokens_of(engine, 30 + seq_id, seq_id) for seq_id in range(4)]
     for seq_id, adapters in enumerate(SETS):
@@ -292,7 +294,7 @@ def test_files_that_are_damaged_are_refused(kind: str, files: Any, tmp_path: Pat
         refused(kind, path, str(broken))
     refused(kind, path, str(tmp_path / "absent.gguf"))
     refused(kind, path, str(tmp_path))
-    refused(kind, path, path)  # the model itself
+    refused(kind, path, path)  # the path of the model itself
 
 
 @pytest.mark.parametrize("kind", ["llama", "graph"])

@@ -1,5 +1,5 @@
-"""A build for another processor is refused with a code before its libraries are loaded; a portable one has a backend
-for each.
+"""A build for another processor is refused with a code before its libraries are loaded. A portable build has a backend
+for each processor.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def test_what_a_processor_lacks_is_named() -> None:
     assert caught.value.error is ErrorCode.WRONG_PROCESSOR
     processor.check({"needs": ["pni"]}, frozenset({"pni", "avx"}))
     processor.check({}, frozenset({"pni"}))
-    processor.check({"needs": ["avx2"]}, frozenset())  # a system that does not tell
+    processor.check({"needs": ["avx2"]}, frozenset())  # a system that does not report its features
 
 
 @on_x86
@@ -73,9 +73,9 @@ def test_the_processor_is_asked_and_runs_this_build() -> None:
 
 @on_x86
 def test_on_a_processor_of_2008() -> None:
-    """A build for this machine's processor says that it is none; a portable one serves.
+    """A build for this machine's processor reports that it does not fit; a portable build serves.
 
-    (numpy's OpenBLAS does not know what qemu is.)
+    (numpy's OpenBLAS does not recognize qemu's processor.)
     """
     (qemu,) = need("qemu-x86_64")
     code = (

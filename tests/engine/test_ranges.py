@@ -1,4 +1,4 @@
-"""Parts of a sequence's KV: what the prefix cache moves."""
+"""Parts of a sequence's KV, as the prefix cache moves them."""
 
 import pytest
 

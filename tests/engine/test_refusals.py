@@ -1,5 +1,5 @@
-"""What every engine counts when it has no cells for what it is asked: the daemon's alert, the soak and the bench
-read that.
+"""What every engine counts when it has no cells for a request. The daemon's alert, the soak and the bench read that
+count.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from uma_core.engine.llama.engine import LlamaEngine
 from uma_core.types import SamplingParams
 
 N_STEPS = 40
-WIDE = 20_011  # a vocabulary of many blocks of the C side, the last one not whole
+WIDE = 20_011  # a vocabulary of many blocks of the C side, with an incomplete last one
 NEW = SamplingParams(temperature=0.9, top_k=0)
 
 CHAINS = {
@@ -87,14 +87,14 @@ CHAINS = {
 
 @pytest.fixture(scope="module")
 def small() -> Iterator[LlamaEngine]:
-    """Chains need a vocabulary; the rows below are not its model's."""
+    """Chains need a vocabulary. The rows below do not come from this model."""
     engine = LlamaEngine(DRAFT, EngineOptions(n_ctx=256, n_seq=1))
     yield engine
     engine.close()
 
 
 class Whole:
-    """llama.h's samplers as common/sampling.cpp chains them, over all candidates of a row."""
+    """llama.h's samplers, chained as in common/sampling.cpp, over all candidates of a row."""
 
     def __init__(self, engine: LlamaEngine, params: SamplingParams, seed: int, n_vocab: int) -> None:
         self.chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
@@ -170,7 +170,7 @@ def draw(row: np.ndarray, sampler: Any) -> int:
 
 
 def rows(n_vocab: int, seed: int) -> Iterator[np.ndarray]:
-    """Rows that favour a few tokens again and again, so that penalties have something to do."""
+    """Return rows that favour a few tokens again and again, so that penalties take effect."""
     chance = np.random.default_rng(seed)
     liked = chance.choice(n_vocab, 12, replace=False)
     while True:
@@ -191,7 +191,7 @@ def test_tokens_are_those_of_llama_cpps_chain_over_all_candidates(
     params = CHAINS[name]
     n = n_vocab if isinstance(n_vocab, int) else small.info.n_vocab
     if name == "infill" and n == WIDE:
-        n = small.info.n_vocab  # it asks for the text of every candidate
+        n = small.info.n_vocab  # the sampler asks for the text of every candidate
     for seed in (1, 2, 3):
         ours, whole = small.sampler(params, seed), Whole(small, params, seed, n)
         history = np.random.default_rng(seed).integers(0, n, 30).astype(np.int32)
@@ -211,9 +211,9 @@ def test_tokens_are_those_of_llama_cpps_chain_over_all_candidates(
 def test_a_dynamic_temperature_that_comes_to_nothing_takes_the_best(
     small: LlamaEngine, exponent: float, gap: float, shift: float
 ) -> None:
-    """llama.cpp divides by a number that is next to 0 then, and its probabilities are NaN."""
+    """llama.cpp divides by nearly 0 in this case, and its probabilities are NaN."""
     row = np.zeros(small.info.n_vocab, np.float32)
-    row[300], row[301] = 200.0, 200.0 - gap  # nothing else has a probability
+    row[300], row[301] = 200.0, 200.0 - gap  # no other token has a probability
     params = replace(NEW, temperature=1.0, dynatemp_range=1.0, dynatemp_exponent=exponent, logprobs=2)
     params = replace(params, post_sampling_probs=True, samplers=("temperature",))
     for seed in range(5):
@@ -249,7 +249,9 @@ def top_p(p: np.ndarray, share: float) -> np.ndarray:
 
 
 def typical(p: np.ndarray, share: float) -> np.ndarray:
-    """Meister et al., arXiv 2202.00666: those whose surprise is nearest to the entropy, until they add up."""
+    """Meister et al., arXiv 2202.00666: keep the tokens whose surprise is nearest to the entropy, until their sum is
+    reached.
+    """
     surprise = -np.log(p)
     order = np.argsort(np.abs(surprise - (p * surprise).sum()))
     before = np.cumsum(p[order]) - p[order]
@@ -274,7 +276,7 @@ def penalised(x: np.ndarray, params: SamplingParams) -> np.ndarray:
 
 
 def dry(x: np.ndarray, params: SamplingParams) -> np.ndarray:
-    """For every token: the longest end of the history that it followed before."""
+    """Return, for every token, the longest end of the history that it has followed before."""
     out, tokens = x.copy(), HISTORY.tolist()
     for token in set(tokens):
         longest = 0
@@ -289,7 +291,7 @@ def dry(x: np.ndarray, params: SamplingParams) -> np.ndarray:
 
 
 def dynamic(x: np.ndarray, params: SamplingParams) -> np.ndarray:
-    """Temperature by normalised entropy, as llama.cpp's temp-ext defines it."""
+    """Temperature by normalized entropy, as llama.cpp's temp-ext defines it."""
     p = softmax(x)
     share = -(p * np.log(p)).sum() / math.log(len(x))
     low, high = max(0.0, params.temperature - params.dynatemp_range), params.temperature + params.dynatemp_range
@@ -304,7 +306,7 @@ def adapted(x: np.ndarray, target: float) -> np.ndarray:
 
 
 def mirostat_2(x: np.ndarray, tau: float) -> np.ndarray:
-    """Basu et al., arXiv 2007.14966, as llama.cpp has it: surprise above 2 tau is cut at the first draw."""
+    """Basu et al., arXiv 2007.14966, as in llama.cpp: surprise above 2 tau is cut at the first draw."""
     p = softmax(x)
     return only(p, -np.log2(p) <= 2 * tau)
 
@@ -357,7 +359,7 @@ LEARNING = (
     "adaptive",
     "mirostat 2",
     "mirostat 1",
-)  # from every draw: each begins anew
+)  # these learn from every draw, so each draw gets a new sampler
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)

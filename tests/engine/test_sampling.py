@@ -1,4 +1,6 @@
-"""Tokens drawn from the few candidates that matter are those that the whole chain over the whole vocabulary draws."""
+"""Tokens that are drawn from the few relevant candidates are those that the whole chain draws over the whole
+vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ HOT = SamplingParams(temperature=20.0, top_k=0)
 
 @pytest.fixture(scope="module")
 def small() -> Iterator[LlamaEngine]:
-    """Chains need a model to hang on; the rows below are not its own."""
+    """Chains need a model. The rows below do not come from it."""
     engine = LlamaEngine(
         str(Path(__file__).parent.parent / "data" / "models" / "uma-draft-q8_0.gguf"), EngineOptions(n_ctx=256, n_seq=1)
     )
@@ -41,7 +43,7 @@ def draw(logits: np.ndarray, sampler) -> int:
 
 
 def draw_from_all(logits: np.ndarray, params: SamplingParams, seed: int) -> int:
-    """llama.h's own samplers over all candidates."""
+    """Draw with llama.h's own samplers over all candidates."""
     chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
     for link in (
         lib.llama_sampler_init_top_k(params.top_k),  # 0 keeps all
@@ -70,7 +72,7 @@ def test_a_draw_is_what_the_whole_vocabulary_gives(small: LlamaEngine, params: S
 
 
 def test_top_p_keeps_the_likeliest_until_they_add_up(small: LlamaEngine) -> None:
-    """Shares 0.5, 0.3, 0.15 and little else: p 0.7 needs two of them, whatever the seed."""
+    """The shares are 0.5, 0.3, 0.15 and little else: p 0.7 needs two of them, whatever the seed."""
     logits = np.full(N_VOCAB, -40.0, np.float32)
     logits[[70, 7000, 9000]] = np.log([0.5, 0.3, 0.15])
     drawn = set()
@@ -106,7 +108,7 @@ def test_greedy_with_a_penalty_and_banned_ends_takes_the_best_that_is_left(small
 
 
 def test_candidates_that_penalties_push_down_leave_room_for_others(small: LlamaEngine) -> None:
-    """top_k 1 with a penalty on the best: the next best must be among the candidates."""
+    """top_k is 1 and the best token has a penalty, so the next best must be among the candidates."""
     logits = np.zeros(N_VOCAB, np.float32)
     logits[300], logits[301], logits[5000] = 9.0, 8.5, 8.0
     sampler = small.sampler(SamplingParams(temperature=0.7, top_k=1, repeat_penalty=4.0, repeat_last_n=8), 1)
@@ -116,7 +118,9 @@ def test_candidates_that_penalties_push_down_leave_room_for_others(small: LlamaE
 
 @pytest.mark.parametrize("penalty", [4.0, 0.25])
 def test_a_penalty_leaves_everything_else_as_likely_as_it_is(small: LlamaEngine, penalty: float) -> None:
-    """Lowered by far, the best one does not decide what is too unlikely; raised by far, a token no longer is."""
+    """If the best token is lowered far, it no longer decides which tokens are too unlikely. If a token is raised far,
+    it is no longer too unlikely.
+    """
     logits = np.full(N_VOCAB, -200.0, np.float32)
     logits[300], logits[[7000, 9000]] = (60.0, 20.0) if penalty > 1 else (24.0, 60.0)
     drawn = set()
@@ -141,8 +145,8 @@ def test_the_row_is_as_it_was_after_a_draw(small: LlamaEngine) -> None:
 
 
 def test_a_thread_that_ends_leaves_no_scratch_behind(small: LlamaEngine) -> None:
-    """Every load of a model samples on a thread of its own; each of these would leave 3 MiB."""
-    logits = np.zeros(1 << 18, np.float32)  # all the same: all are candidates, so that the scratch is written
+    """Every load of a model samples on a separate thread, and each of these would leave 3 MiB."""
+    logits = np.zeros(1 << 18, np.float32)  # all equal: every token is a candidate, and the scratch is written
     sampler = small.sampler(SamplingParams(temperature=1.0, top_k=0, top_p=1.0), 1)
     drawn = []
 
@@ -157,7 +161,7 @@ def test_a_thread_that_ends_leaves_no_scratch_behind(small: LlamaEngine) -> None
     draw_on_a_thread(60)
     sampler.close()
     assert len(drawn) == 64 and -1 not in drawn
-    assert resident_bytes() - before < 90 << 20  # half of what 60 of them hold; the C heap keeps some of any
+    assert resident_bytes() - before < 90 << 20  # half of what 60 threads hold; the C heap keeps a part of any memory
 
 
 def test_a_row_that_is_no_number_behind_a_mask_has_no_log_probabilities(small: LlamaEngine) -> None:

@@ -1,5 +1,5 @@
-"""Real engines give the same tokens with drafts and without: random requests that are cancelled, share prompts, and
-are preempted.
+"""Real engines give the same tokens with drafts and without: random requests that are cancelled, share prompts, and are
+preempted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from uma_core.speculation.speculator import Speculator
 from uma_core.types import Constraint, FinishReason, Peer, Priority, Request, SamplingParams, TokenId
 
 N_REQUESTS = 1000 if os.environ.get("UMA_FUZZ") == "full" else 60
-N_TOGETHER = 6  # of them at a time, on three sequences: chats preempt background requests
+N_TOGETHER = 6  # requests at a time, on three sequences: chats preempt background requests
 N_TICKS_MOST = 20_000
 OPTIONS = EngineOptions(threads=1, n_seq=3, n_ctx=1536, n_batch=64, n_ubatch=64, calibrate="off")
 WORDS = ("the", "shell", "reads", "commands", "and", "runs", "them", "while", "a", "kernel", "has", "many", "tasks")
@@ -56,11 +56,11 @@ class Ask(NamedTuple):
     fields: dict[str, Any]
     tokens: list[TokenId]
     constraint: Constraint | None
-    cancel_at: int  # tokens after which it is cancelled; 0: it is not
+    cancel_at: int  # tokens after which it is cancelled; 0: never
 
 
 class Oracle:
-    """Drafts an answer that is known already; from time to time a token of it is wrong."""
+    """Drafts an answer that is already known, with a wrong token now and then."""
 
     def __init__(self, answer: Sequence[TokenId], rng: random.Random, error: float, n_vocab: int) -> None:
         self._answer, self._rng, self._error, self._n_vocab = answer, rng, error, n_vocab
@@ -95,7 +95,7 @@ Answers = dict[str, tuple[list[TokenId], FinishReason | None]]
 
 
 def run(engine: Engine, asks: dict[str, Ask], compiler: Compiler, speculator: Speculator | None) -> tuple[Answers, int]:
-    """What each request was answered, and how many draft tokens held."""
+    """Return the answer to each request, and how many draft tokens were accepted."""
     clock, registry = MonotonicClock(), new_registry()
     executor = Executor(
         engine,
@@ -139,7 +139,7 @@ def run(engine: Engine, asks: dict[str, Ask], compiler: Compiler, speculator: Sp
 
 def is_same(name: str, plain: Answers, fast: Answers) -> bool:
     (one, why), (other, also) = plain[name], fast[name]
-    if FinishReason.CANCELLED in (why, also):  # when that came is chance: what was said until then is not
+    if FinishReason.CANCELLED in (why, also):  # the moment of the cancel is chance, but the text until then is not
         n = min(len(one), len(other))
         return one[:n] == other[:n]
     return one == other and why == also
@@ -178,6 +178,6 @@ def test_answers_are_the_same_with_drafts(engine: Engine) -> None:
     assert n_held > n_all, "drafts were verified, and held"
     if engine.info.is_deterministic:
         assert not different
-    else:  # a row's logits depend on the rows beside it: tokens that are all but equally likely change places
+    else:  # a row's logits depend on the rows beside it: nearly equal tokens change places
         assert n_same > 0.9 * n_all, f"{len(different)} of {n_all} answers differ"
         print(f"{len(different)} of {n_all} answers differ on an engine that does not promise the same logits")

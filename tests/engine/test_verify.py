@@ -1,4 +1,4 @@
-"""Drafts verified in one decode call: the tokens are those of steps of their own."""
+"""Drafts are verified in one decode call: the tokens are those of separate steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def verify(
     want: int = WANT_IF_HELD,
     sampler: Sampler | None = None,
 ) -> list[int]:
-    """What was drawn for the token's row and for each draft's."""
+    """Return the tokens that were drawn for the token's row and for each draft's row."""
     batch = Batch(engine.info.n_batch)
     n = engine.kv_len(seq_id)
     batch.add(token, n, seq_id, True)
@@ -34,7 +34,7 @@ def verify(
 
 @pytest.fixture
 def begun(clean: Engine) -> tuple[Engine, int, list[int]]:
-    """Sequence 0 has read a prompt: the engine, the prompt's length, what follows."""
+    """Sequence 0 has read a prompt. Return the engine, the prompt's length, and the next token."""
     prompt = tokens_of(clean, 50)
     text = generate(clean, 0, read(clean, 0, prompt), N)
     clean.kv_truncate(0, len(prompt))
@@ -67,7 +67,7 @@ def test_rows_can_be_drawn_one_by_one(begun: tuple[Engine, int, list[int]]) -> N
 
 def test_other_sequences_are_beside_it(clean: Engine) -> None:
     if not clean.info.capabilities.can_mix_rows:
-        return  # such calls are computed in parts, and never planned
+        return  # such calls are computed in parts and never planned
     prompts = [tokens_of(clean, 40 + i, i) for i in range(3)]
     texts = [generate(clean, i, read(clean, i, prompt), N) for i, prompt in enumerate(prompts)]
     for i, prompt in enumerate(prompts):
@@ -109,7 +109,7 @@ def test_a_sampler_sees_what_it_would_see_without_drafts(clean: Engine) -> None:
 
 @pytest.mark.parametrize("n_drafts", (1, 3, 7, 15))
 def test_logits_of_drafts_have_the_bits_of_single_rows(clean: Engine, n_drafts: int) -> None:
-    """Where an engine says so."""
+    """Only for engines that promise it."""
     if not clean.info.is_deterministic or clean.info.engine == "fake":
         return
     prompt = tokens_of(clean, 900)

@@ -1,4 +1,6 @@
-"""What only the FakeEngine has: programmable time and failures. Its engine behaviour is covered by test_conformance."""
+"""Features of the FakeEngine alone: programmable times and failures. test_conformance covers its behaviour as an
+engine.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ TEXT = np.array(list(b"what is to be done"), np.int32)
 
 
 def batch_of(*runs: tuple[int, int, np.ndarray]) -> Batch:
-    """(sequence, first position, tokens) each; the last token of each run wants logits."""
+    """Make runs of (sequence, first position, tokens). The last token of each run wants logits."""
     batch = Batch(4096)
     for seq_id, pos, tokens in runs:
         batch.extend(tokens, pos, seq_id, True)
@@ -149,7 +151,7 @@ class TestRefusals:
         "batch",
         [
             rows((0, 11)),  # a hole in the positions
-            rows((0, 9)),  # a position that is taken
+            rows((0, 9)),  # a position that is already taken
             rows((99, 0)),  # no such sequence
             rows((0, 10), (1, 10), (0, 11)),  # one sequence in two runs
         ],

@@ -1,4 +1,4 @@
-"""Both engines on one model, and a place for small random ones."""
+"""Both engines on one model, and a folder for small random models."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Pair = Callable[[str, EngineOptions], tuple[GraphEngine, LlamaEngine]]
 
 @pytest.fixture(params=[False, True], ids=["ours", "stock"])
 def is_stock(request: pytest.FixtureRequest) -> bool:
-    """Whether the graph engine computes with ggml's own operations only, as on a GPU."""
+    """Whether the graph engine computes only with ggml's own operations, as on a GPU."""
     return bool(request.param)
 
 
 @pytest.fixture
 def pair(is_stock: bool) -> Iterator[Pair]:
-    """Opens (graph engine, llama engine) on a path with the same options; closes both."""
+    """Opens (graph engine, llama engine) on a path with the same options, and closes both."""
     opened: list[GraphEngine | LlamaEngine] = []
 
     def open_both(path: str, options: EngineOptions) -> tuple[GraphEngine, LlamaEngine]:

@@ -1,4 +1,4 @@
-"""Models whose prediction heads (MTP), or EAGLE 3 model, are known to say what the model says, or what it said."""
+"""Models whose prediction heads (MTP) or EAGLE 3 model are known to draft the model's next token, or its last one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WITH_HEADS = {
 }
 
 
-# its step takes much longer than its heads, so that drafts pay on any machine
+# the model's step takes much longer than its heads, so that drafts pay on any machine
 DEEP = replace(
     WITH_HEADS["glm4moe"],
     n_layer=33,
@@ -26,9 +26,10 @@ DEEP = replace(
 
 
 def with_heads(model: Model, path: Path, says_next: bool) -> str:
-    """A model whose tokens follow from the last one alone, as no layer adds anything.
+    """Write a model in which each token follows only from the one before, because no layer adds anything.
 
-    Its heads go by the token and so say what the model will say next, or by the state, and so say what it said.
+    Its heads either go by the token, and so draft the model's next token, or go by the state, and so draft its last
+    one.
     """
     write(replace(model, quant="f32"), path)
     reader = gguf.GGUFReader(path, "r+")
@@ -51,10 +52,12 @@ EAGLE_LAYERS = [1, 16, 32]
 
 
 def with_eagle(folder: Path, says_next: bool, has_own: bool = True) -> tuple[str, str]:
-    """A model whose tokens follow from the last one alone, and an EAGLE 3 model that knows them by the states.
+    """Write a model in which each token follows only from the one before, and an EAGLE 3 model that recognizes tokens
+    by the states.
 
-    Its rows read the state of the token before their own. So its output knows what follows what follows a token, or
-    (`says_next` false) what follows it, which is the row's own. `has_own`: embedding and output, else the model's.
+    Each row of the EAGLE 3 model reads the state of the token before its own. So its output gives the token two places
+    after that one or, with `says_next` false, one place after it, which is the row's own token. `has_own`: it has its
+    own embedding and output; otherwise it uses the model's.
     """
     target = with_heads(replace(MODELS["llama"], quant="f32", n_layer=N_LAYER), folder / "target.gguf", says_next)
     tensors = {tensor.name: np.array(tensor.data) for tensor in gguf.GGUFReader(target).tensors}
@@ -78,7 +81,7 @@ def with_eagle(folder: Path, says_next: bool, has_own: bool = True) -> tuple[str
 
 
 def some_tokens(folder: Path, tokens: list[int]) -> str:
-    """The EAGLE 3 model in the folder, whose output is of these tokens."""
+    """Return the EAGLE 3 model in the folder, with an output for these tokens only."""
     tensors = {tensor.name: np.array(tensor.data) for tensor in gguf.GGUFReader(folder / "eagle.gguf").tensors}
     tensors["output.weight"] = tensors["output.weight"][: len(tokens)]
     path = folder / "some.gguf"

@@ -19,7 +19,7 @@ ROPES = {
     "rope.freq_base": 1e6,
     "rope.scaling.type": "linear",
     "rope.scaling.factor": 8.0,
-}  # of the layers that see everything
+}  # these belong to the layers that see everything
 YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 8.0, "rope.scaling.original_context_length": 64}
 YARN_MORE = {
     "rope.scaling.yarn_beta_fast": 16.0,
@@ -44,7 +44,7 @@ _BY_LLAMA = {TYPES[name] for name in BLOCKS_OF_32 + BLOCKS_OF_256}
 
 @dataclass(frozen=True)
 class Model:
-    """A family's tensors and metadata. `extra` metadata and tensors go to the file as they are."""
+    """A family's tensors and metadata. The `extra` metadata and tensors go to the file unchanged."""
 
     arch: str
     n_head: int = 4
@@ -53,23 +53,22 @@ class Model:
     n_embd: int = 128
     n_ff: int = 160
     n_expert: int = 0
-    n_ff_expert: int = 0  # of an expert, where that is another than n_ff
+    n_ff_expert: int = 0  # n_ff of an expert, if it differs from n_ff
     is_tied: bool = True
     has_bias: bool = False
     has_qk_norm: bool = False
     has_post_norms: bool = False
-    # about which the weights of Q's norms lie: with scores that are not scaled, 1 makes attention a choice of one
-    # position
+    # centre of the weights of Q's norms: if scores are not scaled, 1 makes attention choose a single position
     q_norm: float = 1.0
     quant: str = "q8_0"
     n_layer: int = 2
-    dim_v: int = 0  # of a head of V, where that is another
-    kinds: tuple[tuple[int, int], ...] = ()  # of layers, in turn: KV heads and length of a head
+    dim_v: int = 0  # length of a head of V, if it differs
+    kinds: tuple[tuple[int, int], ...] = ()  # for the layers in turn: KV heads and length of a head
     is_joined: bool = False  # Q, K and V are one matrix, gate and up another
     meta: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, tuple[int, ...]] = field(default_factory=dict)  # f32, numpy order
-    layer_tensors: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of every layer, drawn as the others are
-    model_tensors: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of the model, likewise
+    layer_tensors: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of every layer, drawn like the others
+    model_tensors: dict[str, tuple[int, ...]] = field(default_factory=dict)  # tensors of the model, drawn likewise
     renamed: dict[str, str] = field(default_factory=dict)  # of a layer
     without: tuple[str, ...] = ()  # names, or names of every layer
 
@@ -184,7 +183,7 @@ _GEMMA4 = Model(
     layer_tensors={"layer_output_scale.weight": (1,)}, tensors={"rope_freqs.weight": (32,)},
 )  # fmt: skip
 MODELS |= {
-    "gemma4": replace(_GEMMA4, without=("blk.3.attn_v.weight",)),  # whose V is then K
+    "gemma4": replace(_GEMMA4, without=("blk.3.attn_v.weight",)),  # V is then K
     "gemma4-small": replace(
         _GEMMA4,
         meta=_GEMMA4.meta | {"embedding_length_per_layer_input": 32, "attention.shared_kv_layers": 2,
@@ -235,7 +234,7 @@ _MLA = replace(
     arch="deepseek2",
     n_head_kv=1,
     n_expert=8,
-    dim=96,  # of a stored row: 64 of the latent, 32 that are rotated
+    dim=96,  # of a stored row: 64 of the latent and 32 rotated ones
     dim_v=64,
     meta=_MIXTURE
     | {
@@ -276,14 +275,14 @@ MODELS |= {
     "deepseek2-lite": replace(
         _MLA,
         quant="f16",
-        n_layer=27,  # by which llama.cpp knows that Q is one matrix
+        n_layer=27,  # from this number llama.cpp knows that Q is one matrix
         meta=_MLA.meta | _LITE_GATING,
         layer_tensors={name: dims for name, dims in _MLA.layer_tensors.items() if "attn_q_" not in name}
         | {"attn_q.weight": (4 * 64, 128)},
         without=(*_NOT_DENSE, "attn_k.weight", "attn_v.weight"),
     ),
     "deepseek2-heads": replace(
-        _MLA,  # more than one task of attention takes at once
+        _MLA,  # more than one task of attention takes at a time
         quant="f16",
         n_head=96,
         layer_tensors=_MLA.layer_tensors
@@ -366,7 +365,7 @@ def _hybrid(model: Model, kinds: str, names: dict[str, tuple[str, ...]]) -> Mode
 _QWEN35_NAMES = {"r": _OF_ATTENTION, "a": _OF_DELTA_NET}
 RECURRENT = {
     "qwen35": _hybrid(_QWEN35, "rrra", _QWEN35_NAMES),
-    "qwen35-wide": _hybrid(  # heads as long as the real ones, one of keys for two of values
+    "qwen35-wide": _hybrid(  # heads as long as the real ones, with one head of keys for two of values
         replace(
             _QWEN35,
             meta=_QWEN35.meta | {"ssm.state_size": 128, "ssm.inner_size": 256, "ssm.time_step_rank": 2,
@@ -464,7 +463,7 @@ RECURRENT |= {
     ),
 }  # fmt: skip
 
-# one family in every type of weights
+# one family with every type of weights
 TYPED = {
     **{f"llama-{quant}": Model("llama", quant=quant) for quant in (*BLOCKS_OF_32, "q4_0", "f16", "bf16")},
     **{f"llama-{quant}": Model("llama", dim=64, n_embd=256, n_ff=512, quant=quant) for quant in BLOCKS_OF_256},
@@ -561,7 +560,7 @@ def _tensors(model: Model) -> dict[str, tuple[int, ...]]:
 
 
 def _add(writer: gguf.GGUFWriter, name: str, dims: tuple[int, ...], model: Model, draw: np.random.Generator) -> None:
-    """A quant "exact TYPE" stands for f32 weights of the very values that TYPE has."""
+    """A quant of "exact TYPE" means f32 weights with exactly the values that TYPE can hold."""
     is_matrix = (
         len(dims) > 1
         and "gate_inp" not in name
@@ -573,7 +572,7 @@ def _add(writer: gguf.GGUFWriter, name: str, dims: tuple[int, ...], model: Model
     quant, mean = model.quant, model.q_norm if "q_norm" in name else float("norm" in name)
     data = (draw.standard_normal(dims) * scale + mean).astype(np.float32)
     if name.endswith("ssm_a"):
-        data = -np.exp(data)  # a state decays
+        data = -np.exp(data)  # states must decay
     kind = TYPES[quant.removeprefix("exact ") if is_matrix else "f32"]
     blocks = quantised(data, kind)
     if quant.startswith("exact ") and is_matrix:
@@ -583,9 +582,9 @@ def _add(writer: gguf.GGUFWriter, name: str, dims: tuple[int, ...], model: Model
 
 
 def quantised(data: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
-    """The bytes of each row.
+    """Return the bytes of each row.
 
-    Where the gguf package cannot quantise, llama.cpp's own code does (ggml_quantize_chunk).
+    Types that the gguf package cannot quantize are quantized by llama.cpp's own code (ggml_quantize_chunk).
     """
     if kind not in _BY_LLAMA:
         return gguf.quants.quantize(data, kind)

@@ -1,4 +1,6 @@
-"""The trained models: the same greedy text as llama.cpp's, or tokens that are as good as equal where they part."""
+"""The trained models give the same greedy text as llama.cpp, or tokens that are nearly equal in probability where the
+texts part.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ PROMPTS = [
     "Error: cannot open display. This means that",
 ]
 N_GENERATED = 24
-# of the logits' standard deviation, as test_llama.py has it between llama.cpp's kernels and ours
+# in standard deviations of the logits, as test_llama.py measures between llama.cpp's kernels and ours
 AS_GOOD_AS_EQUAL = 0.05
 
 
@@ -34,7 +36,7 @@ def test_greedy_text(path: str, n_repeat: int, pair: Pair) -> None:
 
 
 def _same(graph, llama, ours: int, theirs: int) -> bool:  # type: ignore[no-untyped-def]
-    """Whether all tokens are equal; where they part, both engines must find them as good as equal."""
+    """Whether all tokens are equal. Where they part, both engines must rate them nearly equal."""
     for _ in range(N_GENERATED):
         if ours != theirs:
             logits = graph.logits(0) if graph.kv_len(0) else None

@@ -1,4 +1,6 @@
-"""Weights arranged for our products compute what the file's own weights compute, and memory counts them as they are."""
+"""Weights that are arranged for our products compute the same as the file's own weights, and the memory report counts
+them as they are.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from uma_core.engine.lib import lib
 from uma_core.engine.llama.engine import use_kernels
 
 PROMPT = np.arange(40, 80, dtype=np.int32)
-# of the logits' standard deviation: sums in another order where a processor's table leaves single rows to ggml
+# in standard deviations of the logits: sums have another order if a processor's table leaves single rows to ggml
 KERNEL_NOISE = 1e-4
 
 
@@ -34,7 +36,7 @@ def opened(path: str, load_mode: str, **options: object) -> Iterator[GraphEngine
 
 
 def logits_of(engine: GraphEngine) -> np.ndarray:
-    """After a prompt of several rows, then of one row and of four."""
+    """Return the logits after a prompt of several rows, then of one row and of four."""
     rows = []
     for seq in range(4):
         read(engine, seq, PROMPT + seq)
@@ -78,14 +80,14 @@ def test_logits_are_those_of_the_files_weights(name: str, written) -> None:
 
 @pytest.mark.parametrize("name", ONLY_ARRANGED)
 def test_types_that_ggml_reads_otherwise_are_as_exact_as_its_own(name: str, written) -> None:
-    """ggml's products stand in where nothing is arranged: both are measured against the same weights in f32."""
+    """Weights that are not arranged use ggml's products. Both are measured against the same weights in f32."""
     path, model = written(TYPED[name]), TYPED[name]
     exactly = written(replace(model, quant=f"exact {model.quant}"))
     with opened(exactly, "mmap", cpu_kernels=False) as engine:
         exact = logits_of(engine)
     with opened(path, "mmap") as mapped, opened(path, "auto") as arranged:
         theirs, ours = (float(np.square(logits_of(engine) - exact).mean()) ** 0.5 for engine in (mapped, arranged))
-    assert ours <= 1.2 * theirs  # of 1,600 logits, where the two differ by rounding alone
+    assert ours <= 1.2 * theirs  # over 1,600 logits; the two differ only by rounding
     assert ours <= 0.06 * exact.std()
 
 

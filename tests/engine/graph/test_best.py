@@ -1,4 +1,4 @@
-"""Where the best token is found on the device: what a session's sampler says to it."""
+"""Finding the best token on the device: what a session's sampler says about it."""
 
 from __future__ import annotations
 

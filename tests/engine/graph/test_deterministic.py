@@ -1,5 +1,5 @@
-"""A row's logits have the same bits in any company: random schedules on one engine, against the same tokens read at
-once on another.
+"""A row's logits have the same bits in any company: random schedules on one engine are compared with the same tokens,
+read at once on another engine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from uma_core.engine.select.choose import choose
 from uma_core.engine.select.open import open_engine
 from uma_core.errors import ErrorCode, UmaError
 
-N_OPERATIONS = 25  # of a schedule
+N_OPERATIONS = 25  # per schedule
 IS_FULL = os.environ.get("UMA_FUZZ") == "full"
 CASES = [
     *(f"llama-{quant}" for quant in ("q4_0", "f16", "bf16", *BLOCKS_OF_32, *BLOCKS_OF_256)),
@@ -64,7 +64,7 @@ def has_promise(engine: GraphEngine) -> bool:
 
 
 def check(path: str, options: EngineOptions, seed: int) -> None:
-    """The reference reads with another number of threads, each sequence alone."""
+    """The reference reads each sequence alone, with another number of threads."""
     world = World(path, seed, False, options)
     plain = GraphEngine(path, replace(options, threads=1))
     try:
@@ -123,7 +123,7 @@ def opened(path: str, options: EngineOptions) -> Iterator[GraphEngine]:
 
 
 def test_deep_sequences_that_share_their_beginning() -> None:
-    """Deep enough for parts of every size, and for tasks of one part each."""
+    """They are deep enough for parts of every size, and for tasks of one part each."""
     options = replace(OPTIONS, n_ctx=4 * 6144, threads=4)
     with (
         opened(DRAFT, options) as engine,

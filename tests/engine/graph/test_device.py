@@ -21,7 +21,7 @@ ON_CPU = EngineOptions(n_gpu_layers=0)
 
 
 def missing(device: Device, kind: int) -> str:
-    """What the device lacks for a graph that multiplies and then stores f32 rows as `kind`."""
+    """Return what the device lacks for a graph that multiplies and then stores f32 rows as `kind`."""
     context = lib.ggml_init(ffi.new("struct ggml_init_params *", {"mem_size": 1 << 20, "no_alloc": True})[0])
     a, b = (lib.ggml_new_tensor_2d(context, lib.GGML_TYPE_F32, 256, 256) for _ in "ab")
     graph = lib.ggml_new_graph(context)
@@ -45,7 +45,7 @@ def test_without_layers_on_a_gpu_the_cpu_computes_with_our_operations() -> None:
 
 
 def test_a_gpu_of_the_processor_computes_only_where_there_is_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """llama.cpp's engine leaves it out, too."""
+    """llama.cpp's engine leaves it out too."""
     cpu = lib.GGML_BACKEND_DEVICE_TYPE_CPU
     present = {cpu: "cpu"}
     registry = SimpleNamespace(ggml_backend_dev_by_type=present.get, GGML_BACKEND_DEVICE_TYPE_CPU=cpu)
@@ -74,8 +74,8 @@ def test_laying_out_takes_no_memory() -> None:
 
 
 def test_a_snapshot_is_the_same_wherever_it_was_made() -> None:
-    """Positions in order, K and V of a layer each together: what a device wrote the CPU reads, and the other way
-    round.
+    """Positions are in order, with K and V of a layer together. The CPU can read what a device wrote, and the
+    reverse.
     """
     with closing(GraphEngine(DRAFT, SMALL)) as ours, closing(GraphEngine(DRAFT, SMALL, is_stock=True)) as stock:
         blobs, logits = [], []

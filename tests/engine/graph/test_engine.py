@@ -1,4 +1,4 @@
-"""What the graph engine refuses or promises beyond what every engine does."""
+"""What the graph engine refuses or promises, in addition to every engine's contract."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def test_an_abort_leaves_prompts_alone(engine: GraphEngine) -> None:
 
 
 def test_progress_does_not_follow_from_a_chunk_of_another_size(engine: GraphEngine) -> None:
-    """Eight tokens take nearly as long as 256 where a step's time is that of the weights: their time does not scale
-    to 256.
+    """If a step's time is that of the weights, eight tokens take nearly as long as 256: their time does not scale to
+    256.
     """
     for n in (256, 8):
         read(engine, 0, tokens_of(engine, n), False)
@@ -125,7 +125,9 @@ def test_pages_of_a_given_up_chunk_come_back(engine: GraphEngine) -> None:
 
 
 def test_many_batch_shapes_in_turn(engine: GraphEngine) -> None:
-    """More shapes than are kept: graphs are freed and built again, large ones take turns in one memory."""
+    """There are more shapes than are kept: graphs are freed and built again, and large ones take turns in one
+    memory.
+    """
     for n in [*range(1, 17), 40, 17, 40, 200, 3]:
         for n_out in {0, 1, n}:
             batch = Batch(SMALL.n_batch)
@@ -138,7 +140,7 @@ def test_many_batch_shapes_in_turn(engine: GraphEngine) -> None:
 
 
 def test_a_prompt_that_rides_changes_nothing_for_anybody(engine: GraphEngine) -> None:
-    """Its tokens are rows of another sequence's steps; both go on as if each had been alone."""
+    """The prompt's tokens are rows of another sequence's steps. Both sequences go on as if each had been alone."""
     mine, other = tokens_of(engine, 20, seed=1), tokens_of(engine, 40, seed=2)
     first = read(engine, 0, mine)
     alone = generate(engine, 0, first, 8)
@@ -160,7 +162,7 @@ def test_a_prompt_that_rides_changes_nothing_for_anybody(engine: GraphEngine) ->
 
 
 def test_graphs_of_riding_rows_are_there_from_the_beginning() -> None:
-    """No step waits for one to be built."""
+    """No step waits until one is built."""
     engine = GraphEngine(DRAFT, SMALL)
     try:
         sizes = engine.info.capabilities.ride_rows

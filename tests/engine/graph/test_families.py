@@ -1,4 +1,4 @@
-"""Every architecture family against llama.cpp on small random models: the same logits up to rounding."""
+"""Every architecture family, compared with llama.cpp on small random models: the same logits up to rounding."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.engine.graph.conftest import SMALL, Pair
 from tests.engine.graph.models import MODELS, Model
 from uma_core.engine.graph.engine import GraphEngine
 
-TOLERANCE = 0.02  # of the logits' standard deviation; a wrong bias, norm or rotation moves them by about 1
-ROUNDING = 0.05  # the same, root mean square: between other kernels it is 0.02 to 0.03 here and on the trained models
+TOLERANCE = 0.02  # in standard deviations of the logits; a wrong bias, norm or rotation moves them by about 1
+ROUNDING = 0.05  # the same, root mean square: with other kernels it is 0.02 to 0.03 here and on the trained models
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -51,7 +51,7 @@ def test_windows_that_end_anywhere_in_a_page(
 
 
 def check_changed(name: str, meta: dict[str, Any], pair: Pair, written: Callable[[Model], str]) -> None:
-    """With this metadata beside the family's own, the logits are llama.cpp's."""
+    """Check that with this metadata, in addition to the family's own, the logits are llama.cpp's."""
     graph, llama = pair(written(replace(MODELS[name], meta=MODELS[name].meta | meta)), SMALL)
     for engine in (graph, llama):
         read(engine, 0, tokens_of(engine, 70))
@@ -63,8 +63,8 @@ def check_changed(name: str, meta: dict[str, Any], pair: Pair, written: Callable
 @pytest.mark.parametrize(
     ("name", "meta"),
     [
-        ("gpt-oss", {"rope.scaling.original_context_length": 0}),  # then it is the trained one
-        ("mistral3", {"rope.scaling.factor": 0.0}),  # then it is 1
+        ("gpt-oss", {"rope.scaling.original_context_length": 0}),  # 0 means the trained length
+        ("mistral3", {"rope.scaling.factor": 0.0}),  # 0 means 1
     ],
 )
 def test_a_scaling_of_zero_counts_as_none_given(
@@ -77,11 +77,11 @@ def test_a_scaling_of_zero_counts_as_none_given(
 def test_windowed_layers_are_scaled_even_where_the_others_are_not(
     name: str, pair: Pair, written: Callable[[Model], str]
 ) -> None:
-    """As in llama.cpp: the kind of scaling counts for layers without a window alone."""
+    """As in llama.cpp: the kind of scaling counts only for layers without a window."""
     check_changed(name, {"rope.scaling.type": "none", "rope.scaling.factor": 0.5}, pair, written)
 
 
-KV_ROUNDING = {"bf16": 0.06, "q8_0": 0.08, "q4_0": 0.3}  # from f16, rms; llama.cpp's engine is moved as far
+KV_ROUNDING = {"bf16": 0.06, "q8_0": 0.08, "q4_0": 0.3}  # distance from f16, rms; llama.cpp's engine moves as far
 
 
 @pytest.mark.parametrize("kv_type", KV_ROUNDING)
@@ -103,8 +103,8 @@ def test_other_kv_types_are_near_f16(name: str, kv_type: str, is_stock: bool, wr
 def test_with_either_kernels_and_kv_type(
     kv_type: str, is_ours: bool, pair: Pair, written: Callable[[Model], str]
 ) -> None:
-    """No closer than rounding allows: ggml's attention rounds its queries, and llama.cpp rotates what it stores as
-    q8_0.
+    """Only as close as rounding allows: ggml's attention rounds its queries, and llama.cpp rotates values that it
+    stores as q8_0.
     """
     graph, llama = pair(written(MODELS["qwen3"]), replace(SMALL, kv_type=kv_type, cpu_kernels=is_ours))
     prompt = tokens_of(graph, 150)

@@ -1,4 +1,4 @@
-"""A graph that was laid out for the longest batch against graphs built for shorter ones."""
+"""A graph that was laid out for the longest batch, compared with graphs that were built for shorter ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs of small batches, which have one memory in common."""
+"""Graphs of small batches, which share one memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from uma_core.engine.graph.forward import N_SMALL
 
 
 def computed(engine: GraphEngine, n: int) -> np.ndarray:
-    """The logits of a call of n rows."""
+    """Return the logits of a call of n rows."""
     batch = Batch(engine.info.n_batch)
     for i, token in enumerate(tokens_of(engine, n)):
         batch.add(int(token), i, 0, True)
@@ -30,7 +30,7 @@ def test_graphs_whose_memory_moved_for_a_larger_one_compute_the_same() -> None:
         assert engine.decoder is not None
         sizes = (1, 2, 5, N_SMALL)
         expected = {n: computed(engine, n) for n in sizes}
-        engine.decoder.forwards.close()  # built and placed anew when they are wanted
+        engine.decoder.forwards.close()  # they are built and placed again on demand
         for n in (*sizes, *sizes[::-1]):
             assert np.array_equal(computed(engine, n), expected[n])
 

@@ -1,4 +1,6 @@
-"""Greedy continuations on the trained models: where they part from llama.cpp's, its own modes could have parted too."""
+"""Greedy continuations on the trained models. Where they part from llama.cpp's, llama.cpp's own modes could have parted
+too.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import pytest
 from perf.greedy import LONGEST, OURS, OWN_MODES, SHORTEST, compare, noise, prompts_of
 from tests.engine.conftest import DRAFT, MOE, TARGET
 
-TEXT = Path(__file__).parents[2] / "data" / "prose.md"  # a copy that does not change: another text has other near-ties
+TEXT = Path(__file__).parents[2] / "data" / "prose.md"  # a fixed copy: another text has other near-ties
 N_PROMPTS, N_NEW = 12, 12
 
 

@@ -1,4 +1,4 @@
-"""Joined matrices: which ones are, and that the products are those of each alone."""
+"""Joined matrices: which ones are joined, and that their products are those of each matrix alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spans and masks of attention on a device against what each row may see by its positions."""
+"""Spans and masks of attention on a device, compared with what each row may see by its positions."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ N_PAGES, N_SEQ, N_PAGES_SEQ, STEP = 40, 5, 12, 256
 N_CELLS = N_PAGES * PAGE
 RUN = st.tuples(
     st.integers(0, N_SEQ - 1), st.integers(0, 700), st.integers(1, 68)
-)  # sequence, first position, how many
+)  # sequence, first position, number of positions
 RUNS = st.lists(RUN, min_size=1, max_size=4, unique_by=lambda run: run[0])
 
 
 def painted(
     runs: list[tuple[int, int, int]], table: np.ndarray, window: int
 ) -> tuple[tuple[int, int], list[np.ndarray]]:
-    """(first cell, cells) and the masks as C makes them, each (rows, cells): whether a row sees a cell."""
+    """Return (first cell, cells) and the masks as C makes them. Each mask is (rows, cells): whether a row sees a
+    cell.
+    """
     seq, pos = (
         np.array(x, np.int32)
         for x in zip(*[(s, p) for s, p0, n in runs for p in range(p0, min(p0 + n, N_PAGES_SEQ * PAGE))], strict=True)
@@ -113,7 +115,9 @@ def test_one_graph_serves_every_span() -> None:
 
 
 def test_nothing_is_computed_between_the_stores_and_attention(written: Callable[[Model], str]) -> None:
-    """A Hopper GPU's attention may begin before the kernel that wrote K is done, where another one is between them."""
+    """On a Hopper GPU, attention may begin before the kernel that wrote K is done, if another kernel is between
+    them.
+    """
     with closing(GraphEngine(written(MODELS["qwen3"]), SMALL, is_stock=True)) as engine:
         read(engine, 0, tokens_of(engine, 40))
         generate(engine, 0, 40, 1)

@@ -1,7 +1,7 @@
-"""Random mixtures of what an executor does, against the same tokens read at once by an engine of the same kind.
+"""Random mixtures of an executor's calls, compared with the same tokens read at once by an engine of the same kind.
 
-llama.cpp's engine is not a reference here: where two experts are nearly equal it may choose the other one, and which
-tokens meet such a router depends on time. test_families.py and test_against_llama.py compare with it.
+llama.cpp's engine is not a reference here: if two experts are nearly equal it may choose the other one, and timing
+decides which tokens meet such a router. test_families.py and test_against_llama.py compare with it.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from uma_core.config.options import EngineOptions
 from uma_core.engine.api import Batch, DecodeStatus, PrefillStatus
 from uma_core.engine.graph.engine import GraphEngine
 
-# Of the logits' standard deviation, where ggml's kernels compute: batches of other shapes round otherwise (0.09 was
+# In standard deviations of the logits, for ggml's kernels: batches of other shapes round differently (0.09 was
 # seen). Our kernels give the same bits.
 TOLERANCE = 0.15
-# Of the comparisons of a mixture of experts with ggml's kernels so many are within that. Where two experts are nearly
+# Share of comparisons within that, for a mixture of experts with ggml's kernels. Where two experts are nearly
 # equal, rounding chooses (1.27 was seen, in 1 of 40 runs of one model), and a sequence that met it differs until it
 # ends.
 MOST = 2 / 3
 
 
 class World:
-    """One graph engine whose sequences' tokens are known, and blobs that were parked."""
+    """One graph engine, the tokens that its sequences hold, and the blobs that were parked."""
 
     def __init__(self, path: str, seed: int, is_stock: bool, options: EngineOptions = OPTIONS) -> None:
         self.engine = GraphEngine(path, options, is_stock=is_stock)
         self.n_vocab = min(8000, self.engine.info.n_vocab)
-        # where batches round otherwise, pieces must not end by the clock: a busy machine gave other logits (0.20)
+        # if batches round differently, the clock must not end pieces: a busy machine gave other logits (0.20)
         self.run_ns = [1, 10**12] if is_stock else [1, 10**5, 10**7]
         self.random = random.Random(seed)
         self.tokens: list[list[int]] = [[] for _ in range(OPTIONS.n_seq)]
@@ -152,7 +152,7 @@ def test_so_it_does_in_families_with_more(name: str, is_stock: bool, written: Ca
 
 
 class StateWorld(World):
-    """Of a model with recurrent layers: cut and copied where there is a state."""
+    """The world of a model with recurrent layers: sequences are cut and copied only where there is a state."""
 
     def begin(self) -> None:
         super().begin()

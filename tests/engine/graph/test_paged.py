@@ -1,4 +1,6 @@
-"""Paged attention against float64: page tables in any order, shared prefixes, prompts and single rows in one batch."""
+"""Paged attention, compared with float64: page tables in any order, shared prefixes, prompts and single rows in one
+batch.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ HEADS = [
     (40, 1, 32),
     (192, 1, 32),
     (130, 2, 32),
-]  # the last: in several tasks
+]  # the last one takes several tasks
 
 
 class Case:
@@ -55,7 +57,7 @@ class Case:
         self.table = np.stack([self.draw.permutation(N_PAGES)[:N_PAGES_SEQ] for _ in range(N_SEQ)]).astype(np.int32)
 
     def run(self, rows: list[tuple[int, int]], n_threads: int) -> tuple[np.ndarray, np.ndarray]:
-        """(rows, n_head, dim) as computed, and as it should be. `rows`: (sequence, position)."""
+        """Return (rows, n_head, dim) as computed, and as it should be. `rows`: (sequence, position)."""
         n, scale = len(rows), self.dim**-0.5
         q = self.draw.standard_normal((n, self.n_head, self.dim)).astype(np.float32)
         page_rows = 2 * self.n_head_kv * PAGE
@@ -81,7 +83,7 @@ class Case:
             {"n": n, "pos": ffi.from_buffer("int32_t *", pos), "seq_id": ffi.from_buffer("int32_t *", seq)},
         )
         assert lib.uma_paged_plan(paged, native, ffi.from_buffer("int32_t *", self.table), N_PAGES_SEQ)
-        for _ in range(2):  # as in two layers: the plan serves both
+        for _ in range(2):  # as in two layers: one plan serves both
             self._compute(paged, (q, out), page_rows, n_threads)
         lib.uma_paged_free(paged)
         return out.reshape(n, self.n_head, self.dim), np.stack(
@@ -123,7 +125,7 @@ class Case:
         lib.ggml_free(context)
 
     def _expected(self, q: np.ndarray, seq: int, pos: int, scale: float) -> np.ndarray:
-        """(n_head, dim) in float64."""
+        """Return (n_head, dim) in float64."""
         pages = self.values[self.table[seq, : pos // PAGE + 1]]  # (pages, K and V, heads, positions, dim)
         seen = slice(max(0, pos + 1 - self.window) if self.window else 0, pos + 1)
         k, v = (
@@ -165,14 +167,14 @@ def test_sequences_that_share_pages(heads: tuple[int, int, int], n_shared: int) 
     case = Case(heads, "f16", 3)
     case.table[1:, :n_shared] = case.table[0, :n_shared]
     check(case, [(i, n_shared * PAGE + 40 * i - 1) for i in range(N_SEQ)])
-    case.table[4:, n_shared // 2] = 0  # half of them share less
+    case.table[4:, n_shared // 2] = 0  # half of the sequences share less
     check(case, [(i, n_shared * PAGE + 7 * i) for i in range(N_SEQ)])
 
 
 @pytest.mark.parametrize("kind", KV_TYPES)
 @pytest.mark.parametrize("window", [1, 63, 64, 65, 300])
 def test_windows(window: int, kind: str) -> None:
-    """Alone, within prompts, and where sequences share pages that only some of them see."""
+    """Alone, within prompts, and in sequences that share pages which only some of them see."""
     case = Case((6, 2, 96), kind, 4, window, softcap=2.0)
     check(case, [(0, 0), (1, window - 1), (2, window), (3, 63), (4, 64), (5, 2555)])
     check(case, [(1, 1000), *((3, 40 + i) for i in range(90)), (7, 700), (8, 5)], 3)

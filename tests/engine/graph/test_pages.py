@@ -1,4 +1,4 @@
-"""Pages against a plain model of what each sequence holds: random writes, sharing, truncation."""
+"""Pages, compared with a plain model of what each sequence holds: random writes, sharing, truncation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from uma_core.engine.graph.store import PAGE
 
 N_SEQ, N_CTX_SEQ = 3, 300
 ROPE = Rope(32, 1e4, 1.0)
-# the second layer has more and longer heads, whose K and V differ; the third one reads the first one's
+# the second layer has more and longer heads, and its K and V differ; the third layer reads the first one's pages
 LAYERS = (Layer(2, 1, 32, 32, ROPE, 0), Layer(2, 2, 96, 64, ROPE, 1), Layer(2, 1, 32, 32, ROPE, 0))
 SHAPE = Shape("llama", LAYERS, 32, 64, 512, 1e-6, Scaling(512), 0, 0, 0.0, 1.0)
 PARTS = [(2, 1, 1, 64), (1, 1, 2, 192), (1, 1, 2, 128)]  # K and V alike, positions, KV heads, bytes of a head
@@ -32,7 +32,7 @@ SHARE = st.tuples(st.just("share"), SEQ, SEQ)
 
 
 class World:
-    """Each sequence's positions hold numbers that nobody else writes."""
+    """Each position of a sequence holds a number that is written nowhere else."""
 
     def __init__(self, n_pages: int, is_stock: bool = False) -> None:
         store = (
@@ -61,7 +61,7 @@ class World:
         return int(self.pages.table[seq, pos // PAGE]), pos % PAGE, pos % PAGE + 1
 
     def _read(self, seq: int, pos: int) -> int:
-        """The number at a position, the same in K and V of every layer."""
+        """Return the number at a position. It is the same in K and V of every layer."""
         cells = [np.empty(part, np.uint8) for part in PARTS]
         self.pages.store.read(*self._place(seq, pos), cells)
         (number,) = {head[-4:].tobytes() for part in cells for cell in part for head in cell[0]}

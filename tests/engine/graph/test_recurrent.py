@@ -1,4 +1,4 @@
-"""Families with recurrent layers: states that follow their sequences through calls of any shape, and are never half
+"""Families with recurrent layers: states follow their sequences through calls of any shape, and are never half
 written.
 """
 
@@ -18,7 +18,7 @@ from uma_core.engine.graph.engine import GraphEngine
 from uma_core.engine.llama.engine import LlamaEngine
 from uma_core.errors import ErrorCode, UmaError
 
-TOLERANCE = 0.001  # of the logits' standard deviation, with f32 weights
+TOLERANCE = 0.001  # in standard deviations of the logits, with f32 weights
 
 
 @pytest.fixture(params=RECURRENT)
@@ -29,7 +29,7 @@ def engine(request: pytest.FixtureRequest, written: Callable[[Model], str]) -> I
 
 
 def alone(engine: GraphEngine, tokens: np.ndarray) -> np.ndarray:
-    """The logits that follow the tokens, each read in a call of its own."""
+    """Return the logits after the tokens, each of which is read in a separate call."""
     engine.kv_truncate(3, 0)
     for token in tokens:
         step(engine, [(3, int(token))])
@@ -163,7 +163,7 @@ def test_drafts_are_taken_back_to_where_they_held(engine: GraphEngine, n_held: i
 
 
 def test_drafts_leave_the_states_of_a_prompt(written: Callable[[Model], str]) -> None:
-    """A single sequence has few states: those of eight rows are others than the kept ones."""
+    """A single sequence has few states, and those of eight rows are not the kept ones."""
     engine = GraphEngine(written(RECURRENT["qwen35"]), replace(SMALL, n_seq=1, n_ctx=256))
     try:
         tokens = tokens_of(engine, 60)
@@ -221,7 +221,9 @@ def test_a_part_of_a_snapshot_cannot_be_gone_on_with(engine: GraphEngine) -> Non
 
 
 def test_states_run_out_only_of_what_is_kept(engine: GraphEngine) -> None:
-    """Every sequence wants as many as it may, in calls of all of them and in chunks of the prefill slots."""
+    """Every sequence wants as many states as it may have, in calls of all sequences and in chunks of the prefill
+    slots.
+    """
     tokens = tokens_of(engine, 60)
     expected = alone(engine, np.append(tokens, 50))
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""What the graph engine does not compute is refused with its name, before anything is answered."""
+"""What the graph engine does not compute is refused by name, before any request is answered."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_model_that_is_not_understood(missing: str, written: Callable[[Model],
 
 @pytest.mark.parametrize("wrong", DAMAGED)
 def test_a_file_that_llama_cpp_refuses(wrong: str, is_stock: bool, written: Callable[[Model], str]) -> None:
-    """Some are read with defaults that only look right, and another engine would not take them either."""
+    """Some files could be read with defaults that only look right, and another engine would not take them either."""
     path = written(DAMAGED[wrong])
     for attempt in (
         lambda: GraphEngine(path, SMALL, is_stock=is_stock),

@@ -1,5 +1,5 @@
-"""Repacked weights that are kept between starts: the next start reads them, and whatever may be wrong with the file
-costs a repack and no more.
+"""Repacked weights are kept between starts: the next start reads them. Whatever is wrong with the file costs a repack
+and nothing else.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def path(written) -> str:
 
 
 def start(path: str, **options: object) -> tuple[str, np.ndarray]:
-    """Where a start has its weights from, and what it computes."""
+    """Return where a start gets its weights from, and what it computes."""
     with opened(path, "auto", **{"repack_cache": True, **options}) as engine:
         return engine.info.weights_from, logits_of(engine)
 
@@ -192,7 +192,7 @@ def test_a_load_that_is_given_up_while_it_keeps_weights_leaves_nothing(path: str
 
 
 def test_progress_grows_to_the_end(path: str, folder: Path) -> None:
-    for _ in range(2):  # repacked and kept, then read
+    for _ in range(2):  # the first start repacks and keeps, the second one reads
         shares: list[float] = []
         GraphEngine(path, replace(SMALL, repack_cache=True), lambda share, to=shares: to.append(share) or True).close()
         assert shares == sorted(shares)
@@ -239,7 +239,7 @@ def test_what_no_start_can_use_any_more_is_removed(path: str, folder: Path) -> N
     for name in (layout, old, left, held):
         (folder / name).write_bytes(b"half")
     os.utime(folder / old, (1, 1))
-    with (folder / held).open("rb+") as file:  # somebody is writing that one
+    with (folder / held).open("rb+") as file:  # another process is writing that file
         unfinished.hold(file.fileno())
         start(path)
         assert names(folder) == sorted([own, held])

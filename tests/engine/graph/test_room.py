@@ -1,5 +1,5 @@
-"""One pool of pages for all sequences: what running ones share is reserved once, and nobody runs out of what was
-reserved.
+"""One pool of pages for all sequences: pages that running sequences share are reserved once, and no sequence runs out
+of reserved pages.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Pool:
         self.open()
 
     def open(self) -> None:
-        """A new executor over the engine with all sequences empty."""
+        """Return a new executor over the engine with all sequences empty."""
         for seq_id in range(N_SEQ):
             self.engine.kv_truncate(seq_id, 0)
         clock = MonotonicClock()
@@ -65,7 +65,7 @@ class Pool:
         running = [s for s in self.executor.table if s.seq_id >= 0]
         self.n_running = max(
             self.n_running, len(running)
-        )  # whatever the clock says: who reads while others decode depends on it
+        )  # the most so far: the clock decides who reads while others decode
         self.n_full += any(s.n_full for s in running)
         while self.executor.events:
             event = self.executor.events.popleft()
@@ -77,7 +77,7 @@ class Pool:
             self.tick()
 
     def until_streaming(self, n: int) -> None:
-        """Until so many requests decode at the same time."""
+        """Tick until this many requests decode at the same time."""
         while sum(s.phase is Phase.DECODE for s in self.executor.table) < n:
             assert len(self.executor.table) >= n, "one of them ended before"
             self.tick()
@@ -110,7 +110,7 @@ def test_pages_of_a_prefix_are_the_same_ones(pool: Pool) -> None:
 
 
 def test_who_shares_a_prefix_comes_in_where_copies_would_not_fit(pool: Pool) -> None:
-    """Five times 7 pages are reserved of 16: six of each are one and the same, once the beginning is there."""
+    """Five times 7 pages are reserved of 16: six of each 7 are the same pages, once the prefix is there."""
     prefix = text(6 * PAGE, 1)
     pool.ask("first", prefix + text(3, 2), 60)
     pool.until_streaming(1)
@@ -129,7 +129,7 @@ def test_who_shares_nothing_waits(pool: Pool) -> None:
 
 
 def test_short_sessions_reserve_whole_pages(pool: Pool) -> None:
-    """Six times 150 cells are less than 16 pages; six times three pages are more."""
+    """Six times 150 cells are fewer than 16 pages; six times three pages are more."""
     for i in range(N_SEQ):
         pool.ask(f"short {i}", text(100, i), 50)
     pool.run()
@@ -142,14 +142,14 @@ def test_residency_counts_whole_pages_that_are_computed(pool: Pool) -> None:
     pool.until_streaming(1)
     pool.ask(
         "second", prefix + text(3, 3), 60
-    )  # few tokens: how soon they are read beside the first one depends on the clock
+    )  # few tokens, because the clock decides how soon they are read beside the first one
     pool.until_streaming(2)
     there = residency(pool.engine, pool.executor.table)
     assert there.n_saved == 3 * PAGE and sorted(there.shared)[-2:] == [3 * PAGE] * 2
     kv = take(pool.executor, 0).kv
     assert kv["reserved"] == pool.executor.table.n_cells_reserved - 3 * PAGE and kv["used"] <= kv["reserved"]
     first = next(s for s in pool.executor.table if s.id == "first")
-    first.is_shifting = True  # it will read its context anew, into pages of its own
+    first.is_shifting = True  # it will read its context again, into its own pages
     assert residency(pool.engine, pool.executor.table).n_saved == 0
     first.is_shifting = False
     pool.run()
@@ -157,7 +157,7 @@ def test_residency_counts_whole_pages_that_are_computed(pool: Pool) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_nobody_runs_out_of_what_was_reserved(pool: Pool, seed: int) -> None:
-    """Random requests that begin alike, some cancelled: all the others get all their tokens."""
+    """Random requests with a common prefix, some of them cancelled: all others get all their tokens."""
     rng = random.Random(seed)
     beginnings = [text(n, n) for n in (70, 3 * PAGE, 330, 6 * PAGE + 1)]
     cancelled = set()

@@ -1,4 +1,6 @@
-"""Models in several files: loaded as the one that they were, refused where a file is missing or has another's name."""
+"""Models in several files load like the single file that they were. They are refused if a file is missing or has
+another model's name.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ N_FILES = 3
 
 
 def split(path: str, folder: Path, n_first: int) -> str:
-    """The model's tensors dealt out to three files, `n_first` of them to the first one. Returns its path."""
+    """Deal the model's tensors out to three files, `n_first` of them to the first file. Return its path."""
     whole = gguf.GGUFReader(path)
     tensors = whole.tensors
     ends = [n_first, (n_first + len(tensors)) // 2, len(tensors)]
@@ -49,7 +51,7 @@ def split(path: str, folder: Path, n_first: int) -> str:
 
 @pytest.fixture(params=[5, 0], ids=["even", "metadata-apart"])
 def paths(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
-    """The whole and the first of its files."""
+    """The whole file, and the first of the split files."""
     whole = write(MODELS["llama"], tmp_path / "whole.gguf")
     return whole, split(whole, tmp_path, request.param)
 

@@ -1,4 +1,4 @@
-"""Memory of a graph's nodes, and what is left where there is none."""
+"""Memory for a graph's nodes, and what is left behind if there is not enough."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from uma_core.errors import ErrorCode, UmaError
 
 
 def graph_of(context: Any, n: int) -> Any:
-    """One product of a vector of n floats."""
+    """Return one product of a vector of n floats."""
     graph = lib.ggml_new_graph(context)
     lib.ggml_build_forward_expand(graph, lib.ggml_scale(context, lib.ggml_new_tensor_1d(context, 0, n), 2.0))
     return graph

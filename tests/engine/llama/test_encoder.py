@@ -1,4 +1,4 @@
-"""Vectors and scores of the engines are those of llama.cpp's own embedding calls on the same file."""
+"""The engines' vectors and scores are those of llama.cpp's own embedding calls on the same file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GEMMA = replace(
     graph_models.MODELS["gemma3-windows"], arch="gemma-embedding", n_layer=6, is_tied=True,
     meta={"attention.sliding_window": 24, "pooling_type": 1},
 )  # fmt: skip
-# LFM2-ColBERT, whose vectors are what a dense layer makes of hidden states
+# LFM2-ColBERT, whose dense layer turns hidden states into vectors
 LFM2 = graph_models.RECURRENT["lfm2"]
 COLBERT = replace(
     LFM2,
@@ -84,7 +84,7 @@ class Reference:
 def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("encoders")
     made = {name: write(model, folder / f"{name}.gguf") for name, model in ENCODERS.items()}
-    for name in ("gemma2", "qwen3"):  # windows: prompts are read in sized chunks
+    for name in ("gemma2", "qwen3"):  # models with windows: prompts are read in sized chunks
         made[name] = graph_models.write(graph_models.MODELS[name], folder / f"{name}.gguf")
     embed = replace(graph_models.MODELS["llama"], arch="llama-embed")
     for name, model in (("gemma-embedding", GEMMA), ("colbert", COLBERT), ("llama-embed", embed)):
@@ -122,7 +122,7 @@ def inputs_of(engine: Engine, sizes: tuple[int, ...] = SIZES) -> list[np.ndarray
 def encode(
     engine: Engine, inputs: list[np.ndarray], pooling: str, until_ns: int = FOREVER
 ) -> tuple[list[np.ndarray], int]:
-    """The results of one call, and in how many runs it was computed."""
+    """Return the results of one call, and the number of runs in which it was computed."""
     assert engine.encode_open(1, inputs, pooling)
     n_runs = 1
     while engine.prefill_run(1, until_ns, 1, 1).status is not PrefillStatus.DONE:
@@ -133,7 +133,7 @@ def encode(
 
 
 def embed(engine: Engine, tokens: np.ndarray, pooling: str, size: int) -> np.ndarray:
-    """In chunks of up to `size` tokens, by prefill slots where there are any."""
+    """Read in chunks of up to `size` tokens, with prefill slots if there are any."""
     pool, n_past, info = Pool(pooling), 0, engine.info.embedding
     assert info is not None
     size = min(size, info.n_rows) if ROWS_OF[pooling] is Rows.ALL else size
@@ -185,14 +185,14 @@ def test_whole_inputs_give_what_llama_gives(name: str, paths: dict[str, str], op
 
 
 def test_models_without_a_memory_are_encoders_whatever_the_file_says(paths: dict[str, str], tmp_path: Path) -> None:
-    """They are no models that generate: llama.cpp ends the process at their first prompt."""
+    """They cannot generate: llama.cpp would end the process at their first prompt."""
     assert is_encoder(paths["gemma-embedding"]) and is_encoder(paths["llama-embed"])
     causal = replace(GEMMA, arch="bert", meta={"attention.causal": True})
     assert is_encoder(graph_models.write(causal, tmp_path / "model.gguf"))
 
 
 def test_the_dense_layer_of_a_model_for_vectors_counts(opened: Open) -> None:
-    """It has the layers of one that generates, whose hidden states are longer."""
+    """The model has the layers of one that generates, and its hidden states are longer."""
     info = opened("colbert").info
     assert not info.can_generate and info.embedding is not None and info.embedding.n_embd == 64
 
@@ -239,7 +239,7 @@ def test_decoders_give_what_llama_gives_in_chunks_of_any_size(
 
 @pytest.mark.parametrize("engine_name", ["llama", "graph"])
 def test_a_prompt_after_an_input_gives_the_tokens_that_it_gives_before(engine_name: str, opened: Open) -> None:
-    """Chat and vectors share prefill slots and graphs."""
+    """Chats and embeddings share prefill slots and graphs."""
     engine = opened("tiny", engine=engine_name)
     prompt = np.array(engine.tokenize("The shell is a program that", True, True), np.int32)
 
@@ -299,7 +299,7 @@ def test_an_encoder_refuses_what_it_cannot_do(opened: Open) -> None:
 
 
 def test_random_weights_tell_inputs_apart(tmp_path: Path) -> None:
-    """Else no comparison here would show a mistake."""
+    """Otherwise no comparison here would show a mistake."""
     path = write(Encoder("bert", 1), tmp_path / "m.gguf", seed=9)
     reference = Reference(path)
     one, other = (reference.rows(np.array(tokens, np.int32), "mean") for tokens in ([7, 8, 9], [7, 9, 8]))

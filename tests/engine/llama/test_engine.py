@@ -1,4 +1,4 @@
-"""LlamaEngine against llama.cpp itself: greedy text from a plain llama.h loop, token for token."""
+"""LlamaEngine, compared with llama.cpp itself: greedy text from a plain llama.h loop, token for token."""
 
 import dataclasses
 import logging
@@ -21,7 +21,7 @@ PROMPT = "The Debian project is an association of individuals who have made comm
 
 
 def greedy_by_llama_cpp(engine: LlamaEngine, tokens: list[int], n: int) -> list[int]:
-    """llama.h's own way: one context, llama_batch_get_one, the greedy sampler, ggml's own kernels."""
+    """Generate in llama.h's own way: one context, llama_batch_get_one, the greedy sampler, ggml's own kernels."""
     lib.uma_accel_enable(0)
     context = lib.llama_init_from_model(
         engine.model.handle, context_params(n_ctx=2048, n_batch=512, n_threads=2, n_threads_batch=2)
@@ -45,7 +45,7 @@ def greedy_by_llama_cpp(engine: LlamaEngine, tokens: list[int], n: int) -> list[
 @pytest.mark.parametrize("path", [TARGET, DRAFT, MOE])
 @pytest.mark.parametrize("n_repeat", [1, 25])
 def test_greedy_equals_llama_cpp(path: str, n_repeat: int) -> None:
-    """Token for token with ggml's own kernels. Ours round differently: test_our_kernels_choose_alike."""
+    """Token for token with ggml's own kernels. Ours round differently: see test_our_kernels_choose_alike."""
     engine = LlamaEngine(path, dataclasses.replace(OPTIONS, cpu_kernels=False))
     try:
         tokens = engine.tokenize(PROMPT * n_repeat, True, False)
@@ -58,7 +58,7 @@ def test_greedy_equals_llama_cpp(path: str, n_repeat: int) -> None:
 
 @pytest.mark.parametrize("path", [TARGET, DRAFT, MOE])
 def test_our_kernels_choose_alike(path: str) -> None:
-    """With our kernels greedy text may part from ggml's, but only where two tokens are as good as equal."""
+    """With our kernels, greedy text may part from ggml's, but only where two tokens are nearly equal."""
     engine = LlamaEngine(path, OPTIONS)
     try:
         tokens = engine.tokenize(PROMPT, True, False)
@@ -105,7 +105,7 @@ def test_other_memory_modes_generate_the_same_beginning(options: dict[str, objec
 
 
 def test_a_chunk_that_never_began_is_cancelled_in_silence(caplog: pytest.LogCaptureFixture) -> None:
-    """Its slot lacks the prompt's beginning as yet: llama.cpp would complain about the positions."""
+    """Its slot does not have the prompt's beginning yet, so llama.cpp would complain about the positions."""
     engine = LlamaEngine(DRAFT, OPTIONS)
     try:
         tokens = tokens_of(engine, 150)
@@ -124,7 +124,7 @@ def test_a_chunk_that_never_began_is_cancelled_in_silence(caplog: pytest.LogCapt
 
 
 def test_copied_cells_are_what_llama_cpp_would_save() -> None:
-    """The blob of llama_state_seq_get_data holds the same K and V bytes as our export, layer by layer."""
+    """llama_state_seq_get_data's blob holds the same K and V bytes as our export, layer by layer."""
     engine = LlamaEngine(DRAFT, OPTIONS)
     try:
         tokens = np.array(engine.tokenize(PROMPT, True, False), np.int32)
@@ -203,8 +203,8 @@ def test_fewer_experts_per_token_reach_the_model() -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not tell what is resident")
 def test_a_pretended_context_lies_in_real_memory() -> None:
-    """Cells that were never written read from one page that stays in the cache: what is timed over them would be too
-    fast.
+    """Cells that were never written are read from one page that stays in the processor's cache, so a timing over them
+    would be too fast.
     """
     engine = LlamaEngine(DRAFT, dataclasses.replace(OPTIONS, n_ctx=32768, n_seq=2))
     before = resident_bytes()

@@ -20,7 +20,9 @@ from uma_core.engine.llama.params import decode_params
 def test_experts_in_the_machine_s_memory_are_not_copied_to_a_gpu(
     path: str, is_offloaded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A build for GPUs ended at its start with a mixture whose experts, all or some, stay in the machine's memory."""
+    """Before, a build for GPUs ended at its start if all or some of a mixture's experts stayed in the machine's
+    memory.
+    """
     made: list[bool] = []
 
     class Seeing:
@@ -41,7 +43,7 @@ def test_experts_in_the_machine_s_memory_are_not_copied_to_a_gpu(
     [({}, 7), ({"n_ubatch": 9}, 7), ({"n_ubatch": 8}, 6), ({"n_batch": 2}, 0), ({"n_ctx": 8}, 6), ({"n_ubatch": 1}, 0)],
 )
 def test_no_more_is_taken_back_than_a_piece_holds(sizes: dict[str, int], n_undo: int, tmp_path: Path) -> None:
-    """llama.cpp ends the process at the first batch of a model with recurrent layers."""
+    """Otherwise llama.cpp ends the process at the first batch of a model with recurrent layers."""
     options = replace(OPTIONS, threads=1, takes_back=True, **sizes)  # type: ignore[arg-type]
     assert decode_params(options, 512).n_rs_seq == n_undo
     engine = LlamaEngine(write(RECURRENT["qwen35"], tmp_path / "model.gguf"), options)

@@ -1,4 +1,6 @@
-"""What every engine's samplers promise: masks and log probabilities, for decode rows and for a prompt's last one."""
+"""What the samplers of every engine promise: masks and log probabilities, for decode rows and for a prompt's last
+row.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def test_only_allowed_tokens_are_drawn(clean: Engine, params: SamplingParams) ->
     sampler, token = clean.sampler(params, 5), read(clean, 0, tokens_of(clean, 30))
     for i in range(24):
         allowed = sorted(chance.choice(clean.info.n_vocab, 1 + i % 7, replace=False).tolist())
-        if i % 3 == 0:  # whole words of the mask, and a part of one
+        if i % 3 == 0:  # whole words of the mask, and a part of a word
             allowed = [t for t in range(clean.info.n_vocab - 40) if t // 32 % 2 == i % 2]
         sampler.set_mask(mask_of(clean, allowed))
         token = draw(clean, sampler, token)
@@ -47,7 +49,7 @@ def test_only_allowed_tokens_are_drawn(clean: Engine, params: SamplingParams) ->
 
 @pytest.mark.parametrize("params", [COLD, HOT], ids=["greedy", "drawn"])
 def test_a_mask_that_refuses_nothing_drawn_changes_nothing(clean: Engine, params: SamplingParams) -> None:
-    """Also where the one that was set is changed in place, and where it is taken away again."""
+    """Also if the mask is changed in place, or removed again."""
     everything = np.full(-(-clean.info.n_vocab // 32), 0xFFFFFFFF, np.uint32)
     prompt = tokens_of(clean, 30)
     said = []
@@ -94,7 +96,7 @@ def test_a_prompts_last_row_obeys_the_mask_and_has_log_probabilities(clean: Engi
 
 @pytest.mark.parametrize("n_top", [0, 1, 5, 20])
 def test_log_probabilities_are_the_models_own_over_the_whole_vocabulary(clean: Engine, n_top: int) -> None:
-    """Neither a ban nor a mask nor a cut changes them."""
+    """No ban, mask or cut changes them."""
     params = SamplingParams(temperature=0.7, top_k=3, repeat_penalty=1.5, ban_eog=True, logprobs=n_top)
     sampler, token = clean.sampler(params, 5), read(clean, 0, tokens_of(clean, 30))
     for i in range(8):
@@ -103,7 +105,7 @@ def test_log_probabilities_are_the_models_own_over_the_whole_vocabulary(clean: E
         found, row = sampler.logprobs(), clean.logits(0).astype(np.float64)
         assert found is not None and len(found.top) == n_top
         if clean.info.engine == "fake":
-            continue  # its rows are made after the choice
+            continue  # its rows are made after the token is chosen
         logs = row - row.max() - np.log(np.exp(row - row.max()).sum())
         assert found.logprob == pytest.approx(logs[token], abs=1e-4)
         assert [t for t, _ in found.top] == np.argsort(-logs, kind="stable")[:n_top].tolist()
@@ -183,7 +185,7 @@ def test_a_banned_token_cannot_be_forced(clean: Engine) -> None:
     ids=["repeat", "frequency", "dry"],
 )
 def test_penalties_count_anew_after_tokens_were_taken_back(clean: Engine, params: SamplingParams) -> None:
-    """A sampler that is told what is left draws like one that never knew more."""
+    """A sampler that is told which tokens are left draws like one that never saw the others."""
     prompt = tokens_of(clean, 30)
     told, said = prompt[-params.n_recent(clean.info.n_ctx_seq) :], []
     for n_taken in (0, 5):

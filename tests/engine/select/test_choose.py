@@ -1,4 +1,6 @@
-"""`--engine auto`: the graph engine only where it serves the model and was measured faster; always with a reason."""
+"""`--engine auto` takes the graph engine only if it serves the model and was measured faster, and always gives a
+reason.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def _own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 
 class Clocked:
-    """Stands in for `measure`: says what each engine's calls took, and remembers who was asked beside whom."""
+    """Stands in for `measure`: reports the time of each engine's calls, and remembers which engines were measured
+    together.
+    """
 
     def __init__(self, **ms: float) -> None:
         self.ms = ms
@@ -65,7 +69,7 @@ def test_what_the_graph_engine_lacks_is_the_reason() -> None:
 
 
 def test_status_names_an_architecture_that_llama_cpp_alone_serves(tmp_path: Path) -> None:
-    """A whole model that llama.cpp loads and generates with, whose architecture has no family here."""
+    """A complete model that llama.cpp loads and generates with. No family here has its architecture."""
     norms = {"attn_norm.weight": (128,), "attn_norm.bias": (128,), "output_norm.bias": (128,)}
     biases = {"attn_output.bias": (128,), "ffn_up.bias": (160,), "ffn_down.bias": (128,)}
     model = Model(
@@ -91,7 +95,7 @@ def test_a_stored_choice_holds_for_its_options_only() -> None:
 
 
 def test_a_stored_choice_holds_for_the_gpus_it_was_made_with_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """llama.cpp's engine computes on all of them."""
+    """llama.cpp's engine computes on all GPUs."""
     gpu = SimpleNamespace(is_cpu=False, description="a GPU")
     monkeypatch.setattr(module, "device_of", lambda options: gpu)
     monkeypatch.setattr(module, "device_names", lambda: ("a GPU", "another", "cpu"))
@@ -103,7 +107,7 @@ def test_a_stored_choice_holds_for_the_gpus_it_was_made_with_only(monkeypatch: p
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"engine": "graph", "reason": "by hand"}', "[" * 100_000])
 def test_a_damaged_store_is_no_choice_and_a_line_says_so(content: str, caplog: pytest.LogCaptureFixture) -> None:
-    assert choose(DRAFT, AUTO).is_due and not caplog.text  # there is none
+    assert choose(DRAFT, AUTO).is_due and not caplog.text  # there is no stored choice
     store(DRAFT, AUTO, FASTER)
     stored_in(DRAFT, AUTO).write_text(content)
     assert choose(DRAFT, AUTO).is_due

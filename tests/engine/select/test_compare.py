@@ -76,7 +76,7 @@ def test_engines_timed_one_after_the_other_are_not_compared_by_calls_that_do_not
         assert "disturbed" in choice.reason
 
 
-BUSY = [1.0, 3.0, 1.3, 1.7, 2.1]  # what other work makes of calls that take the same
+BUSY = [1.0, 3.0, 1.3, 1.7, 2.1]  # other work lengthens calls of equal cost by these factors
 
 
 @pytest.mark.parametrize(("speed", "expected"), [(1.5, "graph"), (1.0, "llama"), (0.7, "llama")])
@@ -149,7 +149,7 @@ def test_a_call_that_fails_is_no_time() -> None:
 
 
 class Bench:
-    """Opens simulated engines of given speeds, and remembers which were open beside each other."""
+    """Opens simulated engines of given speeds, and remembers which were open at the same time."""
 
     def __init__(self, llama_ns: float, graph_ns: float) -> None:
         self.ns = {"llama": llama_ns, "graph": graph_ns}

@@ -1,4 +1,4 @@
-"""What an engine is opened with: no more positions than the model was trained for."""
+"""The options with which an engine is opened: no more positions than the model was trained for."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_fewer_positions_are_as_they_were_asked_for() -> None:
 
 
 def test_more_threads_than_the_control_group_gives_time_for_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Notes are logged at a start, and `status` has them."""
+    """The notes are logged at the start, and `status` has them."""
     monkeypatch.setattr(machine, "cpu_quota", lambda: 1.0)
     for n_threads, is_noted in ((2, True), (1, False), (0, False)):
         opened = open_engine(replace(OPTIONS, engine="graph", threads=n_threads))
@@ -56,7 +56,7 @@ def test_the_embedded_model_is_served_as_it_was_trained_by_default() -> None:
 
 @pytest.mark.parametrize("has_own", [False, True])
 def test_a_model_that_only_drafts_is_refused_as_what_it_is(has_own: bool, tmp_path: Path) -> None:
-    """By itself it would write nonsense, or be refused for a context that it lacks."""
+    """Used alone, it would write nonsense, or be refused because it lacks a context."""
     _, path = with_eagle(tmp_path, True, has_own)
     for attempt in (estimate_engine, open_engine):
         with pytest.raises(UmaError, match=r"EAGLE 3.*speculation\.draft_model") as caught:
