@@ -1,4 +1,6 @@
-"""A server for the client's tests: speaks frames or SSE, one thread, tokens by script, no model."""
+"""A server for the client's tests. It speaks frames or SSE on one thread; a script decides its tokens, without a
+model.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def sse_script(request: dict[str, Any]) -> list[bytes]:
 
 
 class FakeServer:
-    """Answers each connection in a thread of its own; remembers the requests in the order of arrival."""
+    """Answers each connection on a separate thread, and remembers the requests in the order of arrival."""
 
     def __init__(self, listener: socket.socket, script: Script, is_http: bool, lines: bytes = b"") -> None:
         self._lines = lines  # not empty: the answer to a line of text

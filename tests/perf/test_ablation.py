@@ -1,4 +1,4 @@
-"""Switching one mechanism of the scheduler off, in the simulator and in a daemon of its own."""
+"""One mechanism of the scheduler is switched off, in the simulator and in a separate daemon."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CASE = ("storm",), ("cpu-llama",), ("calm",)
 
 @pytest.mark.parametrize("name", [name for name, mechanism in ablation.MECHANISMS.items() if mechanism.is_simulated])
 def test_without_any_of_them_everybody_is_served(name: str) -> None:
-    """In a process of its own: the mechanism is gone for good there. What it replaces has to be there."""
+    """Each runs in a separate process, in which the mechanism is gone for good. Its replacement must be there."""
     code = (
         f"from perf.ablation import switch_off; from perf.simulated import survey; switch_off({name!r}); "
         f"survey(*{CASE!r}, n_seeds=1)"
@@ -64,7 +64,7 @@ def test_what_constants_would_leave_out_is_refused(other: str) -> None:
 
 
 def test_the_daemon_runs_without_one(tmp_path: Path) -> None:
-    """Its own help comes from the product's command line."""
+    """The help text comes from the product's own command line."""
     shown = subprocess.run(
         [sys.executable, "-m", "perf.ablation", "error", "daemon", "--help"], capture_output=True, text=True, timeout=60
     )
@@ -72,7 +72,7 @@ def test_the_daemon_runs_without_one(tmp_path: Path) -> None:
 
 
 def test_every_tuned_number_of_the_policy_is_known_and_there_are_few() -> None:
-    """A further one needs a measurement, and another one to go."""
+    """A new number needs a measurement, and another number has to go."""
     found = constants()
     assert {"GAIN", "STEPS", "OVERDUE"} <= {each.name for each in found} and len(found) <= 29
     assert {each.module.rpartition(".")[2] for each in found} >= {"learn", "deadlines", "latency_guard"}
@@ -85,7 +85,7 @@ def test_half_and_twice_of_a_factor_are_those_of_what_it_adds() -> None:
 
 
 def test_a_changed_number_changes_it_wherever_it_is_read() -> None:
-    """`STEPS` is read in `deadlines` and in `prefill_budget`."""
+    """`deadlines` and `prefill_budget` both read `STEPS`."""
     code = (
         "from perf.ablation import change, constants; change(next(c for c in constants() if c.name == 'STEPS'), 7); "
         "from uma_core.policy import deadlines; from uma_core.policy.stages import prefill_budget; "

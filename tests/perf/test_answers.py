@@ -1,4 +1,4 @@
-"""Tasks of a trained model: who is asked, what is asked for, and what the table says."""
+"""Tasks for a trained model: which servers are asked, what is asked, and what the table says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batch sizes are told as ratios, and the options follow from them."""
+"""Batch sizes are given as ratios, and the options follow from them."""
 
 from __future__ import annotations
 

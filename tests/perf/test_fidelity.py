@@ -1,4 +1,4 @@
-"""The measure of exactness: what it holds two computations to."""
+"""The measure of exactness: how close two computations must be."""
 
 from __future__ import annotations
 

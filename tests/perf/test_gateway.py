@@ -1,4 +1,4 @@
-"""Our daemon measured through its gateway: what is asked, that it is the same work, and what the gateway itself
+"""Our daemon is measured through its gateway: what is asked, that the work is the same, and what the gateway itself
 costs.
 """
 

@@ -1,4 +1,4 @@
-"""The random-weight models: sizes, tokenizer, and what must be unreachable."""
+"""The random-weight models: their sizes, their tokenizer, and the tokens that must be unreachable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The program that tries the graph engine on a GPU: it finds what is wrong, and one part's end is not the others'."""
+"""The program that tries the graph engine on a GPU finds mistakes, and the end of one part does not end the others."""
 
 from __future__ import annotations
 

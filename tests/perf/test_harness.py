@@ -1,4 +1,4 @@
-"""The harness end to end on a scripted server: what is run, in which order, and what it leaves on disk."""
+"""The harness end to end on a scripted server: what it runs, in which order, and what it leaves on disk."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_an_answer_that_is_short_is_an_error_in_whatever_phase(
     tmp_path: Path, socket_path: Path, made: list[Scripted]
 ) -> None:
     def script(request: dict[str, object]) -> list[bytes]:
-        """The chat alone gets half of what it asks for."""
+        """The chat gets half of its requested tokens when it is alone."""
         is_solo = [r["id"] for r in server.requests].count("chat0") == 1 and request["id"] == "chat0"
         return uma_script({**request, "max_tokens": 80} if is_solo else request)
 

@@ -1,4 +1,6 @@
-"""Repeats beside each other: who measures what, on which cores, and how it is put together."""
+"""Repeats that run beside each other: which lane measures what, on which cores, and how the results are put
+together.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from tests.perf.test_harness import Scripted
 
 
 class AtModel(Scripted):
-    """Lanes are processes: what a server needs to know must travel in its settings."""
+    """Lanes are processes, so everything that a server needs to know must be in its settings."""
 
     def endpoint(self) -> Endpoint:
         return frames_endpoint(str(self.settings.model.with_suffix(".sock")))
@@ -60,9 +62,7 @@ def test_lanes_share_the_repeats_and_no_core(tmp_path: Path, socket_path: Path) 
     names = {path.name for path in (tmp_path / "tokens").iterdir()}
     assert names == {f"solo.{label}.r{i}.csv" for label, n in (("uma", 3), ("llama-server", 2)) for i in range(n)}
     chats = [r["prompt"] for r in server.requests if r["id"] == "chat"]
-    assert (
-        len(chats) == 5 and len(set(chats)) == 3
-    )  # a repeat's prompt is the same for both servers, and no other repeat's
+    assert len(chats) == 5 and len(set(chats)) == 3  # both servers get a repeat's prompt, and no other repeat has it
     used = [set((tmp_path / f"lane-{i}" / "logs" / "model-4" / "uma.cores").read_text().split(",")) for i in range(2)]
     assert used[0] and used[1] and not used[0] & used[1]
 

@@ -191,7 +191,7 @@ def test_packed_source_has_the_programs_below_the_same_root(tmp_path: Path, monk
         archive.add(tree, arcname=root)
     monkeypatch.setattr(
         peer_build, "extract", lambda sdist, pin, folder: folder.mkdir(exist_ok=True)
-    )  # verified by its own tests
+    )  # its own tests verify it
     peer_build.pack(tmp_path / "sdist.tar.gz", pin, tmp_path / "packed.tar.gz")
     with tarfile.open(tmp_path / "packed.tar.gz") as archive:
         names = {m.name for m in archive if m.isfile()}

@@ -1,4 +1,4 @@
-"""The reliability runs' own parts: turns on a shared machine, counted tests, and the page."""
+"""The parts of the reliability runs: turns on a shared machine, counted tests, and the page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ JUNIT = """<testsuites><testsuite>
 
 
 def test_a_turn_is_kept_until_its_end(tmp_path):
-    """With `flock FILE` as the gate, the lock is held in the block and free after it."""
+    """With `flock FILE` as the gate, the lock is held within the block and free after it."""
     path = tmp_path / "lock"
     with open(path, "w") as file:
         with Turns(f"flock {path}").turn(), pytest.raises(BlockingIOError):
@@ -94,7 +94,7 @@ DRAINS = {
     [
         ("reloads", {}, True),
         ("reloads", {"n_across": 0}, False),  # no stream met a reload
-        ("reloads", {"n_unjudged": 90}, False),  # no stream was looked at
+        ("reloads", {"n_unjudged": 90}, False),  # no stream was judged
         ("reloads", {"finals": {"length": 89, "error": 1}}, False),
         ("drains", {}, True),
         ("drains", {"n_accepted": 0, "n_ended": 0}, False),

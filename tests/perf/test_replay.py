@@ -55,9 +55,9 @@ def test_every_workload_is_recorded() -> None:
 
 
 def test_what_a_schema_forces_is_what_was_recorded() -> None:
-    """Else an extraction that is held to its schema could not be replayed."""
+    """Otherwise an extraction that must follow its schema could not be replayed."""
     vocab = vocabulary()
-    spelling = Spelling(vocab, 2 * vocab.n_vocab)  # of a model with more tokens
+    spelling = Spelling(vocab, 2 * vocab.n_vocab)  # the spelling of a model with more tokens
     words, n_forced = Vocabulary(spelling), 0
     for text in recorded():
         constraint = constraint_of(text)
@@ -86,7 +86,9 @@ def test_the_study_counts_what_holds() -> None:
 
 
 def test_the_study_replays_several_streams_at_once() -> None:
-    """Each gets its own tokens; one that copies is faster beside one that does not than without drafts."""
+    """Each stream gets its own tokens. A stream that copies is faster beside one that does not copy than it is without
+    drafts.
+    """
     cost, prompt = drafts.cost_of(drafts.PRICES), np.arange(50, dtype=np.int32)
     texts = [drafts.Text(Recorded("edit", "", ""), prompt, answer) for answer in (list(range(10, 45)), [999] * 5)]
     tally = drafts.Tally()

@@ -1,4 +1,4 @@
-"""Results on disk, verdicts, tables, generated pages."""
+"""Results on disk, verdicts, tables, and generated pages."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def test_ratio_is_taken_repeat_by_repeat() -> None:
     ("values", "met"),
     [
         ((1.0, 1.1, 1.1, 1.2, 1.3), True),  # 4 of 5
-        ((1.0, 1.1, 1.1, 1.3, 1.3), False),  # its median is within, and two of five are not
+        ((1.0, 1.1, 1.1, 1.3, 1.3), False),  # its median is within the bound, but two of five are not
         ((1.0, 1.1, 1.3, 1.3, 1.3), False),
         ((1.0, 1.1, 1.1, 1.1, math.nan), True),
-        ((1.0, 1.1, 1.1, 1.3, math.nan), False),  # what failed is not within
+        ((1.0, 1.1, 1.1, 1.3, math.nan), False),  # a failed repeat is not within the bound
         ((1.0, 1.1, 1.3), False),
         ((1.0, 1.2), True),
         ((1.0,) * 8 + (1.3,) * 2, True),
@@ -94,7 +94,7 @@ def test_what_every_repeat_lost_is_missed(against: Against) -> None:
 
 
 def test_a_repeat_that_lost_a_stream_is_not_within() -> None:
-    """A stream that ends early, or never begins, leaves the others more."""
+    """A stream that ends early, or never begins, leaves more for the others."""
     figures = [{"f": 1.0, "failed_n": float(n)} for n in (0, 0, 1, 0, 2)]
     results = make({"s": {"uma": figures, "llama-server": rows("f", *[1.0] * 5)}})
     for against in (Against.LIMIT, Against.PEER):
@@ -226,7 +226,7 @@ def test_a_row_that_was_measured_in_several_runs_shows_and_counts_all_of_them() 
 
 
 def test_ratios_stay_within_a_run() -> None:
-    """A peer that took part in fewer repeats, or in one run only, is not held against another run's."""
+    """A peer that took part in fewer repeats, or in only one run, is not compared with another run's values."""
     first = make({"s": {"uma": rows("f", 10, 20, 30), "llama-server": rows("f", 10)}})
     second = make({"s": {"uma": rows("f", 4, 9), "llama-server": rows("f", 2, 3), "llama-server:kvu": rows("f", 1, 1)}})
     (joined,) = merge([first, second])

@@ -1,4 +1,4 @@
-"""Scenarios: sizes as documented, unique prompts, scaling, and figures out of logs."""
+"""Scenarios: documented sizes, unique prompts, scaling, and figures from logs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MS = 1_000_000
 
 
 def played(phase: Phase, step_ms: float = 10.0) -> PhaseLog:
-    """A log as an ideal server would leave it: every token `step_ms` after the one before."""
+    """Return a log as an ideal server would leave it: every token comes `step_ms` after the one before."""
     ended: dict[str, StreamLog] = {}
     for ask in phase.asks:
         begin = max((ended[n].t_tokens[0] if ask.gate == "first" else ended[n].t_done for n in ask.after), default=0)
@@ -54,7 +54,7 @@ def test_measures_a_played_log_without_gaps(scenario: Scenario) -> None:
     assert figures["failed_n"] == 0 and figures["makespan_ms"] > 0
     wanted = {c.figure for c in (*ON_CPU, *ON_GPU) if c.scenario == scenario.name} - {
         "steady_x_bare"
-    }  # made of a bench's rate too
+    }  # computed from a bench's rate too
     assert wanted <= set(figures)
     assert not [name for name in wanted if math.isnan(figures[name])]
 
@@ -65,7 +65,7 @@ def test_same_seed_same_arrivals(scenario: Scenario) -> None:
 
 
 def test_who_is_compared_with_a_chat_alone_is_compared_with_it_before_and_after() -> None:
-    """A machine that became slower in between would otherwise look like a daemon that did."""
+    """Otherwise, if the machine became slower in between, the daemon would seem to be slower."""
     compared = [s for s in EVERY if "solo" in {phase.name for phase in s.phases(Sizing())} and s.name != "solo"]
     assert {"storm", "two-chats", "mixed", "paste", "context-8k", "moe-sweep"} <= {s.name for s in compared}
     for scenario in compared:
@@ -197,7 +197,7 @@ def test_many_streams_are_measured_beside_few() -> None:
 
 
 def lost(phase: PhaseLog, name: str) -> PhaseLog:
-    """The same, had this stream been refused at once."""
+    """Return the same log as if this stream had been refused at once."""
     streams = [replace(s, t_tokens=(), t_done=s.t_sent, error="lost") if s.name == name else s for s in phase.streams]
     return replace(phase, streams=tuple(streams))
 

@@ -75,7 +75,7 @@ def test_stream_figures() -> None:
 
 def test_early_pause_counts_gaps_that_begin_within_three_seconds() -> None:
     s = stream([100, 120, 2990, 9000, 9020, 30_000])
-    assert s.worst_ms(3000.0) == 6010  # began at 2,990 ms
+    assert s.worst_ms(3000.0) == 6010  # the gap began at 2,990 ms
     assert s.worst_ms() == 20_980
 
 
