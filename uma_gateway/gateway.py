@@ -28,7 +28,7 @@ class Gateway:
     """One for the life of the process; made in the event loop."""
 
     def __init__(self, config: Config, keys: Keys, daemon: Daemon | None = None, is_asking: bool = True) -> None:
-        """`is_asking`: ask at once which model is served, so that the first request need not wait."""
+        """`is_asking`: greet at once."""
         self.config = config
         self.keys = keys
         self.state: dict[str, Any] = {}  # state that API families keep between requests, by a name that each chooses
@@ -41,10 +41,15 @@ class Gateway:
         self._model: Model | None = None
         self._t_model = 0.0
         self._asking: asyncio.Task[Model] | None = None
-        self._greeting = asyncio.get_running_loop().create_task(self._greet()) if is_asking else None
+        self._greeting: asyncio.Task[None] | None = None
+        if is_asking:
+            self.greet()
+
+    def greet(self) -> None:
+        """Ask for the model as soon as it is loaded, so that the first request need not wait."""
+        self._greeting = asyncio.get_running_loop().create_task(self._greet())
 
     async def _greet(self) -> None:
-        """Ask for the model as soon as it is loaded, so that the first request need not wait."""
         await self.daemon.loaded()
         self._ask()
 

@@ -285,6 +285,7 @@ class Server(uvicorn.Server):
                 log.info("listening on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
         gateway = self._app.gateway
         assert gateway is not None
+        gateway.greet()  # a gateway that cannot listen logs its reason, and nothing about the daemon
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, self._on_hup)
         gc.collect()
@@ -349,7 +350,7 @@ def serve(config: Config, keys: Keys) -> int:
     """Answer until told to stop. Returns the exit status. Blocks."""
     make_room(config.limits)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    app = App(lambda: Gateway(config, keys))
+    app = App(lambda: Gateway(config, keys, is_asking=False))
     options = uvicorn.Config(
         app,
         host=config.serve.host,
