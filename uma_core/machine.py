@@ -60,7 +60,7 @@ def n_compute_threads() -> int:
 
 
 def over_quota(n_threads: int) -> str:
-    """What there is to say of more compute threads than the control group gives time for; "": nothing."""
+    """Return a note about more compute threads than the control group gives time for; "": there are not more."""
     quota = cpu_quota()
     if quota is None or n_threads <= max(1.0, quota):
         return ""

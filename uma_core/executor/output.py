@@ -131,7 +131,7 @@ class Output:
         if sampler is not None and mask is not None:
             bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: self._engine.info.n_vocab]
             if not any(sampler.force(int(token)) for token in np.flatnonzero(bits)):
-                session.is_kv_good = True  # as after a token that is forced, whose row is not looked at either
+                session.is_kv_good = True  # the row is good; the constraint has no token for it
                 return UmaError(ErrorCode.CONSTRAINT_FAILED, NONE_ALLOWED)
         return UmaError(ErrorCode.SAMPLER_FAILED)
 
@@ -224,7 +224,7 @@ class Output:
         self.finish(session, FinishReason.ERROR, now_ns, error)
 
     def _break_off(self, session: Session, error: UmaError, now_ns: int) -> None:
-        """End an answer that cannot go on as it was asked for, after a token of a good row: its KV is good."""
+        """End with an error an answer that cannot meet its request. Its last row was good, so its KV stays usable."""
         session.is_kv_good = True
         self.finish(session, FinishReason.ERROR, now_ns, error)
 

@@ -58,9 +58,7 @@ class ClusterDaemon(Daemon):
     async def call(self, operation: str, timeout_s: float = CALL_S, **fields: Any) -> Event:
         given = {name: value for name, value in fields.items() if value is not None}
         if operation == "reload":  # a daemon that keeps the old configuration must be reported
-            refused: dict[str, Event] = {}
-            merged = merge.reload(await self.ask_all(operation, timeout_s, given, refused))
-            return {**merged, "units": merged["units"] | refused}
+            return merge.reload(*await self._ask_each(operation, timeout_s, given))
         if operation in OF_ALL:
             return OF_ALL[operation](await self.ask_all(operation, timeout_s, given))
         return await self._ask_one(operation, timeout_s, given)
@@ -113,29 +111,28 @@ class ClusterDaemon(Daemon):
         turned = units[at:] + units[:at]
         return sorted(turned, key=lambda unit: unit.name not in is_open)
 
-    async def ask_all(
-        self, operation: str, timeout_s: float, fields: Mapping[str, Any], refused: dict[str, Event] | None = None
-    ) -> list[tuple[Unit, Event]]:
+    async def ask_all(self, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> list[tuple[Unit, Event]]:
         """Ask every daemon of the cluster.
 
-        Daemons that do not answer, and those that refuse, are left out; `refused` gets the refusals, by unit. Raises:
-        GatewayError if no daemon answers, or all refuse.
+        Daemons that do not answer, and those that refuse, are left out. Raises: GatewayError if no daemon answers, or
+        all refuse.
         """
+        return (await self._ask_each(operation, timeout_s, fields))[0]
+
+    async def _ask_each(
+        self, operation: str, timeout_s: float, fields: Mapping[str, Any]
+    ) -> tuple[list[tuple[Unit, Event]], list[tuple[Unit, GatewayError]]]:
+        """Return replies and refusals. Raises: those of `ask_all`."""
         units = await self.cluster.heard(CALL_S)
         replies = await asyncio.gather(
             *(self.cluster.transport.call(unit, operation, timeout_s, fields) for unit in units), return_exceptions=True
         )
-        found = [(unit, reply) for unit, reply in zip(units, replies, strict=True) if isinstance(reply, dict)]
+        answered = list(zip(units, replies, strict=True))
+        found = [(unit, reply) for unit, reply in answered if isinstance(reply, dict)]
+        refused = [(unit, reply) for unit, reply in answered if isinstance(reply, GatewayError)]
         if not found:
-            refusal = next((reply for reply in replies if isinstance(reply, GatewayError)), None)
-            raise refusal or no_daemon("no daemon of the cluster answers")
-        if refused is not None:
-            refused |= {
-                unit.name: {"error": {"code": reply.code, "message": reply.message}}
-                for unit, reply in zip(units, replies, strict=True)
-                if isinstance(reply, GatewayError)
-            }
-        return found
+            raise refused[0][1] if refused else no_daemon("no daemon of the cluster answers")
+        return found, refused
 
     async def close(self) -> None:
         """Do nothing: the creator of the cluster closes it."""

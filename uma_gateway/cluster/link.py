@@ -510,17 +510,17 @@ def resumed(fields: Mapping[str, Any], tail: list[str | int], text: str, n_token
 
 
 def n_thought(fields: Mapping[str, Any], text: str, n_tokens: int) -> int:
-    """Of the tokens that were counted, those of the thought, as far as their text shows."""
+    """Estimate how many of the counted tokens belong to the thought, by its share of the text."""
     at = _start_of_thought(fields, text)
     if at is None:
         return 0
     end = thought_mark(fields["reasoning"]["end"])
-    inside = text[at:].partition(end)[0] if end else ""  # it ends where it begins, as daemons take it
+    inside = text[at:].partition(end)[0] if end else ""  # an empty end ends the thought at once, as in the daemon
     return round(n_tokens * len(inside) / max(1, len(text)))
 
 
 def _start_of_thought(fields: Mapping[str, Any], text: str) -> int | None:
-    """Where in an answer's text its thought starts; None: it has not begun."""
+    """Return the offset at which the thought starts in the answer's text; None: it has not begun."""
     prompt, thought = fields["prompt"], fields["reasoning"]
     start = thought_mark(thought.get("start", ""))
     if start in text:

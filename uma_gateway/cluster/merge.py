@@ -5,11 +5,12 @@ each daemon's own figures.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from uma_gateway.cluster.transport import Event, Unit
 from uma_gateway.daemon import content_of
+from uma_gateway.errors import GatewayError
 
 Replies = list[tuple[Unit, Event]]
 STATES = ("stopping", "starting", "draining", "degraded", "ready")  # the cluster has the last state of any daemon
@@ -35,8 +36,11 @@ def drain(replies: Replies) -> Event:
     return {**states(replies), "remaining": sum(reply.get("remaining", 0) for _, reply in replies), "estimate_ms": most}
 
 
-def reload(replies: Replies) -> Event:
-    return {**replies[0][1], "units": {unit.name: content_of(reply) for unit, reply in replies}}
+def reload(replies: Replies, refused: Sequence[tuple[Unit, GatewayError]] = ()) -> Event:
+    """Return the first daemon's reply; `units` holds each daemon's own, or the error with which it refused."""
+    units = {unit.name: content_of(reply) for unit, reply in replies}
+    units |= {unit.name: {"error": {"code": error.code, "message": error.message}} for unit, error in refused}
+    return {**replies[0][1], "units": units}
 
 
 def cache(replies: Replies) -> Event:

@@ -22,11 +22,12 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
     if not plan.items:
         return plan
     budget, moved = _budget(state, plan), _estimate(state, plan)
-    why = f"{sum(moved) / 1e6:.0f} MB > {budget / 1e6:.0f}"
-    for cut in (_fewer_rows,) if _must_stay(state, plan) else (_for_interactive_prompts, _less_prompt, _fewer_rows):
-        if budget and sum(moved) > budget:
-            plan = cut(state, plan, budget, why)
-            moved = _estimate(state, plan)
+    if budget and sum(moved) > budget:
+        why = f"{sum(moved) / 1e6:.0f} MB > {budget / 1e6:.0f}"
+        for cut in (_fewer_rows,) if _must_stay(state, plan) else (_for_interactive_prompts, _less_prompt, _fewer_rows):
+            if sum(moved) > budget:
+                plan = cut(state, plan, budget, why)
+                moved = _estimate(state, plan)
     return plan._replace(bmt_bytes=sum(moved), bmt_budget=budget)
 
 
