@@ -90,6 +90,16 @@ def test_a_ring_ends_a_run_early(clean: Engine) -> None:
 
 
 @on_sliced
+def test_a_run_without_time_reads_on_all_the_same(clean: Engine) -> None:
+    """Otherwise a chunk whose pieces take longer than was predicted would never be read."""
+    clean.prefill_open(0, tokens_of(clean, 256), False)
+    n_runs = 0
+    while clean.prefill_run(0, 0, 1, 0).fraction < 1.0:
+        n_runs += 1
+        assert n_runs < 10_000
+
+
+@on_sliced
 def test_fraction_grows_to_one(clean: Engine) -> None:
     read(clean, 1, tokens_of(clean, 256), False)  # one chunk must be read before the share of a piece is known
     clean.prefill_open(0, tokens_of(clean, 256), False)

@@ -171,8 +171,9 @@ def test_the_draft_model_drafts_what_pays() -> None:
     cheap, dear = planned(state(chat, draft_token_ns=MS // 2)), planned(state(chat, draft_token_ns=15 * MS))
     assert cheap.drafting and cheap.drafting[0][0] == 0 and cheap.n_repeats == 0
     assert not dear.drafting
-    many = [talking(i, draft_rates=(0.6, 0.4)) for i in range(3)]
-    assert not planned(state(*many, draft_token_ns=MS // 2)).drafting, "rows of their own fill the step"
+    few, many = ([talking(i, draft_rates=(0.6, 0.4)) for i in range(n)] for n in (1, 3))
+    assert planned(state(*few, draft_token_ns=2 * MS)).drafting
+    assert not planned(state(*many, draft_token_ns=2 * MS)).drafting, "a token of the draft model delays all three"
 
 
 @pytest.mark.parametrize("survival", [(), (0.95, 0.9)])

@@ -56,8 +56,8 @@ def test_states_survive_the_file_unchanged():
 
 def test_a_changed_plan_is_found_and_named():
     lines = lines_of(recorded())
-    at = next(i for i, x in enumerate(lines) if '"run_ns": 500000000' in x)
-    lines[at] = lines[at].replace('"run_ns": 500000000', '"run_ns": 499999999')
+    at = next(i for i, x in enumerate(lines) if '"run_ns": 450000000' in x)
+    lines[at] = lines[at].replace('"run_ns": 450000000', '"run_ns": 449999999')
     (found,) = trace.differences(lines)
     assert "run_ns" in found and f"line {at + 1}" in found
 
@@ -66,10 +66,10 @@ def test_the_command_tells_same_from_different(tmp_path, capsys):
     good, bad = tmp_path / "good.jsonl", tmp_path / "bad.jsonl"
     lines = lines_of(recorded())
     good.write_text("\n".join(lines) + "\n")
-    bad.write_text("\n".join(lines).replace('"run_ns": 500000000', '"run_ns": 1') + "\n")
+    bad.write_text("\n".join(lines).replace('"run_ns": 450000000', '"run_ns": 1') + "\n")
     assert trace.main(["replay", str(good)]) == 0
     assert trace.main(["replay", str(bad)]) == 1
-    assert "recorded 1, now 500000000" in capsys.readouterr().out
+    assert "recorded 1, now 450000000" in capsys.readouterr().out
     assert trace.main([]) == 2
     assert trace.main(["replay", "--help"]) == trace.main(["-h"]) == 0
     told = capsys.readouterr().out

@@ -483,7 +483,7 @@ class Engine(Protocol):
     def prefill_run(self, seq_id: SeqId, until_ns: int, quantum_ns: int, min_pieces: int) -> PrefillOutcome:
         """Compute pieces of about `quantum_ns` while another piece fits before `until_ns` (monotonic clock).
 
-        Returns early, at the next piece, after `ring()`. Computes at least `min_pieces`.
+        Returns early, at the next piece, after `ring()`. Computes at least one piece, and at least `min_pieces`.
         """
 
     def prefill_sample(self, seq_id: SeqId, sampler: Sampler | None) -> TokenId:

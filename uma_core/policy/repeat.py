@@ -9,13 +9,10 @@ checks for these), or the round in which a prompt or a background stream that th
 from __future__ import annotations
 
 from uma_core.policy.index import index_of
+from uma_core.policy.order import FAIR_QUANTUM_NS
 from uma_core.policy.plan import Plan
 from uma_core.policy.stages.latency_guard import n_rounds_held
 from uma_core.policy.state import SchedulerState
-
-# With one plan for 32 ticks, each bears 0.003 ms of its 0.1 ms. But reports of the first tick count only after the last
-# one: half a second later with a step of 16 ms. Half and twice move no figure of the simulator.
-N_REPEATS = 31
 
 
 def n_repeats(state: SchedulerState, plan: Plan) -> int:
@@ -25,4 +22,6 @@ def n_repeats(state: SchedulerState, plan: Plan) -> int:
     is_awaited = has_drafts or any((index.waiting, index.moving, plan.admit, plan.park))
     if not index.interactive or len(plan.items) != len(index.interactive) or is_awaited:
         return 0
-    return min(N_REPEATS, n_rounds_held(state, plan)) if index.background or index.prompts else N_REPEATS
+    # charges of this time change no order, and the cost model learns only after the last repeat
+    n_most = FAIR_QUANTUM_NS // index.round_ns
+    return min(n_most, n_rounds_held(state, plan)) if index.background or index.prompts else n_most

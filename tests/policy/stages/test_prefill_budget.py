@@ -27,10 +27,23 @@ def run(state):
 @pytest.mark.parametrize("cost", [CPU, GPU], ids=["cpu", "gpu"])
 def test_alone_a_prompt_gets_a_long_run_in_large_chunks_and_short_pieces(cost):
     plan = run(state_of(reading(1, BACK, n_prompt=3000), cost=cost))
-    assert plan.run_ns == 10 * SchedulerConfig().tick_budget_ns
     assert prefill_item(plan).n_tokens >= 256
+    assert plan.run_ns == pytest.approx(9 * SchedulerConfig().tick_budget_ns, rel=0.01)
     assert 0 < plan.quantum_ns <= 8 * MS
     assert plan.quantum_ns <= cost.prefill_ns(32, 0), "a new chat waits for less than its own prompt takes"
+
+
+@pytest.mark.parametrize("moving", [True, False], ids=["under-way", "to-begin"])
+def test_a_chat_whose_beginning_is_restored_waits_for_one_tick_of_a_background_prompt(moving):
+    """The KV moves after the run, so a run as long as a chunk would delay the chat by seconds."""
+    chat = {"n_prompt": 900, "cached_hint": 800, "restore_ns": MS}
+    chat |= {"is_transferring": True, "is_ready": False} if moving else {}
+    state = state_of(reading(1, BACK, n_prompt=3000, n_chunk=512), reading(2, **chat))
+    plan = compose(("prefix_reuse", *STAGES))(state)
+    assert check_plan(state, plan) == []
+    assert plan.restore == (() if moving else (2,))
+    assert prefill_item(plan).sid == 1
+    assert plan.run_ns <= SchedulerConfig().tick_budget_ns
 
 
 def test_the_end_of_a_prompt_is_read_in_one_chunk_where_that_is_fastest():

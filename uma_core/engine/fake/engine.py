@@ -312,7 +312,7 @@ class FakeEngine:
         while chunk.done_ns < chunk.total_ns:
             step = min(piece, chunk.total_ns - chunk.done_ns)
             before = self.clock.now_ns()
-            if n_pieces >= min_pieces and (self._rung.is_set() or before + step > until_ns):
+            if n_pieces >= max(1, min_pieces) and (self._rung.is_set() or before + step > until_ns):
                 break
             self.elapse(step + self.cost.piece_overhead_ns)
             chunk.done_ns += step

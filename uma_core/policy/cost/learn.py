@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from uma_core.policy.cost.curve import median
-from uma_core.policy.cost.model import MIXED, PREFILL, CostModel, regime_of
+from uma_core.policy.cost.model import MIXED, NOISE, PREFILL, CostModel, regime_of
 from uma_core.policy.state import CallReport
 from uma_core.types import Phase
 
@@ -26,10 +26,6 @@ DEEP_CELLS = 8192
 # again after some 20 steps. The simulator shows no effect, because its mixed rows always take the measured time. A
 # storm's loss with 0.15: `ERROR_MOST`.
 FORGET = 0.05
-# A mixed call's error is relative to the time that its mixed rows add, or to 1 / STEP_PART of the step if that is more:
-# smaller errors are the step's own noise. 4 and 64 move nothing in the simulator. A storm's loss with 7:
-# `ERROR_MOST`.
-STEP_PART = 16
 
 
 def observe(model: CostModel, reports: Iterable[CallReport]) -> CostModel:
@@ -109,10 +105,13 @@ def _with_cells(model: CostModel, cell_ns: float, report: CallReport, share: flo
 
 
 def _with_mixed(model: CostModel, reports: list[CallReport], n_without: int) -> CostModel:
-    """Correct what a prompt's rows add to a decode call; forget the correction over `n_without` calls that had none."""
+    """Correct what a prompt's rows add to a decode call; forget the correction over `n_without` calls that had none.
+
+    An error is relative to the time that these rows add, or to the noise of the step if that is more.
+    """
     factor = model.factors[MIXED]
     for report in reports:
-        unit = max(report.mixed_ns / model.factors[MIXED], (report.predicted_ns - report.mixed_ns) / STEP_PART)
+        unit = max(report.mixed_ns / model.factors[MIXED], (NOISE - 1.0) * (report.predicted_ns - report.mixed_ns))
         factor += GAIN * min(1.0, max(-1.0, (report.elapsed_ns - report.predicted_ns) / unit))
     factor = max(1.0, 1.0 + (factor - 1.0) * (1.0 - FORGET) ** n_without)
     return model._replace(factors=(*model.factors[:MIXED], factor))

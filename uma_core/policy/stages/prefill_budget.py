@@ -1,9 +1,10 @@
 """Prefill budget: how much prompt a tick reads when no interactive stream limits it.
 
 Rules with resumable prefill: chunks are as large as is efficient, and cut into pieces that an arriving chat can wait
-for. The run is long, because a new request interrupts it at the next piece. Background streams decode in between.
-Beside a background prompt they decode after each tick budget at the latest. Beside an interactive prompt they skip
-ticks until their share of the time, 1 - `interactive_share`, is due.
+for. A prompt alone gets `interactive_share` of the time, since a new request interrupts its run at the next piece; but
+a run lasts for no more than a tick budget while KV waits to move, which follows the run. Background streams decode
+between runs. Beside a background prompt they decode after each tick budget at the latest. Beside an interactive prompt
+they skip ticks until their share of the time, 1 - `interactive_share`, is due.
 Rules without it: one chunk per prompt and call, in order, while the adaptive token budget lasts.
 """
 
@@ -16,8 +17,6 @@ from uma_core.policy.plan import Plan, PlanItem, PrefillMode
 from uma_core.policy.state import SchedulerState, SessionView
 from uma_core.types import Phase, Priority
 
-# Length of a run while no stream decodes, in tick budgets: a new request interrupts it. Half and twice move nothing.
-IDLE_TICKS = 10
 # Longest piece while no chat streams: an arriving chat waits for its end. With 8 ms TTFT grows by 0.6 %, beside a paste
 # on a simulated GPU by 25 %; 2 ms gain nothing.
 PIECE_NS = 4_000_000
@@ -37,9 +36,9 @@ def _sliced(state: SchedulerState, plan: Plan, index: SessionIndex, item: PlanIt
     view = prompt_view(state, item.sid)
     budget, share = state.config.tick_budget_ns, state.config.interactive_share
     items = plan.decodes
-    decode_ns = rows_time(state, index.decodes) if items else 0
-    period_ns = int(decode_ns * share / (1.0 - share))  # prefill time between two rounds of background streams
-    run_ns = max(budget, period_ns) if items else IDLE_TICKS * budget
+    others_ns = rows_time(state, index.decodes) if items else budget  # background streams take turns, else transfers
+    period_ns = int(others_ns * share / (1.0 - share))
+    run_ns = budget if not items and (index.moving or plan.restore) else max(budget, period_ns)
     if index.background and not index.interactive and view.priority is Priority.INTERACTIVE:
         left_ns = max(v.t_last_ns for v in index.background) + period_ns - state.now_ns
         run_ns = left_ns if left_ns > 0 else period_ns

@@ -43,8 +43,6 @@ class DraftRoom(NamedTuple):
 
 UNLIMITED = DraftRoom(UNLIMITED_NS, UNLIMITED_NS, UNLIMITED_NS, 0)
 ORDINARY = ("nothing", "normal")  # gaps within the everyday limit; the others are long already
-# Most streams for which a draft model runs. Four rows cost about as much as one; more streams fill these themselves.
-N_DRAFTING = 2
 
 
 def run(state: SchedulerState, plan: Plan) -> Plan:
@@ -230,7 +228,7 @@ def _draft(state: SchedulerState, plan: Plan, room_ns: int) -> Plan:
     """Let the draft model draft for the next step, as many tokens as are expected to win most."""
     token_ns = state.device.draft_token_ns
     index = index_of(state)
-    if not token_ns or len(index.decodes) > N_DRAFTING:
+    if not token_ns:
         return plan
     planned = {i.sid for i in plan.decodes}
     views = [v for v in index.decodes if v.draft_rates and v.sid in planned]
