@@ -10,10 +10,13 @@ import pytest
 from tests.engine.conftest import DRAFT, MOE, OPTIONS
 from tests.engine.drive import read, step, tokens_of
 from tests.engine.graph.models import RECURRENT, write
+from uma_core.engine.graph.engine import GraphEngine
 from uma_core.engine.lib import lib
 from uma_core.engine.llama import model as model_module
 from uma_core.engine.llama.engine import LlamaEngine
 from uma_core.engine.llama.params import decode_params
+from uma_core.executor.executor import device_view
+from uma_core.policy.cost.calibrate import calibration_shapes
 
 
 @pytest.mark.parametrize(("path", "is_offloaded"), [(MOE, False), (DRAFT, True)])
@@ -50,3 +53,19 @@ def test_no_more_is_taken_back_than_a_piece_holds(sizes: dict[str, int], n_undo:
     read(engine, 0, tokens_of(engine, 1 if "n_ctx" in sizes else 30))
     step(engine, [(0, 40)])
     engine.close()
+
+
+@pytest.mark.parametrize("name", ["qwen35", "granitehybrid", "lfm2"])
+@pytest.mark.parametrize("sizes", [{}, {"kv_type": "q4_0"}, {"kv_mode": "unified"}, {"flash_attn": "off"}])
+def test_positions_take_the_bytes_of_layers_with_attention(name: str, sizes: dict[str, str], tmp_path: Path) -> None:
+    """Layer 0 is recurrent: with its heads positions took no bytes, and the calibration ended the daemon's start."""
+    options = replace(OPTIONS, threads=1, **sizes)  # type: ignore[arg-type]
+    path = write(RECURRENT[name], tmp_path / "model.gguf")
+    engine, graph = LlamaEngine(path, options), GraphEngine(path, replace(options, flash_attn="auto"))
+    try:
+        assert engine.info.kv_bytes_per_cell == graph.info.kv_bytes_per_cell > 0
+        assert engine.memory().kv > engine.info.n_ctx * engine.info.kv_bytes_per_cell, "states are memory too"
+        assert calibration_shapes(device_view(engine))
+    finally:
+        engine.close()
+        graph.close()

@@ -268,6 +268,8 @@ def test_calibration_shapes_fit_the_device_and_begin_with_one_row():
     assert all(s.n_rows <= 96 and s.n_kv + s.n_rows <= 512 for s in shapes if s.kind == CHUNK)
     assert any(s.n_rows == 96 for s in shapes if s.kind == CHUNK), "the device's own largest chunk"
     tiny = DEVICE._replace(n_ctx_seq=256)
+    stateful = calibration_shapes(tiny._replace(kv_bytes_per_cell=0))
+    assert stateful and not any(s.kind == TRANSFER for s in stateful), "recurrent layers alone have no KV"
     moved = [s.n_rows // tiny.kv_bytes_per_cell for s in calibration_shapes(tiny) if s.kind == TRANSFER]
     assert moved and max(moved) <= 256, "what a sequence can hold"
 

@@ -32,7 +32,7 @@ from uma_core.engine.api import (
 from uma_core.engine.devices import backend_name, device_names
 from uma_core.engine.lib import ffi, lib, text
 from uma_core.engine.llama.decode import BAD, DecodeContext
-from uma_core.engine.llama.estimate import compute_bytes
+from uma_core.engine.llama.estimate import compute_bytes, kv_bytes
 from uma_core.engine.llama.kv import MARK_TOKENS_MAX, HostExport, Move, Span
 from uma_core.engine.llama.log import tap
 from uma_core.engine.llama.lora import LlamaAdapters
@@ -78,6 +78,7 @@ class LlamaEngine(TextOfModel):
         mark = tap.pump()
         params = decode_params(options, int(lib.llama_model_n_ctx_train(self.model.handle)))
         self.decoder = DecodeContext(self.model, params)
+        self._kv_bytes = kv_bytes(mark)
         self.n_ctx_seq = int(lib.llama_n_ctx_seq(self.decoder.handle))
         check_threads(n_threads_of(options))
         warm_up(self.decoder)
@@ -121,11 +122,6 @@ class LlamaEngine(TextOfModel):
         n_undo = options.n_batch if is_rollback else int(lib.llama_n_rs_seq(context.handle))
         n_verify = min(n_outputs(options), options.n_batch, n_undo + 1) if n_undo else 0
         n_ctx = int(lib.llama_n_ctx(context.handle))
-        kv_bytes = (
-            int(lib.uma_kv_bytes(context.gate, 1))
-            if self._has_direct_kv
-            else _estimate_kv_bytes(model, options.kv_type)
-        )
         n_ctx_train = int(lib.llama_model_n_ctx_train(model.handle))
         n_ctx_orig = model.meta_int("rope.scaling.original_context_length") or n_ctx_train
         n_expert_used = (
@@ -152,7 +148,7 @@ class LlamaEngine(TextOfModel):
             n_threads=n_threads_of(options),
             is_unified=is_unified(options),
             kv_type=options.kv_type,
-            kv_bytes_per_cell=kv_bytes,
+            kv_bytes_per_cell=_bytes_per_cell(context.gate),
             weight_bytes=int(lib.llama_model_size(model.handle)),
             n_expert=model.meta_int("expert_count"),
             n_expert_used=n_expert_used,
@@ -364,10 +360,10 @@ class LlamaEngine(TextOfModel):
             decoder.abort_flag[0] = 1
 
     def memory(self) -> MemoryUse:
-        n_cells = self.info.n_ctx + len(self.prefill_slots) * self.n_ctx_seq
-        return MemoryUse(
-            self.info.weight_bytes + self.info.adapter_bytes, n_cells * self.info.kv_bytes_per_cell, self._compute_bytes
-        )
+        n_kv = self._kv_bytes  # states of recurrent layers and windows too, rounded by llama.cpp
+        if self._has_direct_kv:
+            n_kv = (self.info.n_ctx + len(self.prefill_slots) * self.n_ctx_seq) * self.info.kv_bytes_per_cell
+        return MemoryUse(self.info.weight_bytes + self.info.adapter_bytes, n_kv, self._compute_bytes)
 
     def trim(self) -> int:
         """Give pages of empty sequences, and of prefill slots without work, back to the system."""
@@ -457,10 +453,13 @@ def expert_bytes(path: str) -> int:
     return n_bytes
 
 
-def _estimate_kv_bytes(model: LlamaModel, kv_type: str) -> int:
-    """Estimate n_layer x (K + V) x n_head_kv x head dim, as attention caches hold; SWA and recurrent ones hold less."""
-    block, size = {"f16": (1, 2), "bf16": (1, 2), "q8_0": (32, 34), "q4_0": (32, 18)}[kv_type]
-    n_head = int(lib.llama_model_n_head(model.handle))
-    head_dim = model.meta_int("attention.key_length", int(lib.llama_model_n_embd(model.handle)) // max(1, n_head))
-    values = 2 * int(lib.llama_model_n_layer(model.handle)) * int(lib.llama_model_n_head_kv(model.handle)) * head_dim
-    return values * size // block
+def _bytes_per_cell(gate: Any) -> int:
+    """Count the bytes of K and V that a position has, in the layers that have any: recurrent ones have none. Windows
+    count as if they held every position.
+    """
+    keys, values = (
+        [int(each.nb[1]) if each else 0 for each in tensors[0 : gate.n_layer]] for tensors in (gate.k, gate.v)
+    )
+    if gate.is_foreign:  # V is transposed, and so was not found
+        values = [value or key for key, value in zip(keys, values, strict=True)]
+    return sum(keys) + sum(values)

@@ -93,7 +93,12 @@ def sizes(lines: list[Line], pattern: re.Pattern[str]) -> int:
 
 def context_bytes(mark: int) -> int:
     """KV and compute buffers of the contexts that were made since the log line `mark`."""
-    return sizes(tap.since(mark), _KV_SIZE) + compute_bytes(mark)
+    return kv_bytes(mark) + compute_bytes(mark)
+
+
+def kv_bytes(mark: int) -> int:
+    """KV, and states of recurrent layers, of the contexts that were made since the log line `mark`."""
+    return sizes(tap.since(mark), _KV_SIZE)
 
 
 def compute_bytes(mark: int) -> int:

@@ -57,7 +57,8 @@ def calibration_shapes(device: DeviceView) -> list[Shape]:
     shapes += [Shape(CHUNK, n, 0) for n in sizes[:5]]
     if device.mixed_rows and device.n_seq_max > 1:
         shapes += [Shape(MIXED, n, 0) for n in device.mixed_rows] + [Shape(MIXED, device.mixed_rows[-1], long_kv)]
-    shapes += [Shape(TRANSFER, min(n, device.n_ctx_seq) * device.kv_bytes_per_cell, 0) for n in (64, 512)]
+    if device.kv_bytes_per_cell:  # a model of recurrent layers alone has none
+        shapes += [Shape(TRANSFER, min(n, device.n_ctx_seq) * device.kv_bytes_per_cell, 0) for n in (64, 512)]
     shapes += [Shape(DECODE, n, SHORT) for n in rows[4:]] + [Shape(CHUNK, n, 0) for n in sizes[5:]]
     shapes += [Shape(CHUNK, sizes[0], long_kv), Shape(DECODE, 1, long_kv), Shape(DECODE, min(4, n_most), long_kv)]
     shapes.append(Shape(CHUNK, min(512, device.n_ubatch), long_kv))
