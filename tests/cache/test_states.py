@@ -104,3 +104,24 @@ def test_a_source_that_goes_on_before_it_is_copied_is_no_error(
     assert branch.reason is FinishReason.LENGTH
     assert branch.n_cached == len(first.prompt) - 1, "that state was kept"
     assert not [r for r in caplog.records if r.name.startswith("uma_core") and r.levelno >= logging.WARNING]
+
+
+def test_an_idle_sequence_drives_no_other_snapshot_out_for_its_state(tmp_path: Path) -> None:
+    """A state weighs as much as hundreds of positions, and counts where room is looked for."""
+    settings = CacheSettings(is_on=True, ram_bytes=1 << 40, park_idle_ns=1)
+    world = StateWorld(write(RECURRENT["qwen35"], tmp_path / "model.gguf"), "f16", settings)
+    try:
+        for name, first in (("one", 32), ("two", 132)):
+            world.submit(Turn(name, list(range(first, first + 60))), 4, None)
+            while len(world.executor.table):
+                world.tick()
+            while world.executor.idle() == 0.0:
+                pass
+            if name == "one":
+                ram = world.executor.cache.store.ram
+                assert ram.n_segments == 1
+                ram.budget = 2 * ram.n_bytes - 1
+        assert (ram.n_segments, [h.n for h in world.executor.cache.holdings if h.n]) == (1, [63])
+        assert world.executor.cache.meters.evictions["ram"].value == 0
+    finally:
+        world.close()

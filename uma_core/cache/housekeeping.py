@@ -61,7 +61,7 @@ class Housekeeper:
         """Save a sequence to RAM or disk, if that drives nothing else out; the sequence is empty afterwards."""
         cache = self._cache
         end = holding.end
-        n_bytes = sum(len(node.tokens) for node in cache.store.unsaved(end)) * cache.finder.cell_bytes
+        n_bytes = sum(cache.store.size(holding.seq_id, node) for node in cache.store.unsaved(end))
         if cache.store.can_keep(n_bytes):
             yield from cache.save(holding, 0)
         if not cache.store.lost(end) and cache.drop_idle(holding):

@@ -101,6 +101,10 @@ class Store:
         nodes = end.up() if end is not None else ()
         return [node for node in nodes if node.seg is None or (node.seg.blob is None and not node.seg.file)]
 
+    def size(self, seq_id: int, node: Node) -> int:
+        """Return the bytes of a snapshot of one node's positions, and of the state after them."""
+        return len(node.tokens) * self._finder.cell_bytes + self._engine.state_bytes(seq_id, node.end)
+
     def save(self, holding: Holding, node: Node, cost: CostModel, is_last: bool = False) -> Legs:
         """Make a snapshot of one node's positions: in RAM and on disk, or only on disk if RAM has no room.
 
@@ -108,7 +112,7 @@ class Store:
         """
         tree, start, end = holding.tree, node.start, node.end
         assert tree is not None
-        n_bytes = (end - start) * self._finder.cell_bytes + self._engine.state_bytes(holding.seq_id, end)
+        n_bytes = self.size(holding.seq_id, node)
         has_state = self._finder.can_end(holding, end)
         is_in_ram = self.ram.make_room(n_bytes)
         if not is_in_ram and not self._can_pass(tree, node, n_bytes, is_last):
