@@ -56,12 +56,18 @@ def _lay_out(model: object, options: EngineOptions, is_encoding: bool) -> Memory
     decode = decode_params(options, int(lib.llama_model_n_ctx_train(model)))
     decode_sizes, n_ctx_seq = lay_out_context(model, decode)
     prefill_sizes = (0, 0)
-    n_prefill_slots = 0 if is_unified(options) else options.prefill_lanes
+    n_prefill_slots = 0 if is_unified(options) or not _can_have_slots(model) else options.prefill_lanes
     if n_prefill_slots:
         n_vocab = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)))
         prefill_sizes, _ = lay_out_context(model, prefill_params(options, n_ctx_seq, n_vocab))
     kv, compute = (d + n_prefill_slots * slot for d, slot in zip(decode_sizes, prefill_sizes, strict=True))
     return MemoryUse(int(lib.llama_model_size(model)), kv, compute)
+
+
+def _can_have_slots(model: object) -> bool:
+    """Whether prompts can be read in slots of their own. False: the memory is recurrent, or has windows."""
+    is_stateful = lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model)
+    return not is_stateful and int(lib.llama_model_n_swa(model)) == 0
 
 
 def _lay_out_encoder(model: object, options: EngineOptions) -> MemoryUse:
