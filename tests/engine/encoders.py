@@ -24,12 +24,13 @@ N_CTX = 96
 
 @dataclass(frozen=True)
 class Encoder:
-    """`pooling`: llama.h's number; None: the file does not say. `n_scores`: rows of a classifier."""
+    """`pooling`: llama.h's number; None: the file does not say. `n_scores`: rows of a classifier, and labels."""
 
     arch: str
     pooling: int | None
     n_scores: int = 0
     has_head: bool = False  # a dense layer before the classifier
+    has_classifier: bool = True  # False: there are only its labels
     n_ctx: int = N_CTX
 
 
@@ -121,7 +122,7 @@ def _bert_tensors(model: Encoder) -> dict[str, tuple[int, ...]]:
         out["position_embd.weight"] = (model.n_ctx, N_EMBD)
     if model.has_head:
         out |= {"cls.weight": (N_EMBD, N_EMBD), "cls.bias": (N_EMBD,)}
-    if model.n_scores:
+    if model.n_scores and model.has_classifier:
         out |= {"cls.output.weight": (model.n_scores, N_EMBD), "cls.output.bias": (model.n_scores,)}
     for i in range(N_LAYER):
         p = f"blk.{i}."
@@ -141,7 +142,7 @@ def _bert_tensors(model: Encoder) -> dict[str, tuple[int, ...]]:
 def _qwen_tensors(model: Encoder) -> dict[str, tuple[int, ...]]:
     dim = N_EMBD // N_HEAD
     out: dict[str, tuple[int, ...]] = {"token_embd.weight": (N_VOCAB_BPE, N_EMBD), "output_norm.weight": (N_EMBD,)}
-    if model.n_scores:
+    if model.n_scores and model.has_classifier:
         out["cls.output.weight"] = (model.n_scores, N_EMBD)
     for i in range(N_LAYER):
         p = f"blk.{i}."

@@ -10,6 +10,8 @@ import gguf
 import numpy as np
 import pytest
 
+from tests.engine import encoders
+from tests.engine.encoders import Encoder
 from tests.engine.graph.models import MODELS, RECURRENT, write
 from uma_core.engine.llama.encoder import is_encoder
 from uma_core.errors import ErrorCode, UmaError
@@ -32,6 +34,11 @@ def weights(values: np.ndarray, kind: gguf.GGMLQuantizationType | None = None) -
     return lambda writer: writer.add_tensor("blk.0.ffn_up.weight", values, raw_dtype=kind)
 
 
+def heads_of(n: int) -> Callable[[gguf.GGUFWriter], object]:
+    """Three heads, and no count of rotated elements: all of a head's are."""
+    return lambda writer: (writer.add_embedding_length(3 * n), writer.add_head_count(3))
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -42,6 +49,8 @@ def weights(values: np.ndarray, kind: gguf.GGMLQuantizationType | None = None) -
         (lambda writer: writer.add_float32(EPSILON, -1.0), "epsilon of -1.0"),
         (lambda writer: writer.add_float32(EPSILON, float("nan")), "epsilon of nan"),
         (lambda writer: writer.add_uint64("split.count", 1 << 40), "1099511627776 files"),
+        (heads_of(21), "rope.dimension_count of 21 in heads of 21"),
+        (heads_of(1), "rope.dimension_count of 1 in heads of 1"),
     ],
     ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else "",
 )
@@ -223,6 +232,22 @@ def test_numbers_that_a_hybrid_cannot_have(key: str, value: object, tmp_path: Pa
 def test_rotary_positions_that_are_not_used_may_be_of_any_number(tmp_path: Path) -> None:
     model = MODELS["granite-nope"]
     assert not is_encoder(write(replace(model, meta=model.meta | {"rope.dimension_count": 0}), tmp_path / "model.gguf"))
+
+
+@pytest.mark.parametrize("arch", ["bert", "qwen3"])
+@pytest.mark.parametrize(
+    ("n_scores", "has_head"), [(0, False), (5000, False), (3, True)], ids=["nothing", "labels", "labels and a layer"]
+)
+def test_a_reranker_without_a_classifier(arch: str, n_scores: int, has_head: bool, tmp_path: Path) -> None:
+    """Hidden states would be its scores, and llama.cpp would read behind them for 5,000 labels."""
+    model = Encoder(arch, 4, n_scores=n_scores, has_head=has_head, has_classifier=False)
+    with pytest.raises(UmaError, match="reranker without a classifier") as caught:
+        is_encoder(encoders.write(model, tmp_path / "model.gguf"))
+    assert caught.value.error is ErrorCode.MODEL_LOAD_FAILED
+
+
+def test_a_dense_layer_may_be_the_whole_classifier(tmp_path: Path) -> None:
+    assert is_encoder(encoders.write(Encoder("bert", 4, has_head=True), tmp_path / "model.gguf"))
 
 
 def test_every_family_is_computable(tmp_path: Path) -> None:

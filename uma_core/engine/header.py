@@ -37,8 +37,13 @@ NEEDS: dict[str, tuple[str, tuple[tuple[str, ...], ...]]] = {
 INDEXER = ("indexer.attn_q_b.weight", "indexer.attn_k.weight", "indexer.proj.weight")
 GLM_5_2_CONTEXT = 1 << 20  # with this context or more, every fourth layer chooses if the file does not list them
 
+# A reranker has the first tensor, or only the second one for a single score (jina-reranker-v1-tiny-en).
+CLASSIFIER, DENSE_CLASSIFIER = "cls.output.weight", "cls.weight"
+
 # These architectures have no rotary positions, but their files may give a count of them, even 0.
 NOT_ROTATED = frozenset({"kimi-linear", "kimi-k3", "glm5-next"})
+# These have none either, and the length of their heads may be odd.
+NEVER_ROTATED = frozenset({"bert", "bloom", "gpt2", "jina-bert-v2", "mpt", "refact", "starcoder"})
 # ggml asserts that one of their sections of rotary positions is not empty.
 IN_SECTIONS = frozenset({"qwen2vl", "qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe"})
 
@@ -218,6 +223,7 @@ class Header:
         if self.of_arch().get("full_attention_interval") == 0:  # llama.cpp divides by it
             raise self._damaged("full_attention_interval of 0")
         self._check_rope()
+        self._check_classifier()
         missing = self._missing()
         if missing:
             raise self._damaged(f"missing tensor {missing}")
@@ -249,9 +255,21 @@ class Header:
             length = n_embd // n_head
         for kind in ("", "_swa"):
             length = meta.get(f"attention.key_length{kind}", length)
-            n = meta.get(f"rope.dimension_count{kind}")
+            n = meta.get(f"rope.dimension_count{kind}", None if self.arch in NEVER_ROTATED else length)
             if isinstance(n, int) and (n <= 0 or n % 2 or (isinstance(length, int) and n > length)):
                 raise self._damaged(f"rope.dimension_count{kind} of {n} in heads of {length}")
+
+    def _check_classifier(self) -> None:
+        """Check that a reranker has a classifier. Without one llama.cpp takes the first hidden states for scores, and
+        ends the process where there are fewer of them than labels.
+
+        Raises: MODEL_LOAD_FAILED.
+        """
+        if self.of_arch().get("pooling_type") != int(lib.LLAMA_POOLING_TYPE_RANK):
+            return
+        has_labels = len(self.strings(f"{self.arch}.classifier.output_labels")) > 1
+        if CLASSIFIER not in self.tensors and (has_labels or DENSE_CLASSIFIER not in self.tensors):
+            raise self._damaged(f"a reranker without a classifier ({CLASSIFIER})")
 
     def _missing(self) -> str:
         """Return the first tensor of NEEDS or INDEXER that the file lacks, or ""."""

@@ -285,6 +285,16 @@ def test_an_input_may_be_as_long_as_the_option_says(opened: Open) -> None:
     encode(long, inputs_of(long, (96,)), "mean")
 
 
+@pytest.mark.parametrize("n_ctx", [1, 3])
+def test_a_model_may_have_few_positions(n_ctx: int, tmp_path: Path) -> None:
+    """The first call, before any request, ended the process."""
+    path = write(replace(ENCODERS["bert"], n_ctx=n_ctx), tmp_path / "model.gguf")
+    engine = open_engine(EngineOptions(model=path, engine="llama", threads=1, n_ubatch=64, n_batch=64))
+    (found,), _ = encode(engine, [np.full(n_ctx, 5, np.int32)], "mean")
+    assert found.shape == (1, 64)
+    engine.close()
+
+
 def test_an_encoder_refuses_what_it_cannot_do(opened: Open) -> None:
     engine = opened("bert")
     batch = Batch(1)

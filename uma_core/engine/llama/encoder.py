@@ -184,7 +184,7 @@ class EncoderEngine(TextOfModel):
 
         Raises: MODEL_LOAD_FAILED.
         """
-        tokens = np.zeros(min(16, self.info.n_ubatch), np.int32)
+        tokens = np.zeros(min(16, self.info.n_ctx_seq), np.int32)  # the model may have no more positions
         for _ in range(2):
             self.encode_open(0, [tokens], self._default_pooling)
             outcome = self.prefill_run(0, 2**62, 1, 1 << 30)
