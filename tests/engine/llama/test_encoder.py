@@ -295,6 +295,14 @@ def test_a_model_may_have_few_positions(n_ctx: int, tmp_path: Path) -> None:
     engine.close()
 
 
+def test_a_context_of_more_than_31_bits_is_refused(tmp_path: Path) -> None:
+    """It was taken for a negative one: each input was too long."""
+    path = write(replace(ENCODERS["nomic-bert"], n_ctx=1 << 31), tmp_path / "model.gguf")
+    with pytest.raises(UmaError, match="context_length") as refused:
+        open_engine(EngineOptions(model=path, engine="llama", threads=1, n_ubatch=64, n_batch=64))
+    assert refused.value.error is ErrorCode.MODEL_LOAD_FAILED
+
+
 def test_an_encoder_refuses_what_it_cannot_do(opened: Open) -> None:
     engine = opened("bert")
     batch = Batch(1)

@@ -199,6 +199,9 @@ class EncoderEngine(TextOfModel):
     def _describe(self, kernels: str) -> EngineInfo:
         model, options = self.model, self._options
         n_ctx_train = int(lib.llama_model_n_ctx_train(model.handle))
+        if n_ctx_train < 1:  # llama.cpp keeps it in 32 bits, and returns it with a sign
+            message = f"{model.path}: a context_length that is too large"
+            raise UmaError(ErrorCode.MODEL_LOAD_FAILED, message, path=model.path)
         n_input, n_batch, n_inputs = encoder_shape(options, n_ctx_train, model.n_vocab)
         can_rank = self._default_pooling == RANK
         return EngineInfo(
