@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from uma_gateway.daemon import Event
-from uma_gateway.errors import invalid, unsupported
+from uma_gateway.errors import GatewayError, invalid, unsupported
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import flag, integer, plain_prompt
 from uma_gateway.generate import note_end, priority_fields
@@ -16,10 +17,22 @@ from uma_gateway.generate import note_end, priority_fields
 EUCLIDEAN, PLAIN = 2, -1  # values of llama-server's `embd_normalize`
 
 
-async def ask(exchange: Exchange, operation: str, body: dict[str, Any], fields: Mapping[str, Any]) -> Event:
-    """Ask the daemon on a connection of its own: a client that leaves cancels. Raises: GatewayError."""
+async def ask(
+    exchange: Exchange,
+    operation: str,
+    body: dict[str, Any],
+    fields: Mapping[str, Any],
+    names: Mapping[str, str] = MappingProxyType({}),
+) -> Event:
+    """Ask the daemon on a connection of its own: a client that leaves cancels. `names`: the client's names for the
+    daemon's fields, if they differ. Raises: GatewayError.
+    """
     who = {"account": exchange.caller.account, **priority_fields(exchange, body)}
-    reply = await exchange.gateway.daemon.compute(operation, exchange.request_id, {**fields, **who})
+    try:
+        reply = await exchange.gateway.daemon.compute(operation, exchange.request_id, {**fields, **who})
+    except GatewayError as error:
+        error.rename(names)
+        raise
     note_end(exchange, reply)
     return reply
 

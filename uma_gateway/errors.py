@@ -76,12 +76,14 @@ class GatewayError(Exception):
         return self.kind.status
 
     def rename(self, names: Mapping[str, str]) -> None:
-        """Replace the daemon's name of a field by the client's. `names`: the client's names that differ, by the
-        daemon's.
+        """Replace the daemon's name of a field by the client's, and keep an index behind it. `names`: the client's
+        names that differ, by the daemon's.
         """
         named = self.param or ""
-        name = names.get(re.split(r"[.\[]", named, maxsplit=1)[0])
+        field = re.split(r"[.\[]", named, maxsplit=1)[0]
+        name = names.get(field)
         if name is not None:
+            name += named[len(field) :] if named.endswith("]") and "." not in named else ""
             self.param, self.message = name, self.message.replace(f"`{named}`", f"`{name}`")
 
     def values(self) -> dict[str, Any]:
@@ -162,17 +164,13 @@ def from_daemon(error: Mapping[str, Any]) -> GatewayError:
     retry_after_ms = detail.get("retry_after_ms")
     param = detail.get("field") if rule.kind in (Kind.INVALID, Kind.NOT_SUPPORTED) else None
     made = GatewayError(rule.kind, message, param, rule.code or (code.spec.name if code else None), retry_after_ms)
-    if rule.kind is Kind.CONTEXT:
-        made.extra = {
-            key: detail[name]
-            for key, name in (("n_prompt_tokens", "n_tokens"), ("n_ctx", "n_ctx_seq"))
-            if detail.get(name) is not None
-        }
+    if rule.kind is Kind.CONTEXT and "n_tokens" in detail:
+        n_tokens, n_ctx = detail["n_tokens"], detail.get("n_ctx_seq", detail.get("limit"))
+        given = {"n_prompt_tokens": n_tokens, "n_ctx": n_ctx}
+        made.extra = {key: value for key, value in given.items() if value is not None}
         if len(made.extra) == 2:  # OpenAI's words and code, by which LiteLLM and LangChain recognise this error
-            told = (
-                f"This model's maximum context length is {detail['n_ctx_seq']} tokens, and the prompt has "
-                f"{detail['n_tokens']}"
-            )
+            what = f"input {detail['index']}" if "index" in detail else "the prompt"
+            told = f"This model's maximum context length is {n_ctx} tokens, and {what} has {n_tokens}"
             made.message = f"{told} ({made.code})"
     if param == PREFIX:
         made.param = "messages"

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from uma_gateway import sse
 from uma_gateway.daemon import Event, Generation
-from uma_gateway.errors import GatewayError, Kind, from_daemon, invalid
+from uma_gateway.errors import GatewayError, Kind, from_daemon, invalid, unsupported
 from uma_gateway.exchange import Exchange, Headers
 from uma_gateway.model import Model
 
@@ -56,6 +56,8 @@ async def begin(
 async def _begun(exchange: Exchange, plan_for: Callable[[Model], Awaitable[Plan]]) -> tuple[Plan, Generation]:
     for n in range(TRIES):
         model = await exchange.gateway.model(is_new=n > 0, asked=exchange.asked)
+        if not model.has_completion:  # told before it is said that such a model has no chat template
+            raise unsupported("this model makes vectors or scores, no text")
         plan = await plan_for(model)
         try:
             return plan, await send(exchange, plan)

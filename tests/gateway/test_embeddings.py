@@ -87,6 +87,51 @@ def test_what_is_wrong_is_a_bad_request(client: openai.OpenAI, fields: dict[str,
         client.embeddings.create(model="any", **fields)
 
 
+def test_a_text_that_is_too_long_is_told_in_openais_words(client: openai.OpenAI, rank_gateway: GatewayProcess) -> None:
+    """LiteLLM and LangChain recognise the error by them."""
+    with pytest.raises(
+        openai.BadRequestError, match="maximum context length is 96 tokens, and input 1 has 302"
+    ) as told:
+        client.embeddings.create(model="any", input=["the", "the " * 300])
+    assert told.value.code == "context_length_exceeded"
+    error = rank_gateway.post("/rerank", query="the", documents=["the " * 300]).error
+    assert (error["type"], error["n_ctx"], error["n_prompt_tokens"]) == ("exceed_context_size_error", 96, 303)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "named"),
+    [
+        ("/embed", {"inputs": ["a", ""]}, "inputs[1]"),
+        ("/embed", {"inputs": []}, "inputs"),
+        ("/embedding", {"content": ["a", ""]}, "content[1]"),
+        ("/embedding", {"input": ["a", ""]}, "input[1]"),
+        ("/rerank", {"query": "the", "texts": ["a"] * 4097}, "texts"),
+        ("/v1/embeddings", {"input": ["a", ""]}, "input[1]"),
+    ],
+)
+def test_an_error_names_the_clients_field(
+    rank_gateway: GatewayProcess, path: str, body: dict[str, Any], named: str
+) -> None:
+    answer = rank_gateway.post(path, **body)
+    assert answer.status == 400 and answer.error["message"].startswith(f"`{named}` must"), answer.json
+
+
+CHAT = {"messages": [{"role": "user", "content": "x"}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", CHAT), ("/v1/completions", {"prompt": "x"}), ("/v1/responses", {"input": "x"}),
+        ("/v1/messages", {**CHAT, "max_tokens": 2}), ("/api/chat", CHAT), ("/api/generate", {"prompt": "x"}),
+        ("/completion", {"prompt": "x"}), ("/infill", {"input_prefix": "x"}),
+    ],
+)  # fmt: skip
+def test_no_endpoint_writes_text_with_an_encoder(bert_gateway: GatewayProcess, path: str, body: dict[str, Any]) -> None:
+    assert bert_gateway.post(path, **body).status == 501
+    assert bert_gateway.post(path, **body, stream=True).status == 501
+
+
 def test_vllms_clients_have_a_text_cut_to_what_the_model_takes(client: openai.OpenAI) -> None:
     ask = {"model": "any", "input": "the " * 300}
     cut = client.embeddings.create(**ask, extra_body={"truncate": True})
@@ -186,6 +231,13 @@ def test_reranking_in_jinas_form(rank_gateway: GatewayProcess, path: str) -> Non
     assert found["model"] == "m" and found["usage"]["total_tokens"] > 0
     objects = rank_gateway.post(path, query="the query", documents=[{"text": text} for text in TEXTS], top_n=2).json
     assert [result["index"] for result in objects["results"]] == [result["index"] for result in found["results"]]
+
+
+def test_scores_of_a_reranker_are_not_normalized_to_one(rank_gateway: GatewayProcess) -> None:
+    expected = [item["embedding"] for item in rank_gateway.post("/v1/embeddings", input=TEXTS).json["data"]]
+    found = rank_gateway.post("/embed", inputs=TEXTS).json
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
+    assert abs(abs(found[0][0]) - 1) > 1e-3
 
 
 def test_reranking_in_the_form_of_text_embeddings_inference(rank_gateway: GatewayProcess) -> None:

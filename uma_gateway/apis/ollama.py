@@ -397,9 +397,8 @@ async def _embed(exchange: Exchange, body: dict[str, Any], inputs: list[str]) ->
 
 
 async def _embed_one(exchange: Exchange, body: dict[str, Any], prompt: str) -> None:
-    reply = await ask(
-        exchange, "embed", body, {"input": prompt, "truncate": True, "normalize": False, **vector_options(body)}
-    )
+    fields = {"input": prompt, "truncate": True, "normalize": False, **vector_options(body)}
+    reply = await ask(exchange, "embed", body, fields, {"input": "prompt"})
     await exchange.send_json({"embedding": unpacked(reply["embeddings"][0])})
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from uma_gateway.embedding import ask, documents_of, inputs_of, options_of, unpacked, usage, wants_cut
 from uma_gateway.errors import invalid, unsupported
 from uma_gateway.exchange import Exchange
-from uma_gateway.fields import boolean, integer, model_name, text
+from uma_gateway.fields import boolean, flag, integer, model_name, text
 
 
 async def on_embedding(exchange: Exchange) -> None:
@@ -26,7 +26,7 @@ async def on_embedding(exchange: Exchange) -> None:
 async def _vectors(exchange: Exchange, body: dict[str, Any], name: str) -> None:
     pooling = text(body, "pooling")
     fields = {"input": inputs_of(body, name), **options_of(body), **({"pooling": pooling} if pooling else {})}
-    reply = await ask(exchange, "embed", body, fields)
+    reply = await ask(exchange, "embed", body, fields, {"input": name})
     rows = (item if isinstance(item, list) else [item] for item in reply["embeddings"])
     await exchange.send_json(
         [{"index": i, "embedding": [unpacked(item) for item in items]} for i, items in enumerate(rows)]
@@ -53,8 +53,11 @@ def _check_cut(body: dict[str, Any]) -> None:
 
 
 async def _plain_vectors(exchange: Exchange, body: dict[str, Any]) -> None:
-    options = {**options_of(body), "normalize": boolean(body, "normalize", True)}
-    reply = await ask(exchange, "embed", body, {"input": inputs_of(body, "inputs"), **options})
+    options, wish = options_of(body), flag(body, "normalize")
+    if wish is not None:  # else the daemon decides: a reranker's scores are no vectors to normalize
+        options["normalize"] = wish
+    fields = {"input": inputs_of(body, "inputs"), **options}
+    reply = await ask(exchange, "embed", body, fields, {"input": "inputs"})
     await exchange.send_json([unpacked(item) for item in reply["embeddings"]])
 
 
@@ -80,7 +83,7 @@ async def _scores(exchange: Exchange, body: dict[str, Any], query: str, document
         "truncate": wants_cut(body) or False,
         **({"top_n": top_n} if top_n else {}),
     }
-    reply = await ask(exchange, "rerank", body, fields)
+    reply = await ask(exchange, "rerank", body, fields, {"documents": "texts"} if is_tei else {})
     if is_tei:
         has_text = boolean(body, "return_text")
         await exchange.send_json([tei_object(result, documents, has_text) for result in reply["results"]])
