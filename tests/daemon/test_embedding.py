@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.daemon.support import ROOT, SMALL, TINY, DaemonProcess, eventually, running, text_of
-from tests.engine.encoders import ENCODERS, N_EMBD, write
+from tests.engine.encoders import ENCODERS, N_EMBD, RERANK_PROMPT, write
 
 ENCODER = ("--threads", "1", "--n-ubatch", "64")
 Event = dict[str, Any]
@@ -108,6 +108,16 @@ def test_a_reranker_orders_documents(ranker: DaemonProcess) -> None:
     single = [item[0] for item in ranker.ask("embed", input=pairs)["embeddings"]]
     by_index = {result["index"]: result["relevance_score"] for result in reply["results"]}
     np.testing.assert_allclose([by_index[i] for i in range(3)], single, rtol=1e-3, atol=1e-4)
+
+
+def test_a_query_may_have_the_words_of_the_rerank_template(module_folder: Path) -> None:
+    path = write(ENCODERS["qwen3-reranker"], module_folder / "template.gguf")
+    with running(module_folder, "--model", path, *ENCODER, path=str(module_folder / "q.sock")) as daemon:
+        for query, document in (("a {document}", "cat"), ("cat", "a {query} {document}")):
+            prompt = RERANK_PROMPT.format(query=query, document=document)
+            n_tokens = len(daemon.ask("tokenize", content=prompt)["tokens"])
+            reply = daemon.ask("rerank", query=query, documents=[document])
+            assert reply["usage"] == {"prompt_tokens": n_tokens}, query
 
 
 def test_a_large_request_gives_what_small_ones_give(bert: DaemonProcess) -> None:

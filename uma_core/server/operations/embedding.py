@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,11 +43,9 @@ def _pairs(text: Reading, wanted: Embed) -> list[list[TokenId]]:
     """
     facts = text.facts()
     if facts.rerank_template:
-        prompts = (
-            facts.rerank_template.replace("{query}", wanted.query).replace("{document}", document)
-            for document in wanted.documents
-        )
-        return [text.tokenize(prompt, False, True) for prompt in prompts]
+        parts = re.split(r"(\{query\}|\{document\})", facts.rerank_template)  # at once: a query may have these words
+        texts = ({"{query}": wanted.query, "{document}": document} for document in wanted.documents)
+        return [text.tokenize("".join(given.get(part, part) for part in parts), False, True) for given in texts]
     query = text.tokenize(wanted.query, False, False)
     return [_pair(facts, query, text.tokenize(document, False, False)) for document in wanted.documents]
 
