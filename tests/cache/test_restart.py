@@ -214,6 +214,32 @@ def test_no_file_goes_without_a_line_and_a_count(tmp_path: Path, caplog: pytest.
         assert any(name in r.getMessage() for r in caplog.records)
 
 
+@pytest.mark.parametrize("ram_bytes", [0, 10**7], ids=["disk alone", "with RAM"])
+@pytest.mark.parametrize("n_turns", [0, 1, 2], ids=["then ends", "then goes on", "then goes on for long"])
+def test_files_that_another_program_removed_are_written_again(tmp_path: Path, ram_bytes: int, n_turns: int) -> None:
+    """Whatever the daemon still holds or reads again meanwhile is on disk after a clean end."""
+    w = world(tmp_path, ram_bytes=ram_bytes, park_idle_ns=10**9)
+    chats = [text(3) + text(260, 1 + i) for i in range(6)]
+    for i, chat in enumerate(chats):
+        w.ask(f"first{i}", chat)
+        written(w)
+    for path in (tmp_path / "kv").iterdir():
+        path.unlink()
+    for turn in range(n_turns):
+        for i, chat in enumerate(chats):
+            w.ask(f"turn {turn} chat {i}", chat + text(20 * (1 + turn), 50 + i))
+            written(w)
+    w.restart()
+    w.check()
+    cached = []
+    for i, chat in enumerate(chats):
+        w.ask(f"again{i}", chat + text(5, 90))
+        cached.append(w.cached(f"again{i}"))
+    n_gone = 0 if ram_bytes or n_turns else 6 - len(w.cache.holdings)  # only files had them
+    assert sorted(n >= 263 for n in cached) == [False] * n_gone + [True] * (6 - n_gone)
+    check_idle(w)
+
+
 def test_a_restart_without_a_clean_end_keeps_what_was_written(tmp_path: Path) -> None:
     w = world(tmp_path)
     for i in range(6):  # over three sequences: half of them were saved when they lost theirs
@@ -414,6 +440,17 @@ def test_a_directory_that_cannot_be_used(tmp_path: Path, caplog: pytest.LogCaptu
     assert w.cached("b") == 299
     w.restart()
     assert any("E_IO_002" in r.getMessage() for r in caplog.records)
+
+
+def test_a_directory_that_the_engine_cannot_use_is_warned_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    w = World(model(can_rollback=False), settings(tmp_path))
+    w.executor.set_cache(settings(tmp_path, ram_bytes=5 * 10**6))
+    w.tick()
+    (said,) = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert "cache.disk_dir is not used" in said and "cannot be copied" in said
+    assert w.cache.store.disk is None
 
 
 def test_a_read_only_directory_serves_what_it_has(

@@ -124,6 +124,19 @@ class DiskTier:
         """Read the directory; `then` is called by `poll`."""
         self._put(INDEX, lambda: self._answer(then, self._scan()))
 
+    def list_names(self, then: Callable[[set[str] | None], None]) -> threading.Event:
+        """List the files that are there; None: that is not known. `then` is called by `poll`, once the event is set."""
+        is_listed = threading.Event()
+
+        def work() -> None:
+            try:
+                self._answer(then, self._names())
+            finally:  # it is waited for
+                is_listed.set()
+
+        self._put(INDEX, work)
+        return is_listed
+
     def read(self, name: str) -> Ticket:
         ticket = Ticket()
         self._put(READ, lambda: self._read(name, ticket))
@@ -212,6 +225,15 @@ class DiskTier:
                 each = self._look_at(entry)
                 found += [each] if each is not None else []
         return found
+
+    def _names(self) -> set[str] | None:
+        try:
+            return set(os.listdir(self.folder))
+        except FileNotFoundError:
+            return set()
+        except OSError as error:
+            self._failed("reading", error)
+            return None
 
     def _open(self, name: str) -> BinaryIO | None:
         """Open a file that only this user, or root, can have written; None for any other. Raises: OSError."""

@@ -79,6 +79,7 @@ class Housekeeper:
         cache.settle(deadline)
         if cache.store.disk is None:
             return
+        cache.store.look_again(max(0.0, (deadline - cache.clock.now_ns()) / NS_PER_S))
         self._flush()  # first, because room in RAM may have to be made for the next step
         for holding in cache.holdings:
             if holding.n and not holding.owner and not holding.is_claimed:

@@ -47,6 +47,7 @@ class Store:
         self._is_indexing = False  # the directory is being read, and its files are not known yet
         self._is_found_unwanted = False  # the files were cleared before they were known
         self._is_short = False  # the system had no memory for the last snapshot
+        self._unused = ""  # the directory that was warned of
         self.wake: Callable[[], None] = lambda: None
         self._engine = engine
         self._finder = finder
@@ -61,6 +62,7 @@ class Store:
         self.disk_budget = settings.disk_bytes
         has_files = settings.is_on and self._finder.can_move and not self._finder.has_states
         folder = settings.disk_dir if has_files else ""
+        self._warn_of_unused(settings.disk_dir if settings.is_on and not has_files else "")
         if self.disk is not None and self.disk.folder != folder:
             self._forget_files()
             self.disk.close(0.0)
@@ -73,6 +75,12 @@ class Store:
             self._is_indexing = True
             self.disk.index(self._index)
         self._make_disk_room(0)
+
+    def _warn_of_unused(self, folder: str) -> None:
+        if folder and folder != self._unused:
+            why = "states of recurrent layers stay in memory" if self._finder.can_move else "KV cannot be copied here"
+            log.warning("cache.disk_dir is not used, nothing is kept over a restart: %s (`status`: engine.notes)", why)
+        self._unused = folder
 
     def poll(self, is_busy: bool) -> None:
         if self.disk is not None:
@@ -192,7 +200,8 @@ class Store:
             blob = ticket.payload
             if blob is None:
                 self._lost(name)
-                raise UmaError(ErrorCode.CACHE_IO)
+                self.disk.list_names(self._note_removed)  # where one was removed, others may have been
+                raise UmaError(ErrorCode.CACHE_IO, "a file of the cache could not be used")
             self._learn_rate(self._clock.now_ns() - t0, len(blob))
         if blob is None:
             raise UmaError(ErrorCode.STATE_RESTORE_FAILED, "the snapshot is gone")
@@ -245,6 +254,11 @@ class Store:
         if seg is not None:
             seg.file = ""
             seg.let_go()
+
+    def _note_removed(self, present: set[str] | None) -> None:
+        """Note which files are not there any more: bytes that are still held are written again when the time comes."""
+        for name in [] if present is None else [name for name in self.files if name not in present]:
+            self._lost(name)
 
     def _make_disk_room(self, n_bytes: int) -> bool:
         """Remove the least recently used files, except those that others build upon, until this many bytes fit."""
@@ -345,6 +359,12 @@ class Store:
         if seg.blob is not None:
             self.ram.drop(seg)
         seg.let_go()
+
+    def look_again(self, timeout_s: float) -> None:
+        """Find out which files other programs removed; called when the daemon ends, which waits for it."""
+        if self.disk is not None:
+            self.disk.list_names(self._note_removed).wait(timeout_s)
+            self.disk.poll()
 
     def flush(self, segs: list[Segment]) -> None:
         """Queue the segments that are not on disk yet; called when the daemon ends."""

@@ -99,6 +99,8 @@ def test_other_memory_modes_generate_the_same_beginning(options: dict[str, objec
         tokens = np.array(plain.tokenize(PROMPT, True, False), np.int32)
         expected = generate(plain, 0, read(plain, 0, tokens), 3)
         assert generate(other, 0, read(other, 0, tokens), 3) == expected
+        can_copy = other.info.capabilities.can_copy_prefix
+        assert can_copy == ("n_seq" in options) and can_copy != any("no snapshots" in n for n in other.info.notes)
     finally:
         plain.close()
         other.close()

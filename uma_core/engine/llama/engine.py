@@ -91,6 +91,8 @@ class LlamaEngine(TextOfModel):
         elif is_unified(options):
             notes.append("unified KV: prompts are read in sized chunks")
         self._has_direct_kv = bool(self.prefill_slots)
+        if not self._has_direct_kv:
+            notes.append(NO_COPIES)
         if self._has_direct_kv:
             lib.uma_kv_release_pages(self.decoder.gate)
         self._compute_bytes = compute_bytes(mark)
@@ -405,6 +407,7 @@ def _n_drafts(batch: Batch) -> dict[SeqId, int]:
 
 
 DEFAULT_POOLING = "last"  # for decoders whose file names none: only the last token has seen all the others
+NO_COPIES = "its KV cannot be copied: a chat goes on in its own sequence only, and no snapshots of it are made"
 ALL_KERNELS = 7  # the bit set of native/runtime/uma_runtime.h
 
 
