@@ -6,6 +6,7 @@ import contextlib
 import errno
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -225,6 +226,8 @@ def test_files_that_another_program_removed_are_written_again(tmp_path: Path, ra
         written(w)
     for path in (tmp_path / "kv").iterdir():
         path.unlink()
+    if not n_turns:
+        (tmp_path / "kv").rmdir()
     for turn in range(n_turns):
         for i, chat in enumerate(chats):
             w.ask(f"turn {turn} chat {i}", chat + text(20 * (1 + turn), 50 + i))
@@ -492,6 +495,30 @@ def test_a_changed_directory_takes_effect_between_ticks(tmp_path: Path) -> None:
 
 
 # the operator's view
+
+
+@pytest.mark.parametrize("is_given_up", [False, True], ids=["another directory", "none for a while"])
+def test_what_the_old_directory_was_getting_goes_to_the_new_one(tmp_path: Path, is_given_up: bool) -> None:
+    w = world(tmp_path)
+    disk, at_disk, may_go_on = w.cache.store.disk, threading.Event(), threading.Event()
+    assert disk is not None
+    disk.list_names(lambda found: None).wait(10)
+    disk._put(disk_module.READ, lambda: (at_disk.set(), may_go_on.wait(10)))  # a slow disk
+    assert at_disk.wait(10)
+    for i in range(4):
+        w.ask(f"a{i}", text(300, i))
+    assert disk.n_pending
+    for folder in ([""] if is_given_up else []) + [str(tmp_path / "other")]:
+        w.settings = settings(tmp_path, disk_dir=folder)
+        w.executor.set_cache(w.settings)
+        w.tick()
+    may_go_on.set()
+    w.restart()
+    w.check()
+    for i in range(4):
+        w.ask(f"b{i}", text(300, i))
+        assert w.cached(f"b{i}") == 299
+    check_idle(w)
 
 
 def test_list_pin_clear(tmp_path: Path) -> None:

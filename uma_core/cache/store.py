@@ -44,6 +44,7 @@ class Store:
         self.disk_budget = 0
         self.files: OrderedDict[str, tuple[int, Segment | None]] = OrderedDict()  # least recently used first
         self.disk_bytes = 0
+        self._writing: set[Segment] = set()  # whose files the disk's thread has not told of yet
         self._is_indexing = False  # the directory is being read, and its files are not known yet
         self._is_found_unwanted = False  # the files were cleared before they were known
         self._is_short = False  # the system had no memory for the last snapshot
@@ -65,6 +66,7 @@ class Store:
         self._warn_of_unused(settings.disk_dir if settings.is_on and not has_files else "")
         if self.disk is not None and self.disk.folder != folder:
             self._forget_files()
+            self._forget_writes()
             self.disk.close(0.0)
             self.disk = None
             self._is_indexing = self._is_found_unwanted = False
@@ -231,9 +233,12 @@ class Store:
         if not self._make_disk_room(what.n_bytes):
             return
         seg.is_writing = disk.write(what, lambda ok: self._written(seg, what, ok), is_last)
+        if seg.is_writing:
+            self._writing.add(seg)
 
     def _written(self, seg: Segment, what: Blob, is_written: bool) -> None:
         seg.is_writing = False
+        self._writing.discard(seg)
         if is_written and seg.nodes:
             if seg.file != what.name:  # otherwise it was found in the directory meanwhile, with the same bytes
                 seg.file = what.name
@@ -281,6 +286,13 @@ class Store:
     def _forget_files(self) -> None:
         for name in list(self.files):
             self._lost(name)
+
+    def _forget_writes(self) -> None:
+        """The directory is another one now: what goes to the old one is not heard of any more."""
+        for seg in self._writing:
+            seg.is_writing = False
+            seg.let_go()
+        self._writing.clear()
 
     def _index(self, found: list[Found]) -> None:
         """Take in the directory's files: parents before the files that build upon them."""
