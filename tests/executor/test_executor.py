@@ -142,6 +142,7 @@ def test_full_queue_tells_when_to_come_back() -> None:
     rig.run()
     assert [r.error.error for r in rig.refusals()] == [ErrorCode.OVERLOADED] * 2
     assert all(r.error.detail["retry_after_ms"] > 0 and r.error.detail["queue_position"] == 2 for r in rig.refusals())
+    assert all("the limit is 2 (limits.queue_interactive)" in r.error.message for r in rig.refusals())
 
 
 def test_the_time_to_come_back_is_when_the_running_request_should_end() -> None:

@@ -538,7 +538,9 @@ class AccessOptions:
     """Users that may connect, as the kernel identifies them. The daemon's owner and root always may."""
 
     RELOAD: ClassVar = "live"
-    allow_uids: tuple[int, ...] = option((), "further users that may connect", of=int, min=0, max=_MAX_ID)
+    allow_uids: tuple[int, ...] = option(
+        (), "further users that may connect, if the socket's mode lets them in", of=int, min=0, max=_MAX_ID
+    )
     allow_gids: tuple[int, ...] = option(
         (), "groups whose members may connect, also as a supplementary group (Linux)", of=int, min=0, max=_MAX_ID
     )

@@ -183,10 +183,11 @@ class AdmissionControl:
         return session
 
     def _overloaded(self, priority: Priority, n_waiting: int, table: SessionTable) -> UmaError:
+        lane, most = priority.name.lower(), self.limits.queue[priority]
         return UmaError(
             ErrorCode.OVERLOADED,
-            f"{n_waiting} {priority.name.lower()} requests wait",
-            lane=priority.name.lower(),
+            f"{n_waiting} {lane} requests wait for a sequence; the limit is {most} (limits.queue_{lane})",
+            lane=lane,
             queue_position=n_waiting,
             retry_after_ms=self._retry_after_ms(table),
         )
