@@ -497,6 +497,33 @@ def test_a_changed_directory_takes_effect_between_ticks(tmp_path: Path) -> None:
 # the operator's view
 
 
+def test_a_disk_that_does_not_answer_at_the_end_leaves_time_and_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    w = world(tmp_path)
+    disk, at_disk, may_go_on = w.cache.store.disk, threading.Event(), threading.Event()
+    assert disk is not None
+
+    class Unanswered(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            assert timeout is not None
+            w.clock.advance(int(timeout * 1e9))
+            return False
+
+    disk.list_names = lambda then: Unanswered()  # type: ignore[method-assign,assignment]
+    disk._put(disk_module.READ, lambda: (at_disk.set(), may_go_on.wait(10)))
+    assert at_disk.wait(10)
+    w.ask("a", text(300))
+    w.executor.close(0.3)
+    may_go_on.set()
+    assert any("not written in time" in r.getMessage() for r in caplog.records)
+    for _ in range(2000):
+        if names(tmp_path):
+            break
+        time.sleep(0.005)
+    assert names(tmp_path)  # it was still handed to the disk's thread
+
+
 @pytest.mark.parametrize("is_given_up", [False, True], ids=["another directory", "none for a while"])
 def test_what_the_old_directory_was_getting_goes_to_the_new_one(tmp_path: Path, is_given_up: bool) -> None:
     w = world(tmp_path)

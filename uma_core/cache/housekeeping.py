@@ -11,6 +11,7 @@ from uma_core.cache.manager import PrefixCache
 AGAIN_NS = 1_000_000_000  # until sequences that could not leave are tried again: trying at once would keep a core busy
 SLICE_NS = 2_000_000  # of work between two checks for commands
 NS_PER_S = 1_000_000_000
+LOOK_SHARE = 0.25  # of the time at the end: a slow disk must leave time to save what sequences hold
 
 
 class Housekeeper:
@@ -79,7 +80,7 @@ class Housekeeper:
         cache.settle(deadline)
         if cache.store.disk is None:
             return
-        cache.store.look_again(max(0.0, (deadline - cache.clock.now_ns()) / NS_PER_S))
+        cache.store.look_again(max(0.0, (deadline - cache.clock.now_ns()) / NS_PER_S) * LOOK_SHARE)
         self._flush()  # first, because room in RAM may have to be made for the next step
         for holding in cache.holdings:
             if holding.n and not holding.owner and not holding.is_claimed:
