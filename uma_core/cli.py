@@ -20,7 +20,7 @@ from uma_core.config.flags import FlagsCommand, OptionFlag, given_flags, print_v
 from uma_core.config.load import SCHEMA, Inputs, Sources, load
 from uma_core.config.options import OPTIONS, Config
 from uma_core.errors import ErrorCode, UmaError
-from uma_core.log import Output
+from uma_core.log import Output, fill_standard_descriptors
 from uma_core.machine import limit_room, stack_bytes
 
 PROGRAM = "uma-core"
@@ -77,23 +77,9 @@ def version() -> None:
     click.echo(f"{PROGRAM} {__version__}")
 
 
-def _fill_standard_descriptors() -> None:
-    """Open closed standard descriptors on nothing. Otherwise the socket could get number 2, and text that libraries
-    write to stderr would go to clients.
-    """
-    for fd in range(3):
-        try:
-            os.fstat(fd)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - for the life of the process
-
-
 def main() -> int:
     """Parse, build, run; the console script's entry."""
-    _fill_standard_descriptors()
+    fill_standard_descriptors()
     try:
         chosen = _chosen(sys.argv[1:] or ["--help"])
         return _run(*chosen) if isinstance(chosen, tuple) else 0

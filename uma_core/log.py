@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import queue
 import sys
 import threading
@@ -16,6 +17,20 @@ import time
 from typing import Any, Protocol, TextIO
 
 from uma_core import threads
+
+
+def fill_standard_descriptors() -> None:
+    """Open closed standard descriptors on nothing. Otherwise a socket could get number 2, and text that libraries
+    write to stderr would go to clients.
+    """
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - for the life of the process
 
 
 class LogOptions(Protocol):

@@ -9,6 +9,9 @@ import importlib
 import logging
 import os
 import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +21,11 @@ from uma_core._version import __version__
 from uma_core.config.flags import FlagsCommand, OptionFlag, given_flags, print_values
 from uma_core.config.merge import Inputs, merge
 from uma_core.errors import ErrorCode, UmaError
-from uma_core.log import Output
+from uma_core.log import Output, fill_standard_descriptors
 from uma_gateway.config import CONFIG_VARIABLE, OPTIONS, PREFIX, SCHEMA, Config
 
 PROGRAM = "uma-gateway"
+Work = Callable[[], int]  # what a command does once its options are read, to its exit status
 
 
 class Group(click.Group):
@@ -31,6 +35,13 @@ class Group(click.Group):
         if not args or (args[0].startswith("-") and args[0] not in ("-h", "--help", "--version")):
             args = ["serve", *args]
         return super().parse_args(ctx, args)
+
+
+class HelpfulGroup(click.Group):
+    """Shows its help where no command is named."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, args or ["--help"])
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -54,7 +65,7 @@ def cli() -> None:
 @click.option("--check-config", is_flag=True, help="Check the configuration and exit.")
 @click.option("--print-config", is_flag=True, help="Print every value with its origin and exit.")
 @click.option("--json", "as_json", is_flag=True, help="With --print-config: print JSON.")
-def serve(path: str, check_config: bool, print_config: bool, as_json: bool, **given: str | bool | None) -> int:
+def serve(path: str, check_config: bool, print_config: bool, as_json: bool, **given: str | bool | None) -> Work | None:
     """Answer HTTP until told to stop. Precedence: flag > variable > file > default."""
     if as_json and not print_config:
         raise click.UsageError("--json goes with --print-config")
@@ -65,14 +76,14 @@ def serve(path: str, check_config: bool, print_config: bool, as_json: bool, **gi
             (opt, "(set)" if opt.key == "access.api_key" and value else value) for opt, value in SCHEMA.items(config)
         )
         print_values(shown, sources, as_json)
-        return 0
+        return None
     keys = importlib.import_module("uma_gateway.keys").Keys(config.access.api_key_file, config.access.api_key)
     if check_config:
         for warning in sources.warnings:
             click.echo(f"{PROGRAM}: warning: {warning}", err=True)
         click.echo("the configuration is valid")
-        return 0
-    return _run(config, sources.warnings, keys)
+        return None
+    return partial(_run, config, sources.warnings, keys)
 
 
 @cli.command()
@@ -89,7 +100,7 @@ def key(name: str) -> None:
     click.echo(entry, nl=False)
 
 
-@cli.group(short_help="Several machines behind one address, on Ray Serve.")
+@cli.group(cls=HelpfulGroup, short_help="Several machines behind one address, on Ray Serve.")
 def cluster() -> None:
     """Several machines behind one address, on Ray Serve (docs/CLUSTER.md)."""
 
@@ -106,7 +117,7 @@ def cluster() -> None:
 @click.option("--port", type=int, help="Port to listen on; absent: the file's, else 8080.")
 @click.option("--detach", is_flag=True, help="Return when it runs; it goes on until `cluster down`.")
 @click.option("--check-config", is_flag=True, help="Check the settings and the gateway's key file and exit.")
-def up(path: str, detach: bool, check_config: bool, **given: str | int | None) -> int:
+def up(path: str, detach: bool, check_config: bool, **given: str | int | None) -> Work | None:
     """Start a cluster, or bring a running one to other settings and machines; stop it when told to."""
     module = importlib.import_module("uma_gateway.cluster.settings")
     settings = module.load(path, **given)
@@ -114,8 +125,8 @@ def up(path: str, detach: bool, check_config: bool, **given: str | int | None) -
         access = module.gateway_config(settings).access
         importlib.import_module("uma_gateway.keys").Keys(access.api_key_file, access.api_key)
         click.echo("the settings are valid")
-        return 0
-    return int(_cluster().up(settings, not detach, click.echo))
+        return None
+    return partial(_cluster().up, settings, not detach, click.echo)
 
 
 @cluster.command(name="status")
@@ -168,20 +179,43 @@ def _run(config: Config, warnings: tuple[str, ...], keys: object) -> int:
 
 def main() -> int:
     """Parse, build, run; the console script's entry."""
+    fill_standard_descriptors()
     try:
-        return cli.main(sys.argv[1:], prog_name=PROGRAM, standalone_mode=False) or 0
+        work = _chosen(sys.argv[1:])
+        return int(work()) if callable(work) else 0
     except UmaError as error:
         return _fail(error)
     except click.UsageError as error:
         return _fail(UmaError(ErrorCode.CONFIG_INVALID, error.format_message()))
+    except _CannotWrite as error:
+        return _say(f"cannot write to standard output: {error}", 1)
     except click.Abort:
         return 130
 
 
+class _CannotWrite(Exception):
+    pass
+
+
+def _chosen(arguments: list[str]) -> Work | None:
+    """Return the work that was asked for; None if it was done already. Raises: UmaError, UsageError, _CannotWrite."""
+    try:
+        work: Work | None = cli.main(arguments, prog_name=PROGRAM, standalone_mode=False)
+        sys.stdout.flush()
+        return work
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for the interpreter's last flush
+        raise _CannotWrite(error.strerror) from None
+
+
 def _fail(error: UmaError) -> int:
-    text = " ".join(str(error).split())
-    print(f"{PROGRAM}: {text}".encode(errors="backslashreplace").decode(), file=sys.stderr)
-    return error.error.spec.exit_status
+    return _say(" ".join(str(error).split()), error.error.spec.exit_status)
+
+
+def _say(text: str, exit_status: int) -> int:
+    with suppress(OSError):  # standard error accepts no more
+        print(f"{PROGRAM}: {text}".encode(errors="backslashreplace").decode(), file=sys.stderr)
+    return exit_status
 
 
 if __name__ == "__main__":

@@ -273,3 +273,29 @@ def test_a_gateway_that_is_allowed_too_few_threads_says_so(tmp_path: Path) -> No
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT)))}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "E_MODEL_004 insufficient_memory: the system allows no thread" in done.stderr
+
+
+@pytest.mark.parametrize("words", ["--print-config", "--print-config --json", "--check-config", "key bob", "--help"])
+def test_a_full_standard_output_is_one_line(words: str) -> None:
+    command = f"{sys.executable} -m uma_gateway {words} >/dev/full"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "uma-gateway: cannot write to standard output: No space left on device"
+    assert "Traceback" not in done.stderr
+
+
+def test_cluster_alone_shows_its_commands() -> None:
+    command = [sys.executable, "-m", "uma_gateway", "cluster"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stderr == ""
+    assert "Usage: uma-gateway cluster" in done.stdout and "Show nodes and models." in done.stdout
+
+
+def test_closed_standard_streams_are_no_sockets(tmp_path: Path) -> None:
+    """What a library writes to standard error would otherwise go to a client."""
+    script = "import os, sys; from uma_gateway.cli import main; sys.argv[1:] = ['key', 'bob']; main(); "
+    script += (
+        f"open({str(tmp_path / 'fds')!r}, 'w').write(' '.join(os.readlink(f'/proc/self/fd/{{n}}') for n in range(3)))"
+    )
+    subprocess.run(["sh", "-c", f'exec {sys.executable} -c "$0" <&- >&- 2>&-', script], timeout=60, check=True)
+    assert (tmp_path / "fds").read_text() == "/dev/null /dev/null /dev/null"
