@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from importlib import import_module
 
 import click
@@ -47,6 +48,15 @@ class LazyGroup(click.Group):
             return None
         command: click.Command = import_module(f"uma_ctl.commands.{cmd_name}").command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command. Raises: UsageError, which names the verb that was probably meant."""
+        verb = args[0]
+        if verb not in COMMANDS and not verb.startswith("-") and (near := get_close_matches(verb[:64], COMMANDS, 1)):
+            raise click.UsageError(f"No such command {verb!r}. Did you mean {near[0]!r}?", ctx)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -121,7 +121,7 @@ class Target:
     """The daemon that a command talks to, and the form of the command's output."""
 
     def __init__(self, socket_path: str | None, as_json: bool) -> None:
-        self.socket_path = socket_path
+        self.socket_path = socket_path or None  # empty: search, as where it is absent
         self.as_json = as_json
 
     def connect(self, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> Client:

@@ -44,6 +44,20 @@ def test_socket_prints_where_the_daemon_listens(serve, ctl, socket_path):
     assert (done.returncode, done.stdout) == (1, "")
 
 
+@pytest.mark.parametrize(
+    ("verb", "meant"), [("generat", " Did you mean 'generate'?"), ("stats", " Did you mean 'status'?"), ("x", "")]
+)
+def test_a_misspelt_verb_names_the_one_that_was_meant(ctl, verb, meant):
+    done = ctl(verb)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == f"Error: No such command {verb!r}.{meant}"
+
+
+def test_an_empty_socket_path_is_no_path(serve, ctl):
+    serve(answering(health={"state": "ready", "is_ready": True}))
+    assert ctl("--socket", "", "health").stdout == "ready\n"
+
+
 @pytest.mark.parametrize(("state", "code"), [("ready", 0), ("degraded", 2), ("draining", 2), ("starting", 2)])
 def test_status_tells_readiness_by_its_exit_code(serve, ctl, state, code):
     serve(answering(status={**READY, "state": state, "reason": "because"}))
