@@ -28,6 +28,10 @@ STOP_S = 20.0
 POLL_S = 0.1
 LOOPBACK = "127.0.0.1"
 QUESTION = "What is a socket?"
+MISSED = """\
+A gap is the time between two tokens of a stream. Its limit is a multiple of what the streams need without other work.
+Here fewer gaps than promised kept it. That is usual where other programs use the same cores, or where the host of a
+virtual machine takes them away: steps then vary by more than the limit allows."""
 LINE_LENGTH = 48  # characters of a client's text that are shown at once
 
 BEGINNINGS = (
@@ -176,7 +180,10 @@ def _play(daemon: subprocess.Popen[bytes], socket_path: str, port: int) -> None:
     _ask_over_http(port)
     _title("uma-ctl status")
     with Client(socket_path) as client:
-        output.line(render.status(client.call("status")) + "\n")
+        status = client.call("status")
+    output.line(render.status(status) + "\n")
+    if render.sub(status, "latency").get("slo_verdict") == "missed":
+        output.line(MISSED + "\n")
     _title("SIGTERM")
     _stop(daemon)
 

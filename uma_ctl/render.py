@@ -14,6 +14,7 @@ from uma_ctl import units
 
 Fields = Mapping[str, Any]
 PERCENTILES = ("p50", "p95", "p99", "max")
+PROMISED = 95  # percent of the gaps between tokens: below it the daemon's verdict is `missed`
 
 
 def as_json(value: Any) -> str:
@@ -153,7 +154,7 @@ def _latency(fields: Fields) -> str:
         (label, *(units.ms(sub(latency, key).get(p)) for p in PERCENTILES))
         for label, key in (("first token", "ttft_ms"), ("inter-token", "itl_ms"))
     ]
-    solo = f"solo baseline {units.ms(latency.get('solo_itl_ms'))}, SLO {slo_line(latency)}"
+    solo = f"one stream alone {units.ms(latency.get('solo_itl_ms'))}; {promise_line(latency)}"
     return table(("latency", *PERCENTILES), rows) + "\n" + solo
 
 
@@ -165,11 +166,12 @@ def drafts_line(speculation: Fields) -> str:
     )
 
 
-def slo_line(latency: Fields) -> str:
-    share = latency.get("within_limit")
-    return units.text(latency.get("slo_verdict")) + (
-        f" ({100 * share:.1f} % of gaps within their limit)" if units.is_number(share) else ""
-    )
+def promise_line(latency: Fields) -> str:
+    """Return how many of the last minute's gaps kept their limit, and whether that is what was promised."""
+    share, verdict = latency.get("within_limit"), units.text(latency.get("slo_verdict"))
+    if not units.is_number(share):
+        return "last minute: too few gaps to judge" if verdict == "no data" else f"promise {verdict}"
+    return f"last minute: {100 * share:.1f} % of gaps kept their limit ({PROMISED} % are promised: {verdict})"
 
 
 def _machine(fields: Fields) -> list[tuple[str, str]]:

@@ -27,7 +27,7 @@ def screen(board: Dashboard, width: int) -> Layout:
     layout = Layout()
     layout.split_column(
         Layout(_head(board), name="head", size=4),
-        Layout(_pace(board, width), name="pace", size=6),
+        Layout(_pace(board, width), name="pace", size=7),
         Layout(_memory(board, width), name="memory", size=5),
         Layout(_streams(board), name="streams"),
         Layout(_foot(board), name="foot", size=1),
@@ -67,15 +67,20 @@ def _pace(board: Dashboard, width: int) -> RenderableType:
             Text(
                 f"tokens/s {units.count(round(rate[-1]) if rate else None):>9}  {units.sparkline(rate)}", style="cyan"
             ),
-            Text(f"guard {units.text(tick.get('guard'))}, {render.tick_line({**tick, 'guard': None})}"),
-            Text(
+            _line(f"guard {units.text(tick.get('guard'))}, {render.tick_line({**tick, 'guard': None})}"),
+            _line(
                 f"inter-token p50 {units.ms(gaps.get('p50'))}, p95 {units.ms(gaps.get('p95'))}, max "
-                f"{units.ms(gaps.get('max'))}, "
-                f"solo {units.ms(latency.get('solo_itl_ms'))}, SLO {render.slo_line(latency)}"
+                f"{units.ms(gaps.get('max'))}, alone {units.ms(latency.get('solo_itl_ms'))}"
             ),
+            _line(render.promise_line(latency)),
         ),
         title="pace",
     )
+
+
+def _line(text: str) -> Text:
+    """One line of a panel: what a narrow terminal has no room for is cut, so that the lines below it stay in view."""
+    return Text(text, no_wrap=True, overflow="ellipsis")
 
 
 def _tick_style(tick: render.Fields) -> str:
@@ -92,7 +97,7 @@ def _memory(board: Dashboard, width: int) -> RenderableType:
     named = {"cells_total": "cells", "used": "used", "reserved": "reserved", "shared": "shared", "cached": "cached"}
     counts = ", ".join(f"{units.count(kv.get(key))} {name}" for key, name in named.items())
     sizes = ", ".join(f"{key} {units.size(memory.get(key))}" for key in ("weights", "kv", "compute", "cache", "rss"))
-    return Panel(Group(cells, Text(counts), Text(sizes)), title="KV and memory")
+    return Panel(Group(cells, _line(counts), _line(sizes)), title="KV and memory")
 
 
 def _streams(board: Dashboard) -> RenderableType:
@@ -112,7 +117,7 @@ def _streams(board: Dashboard) -> RenderableType:
         )
         style = "reverse" if i == board.position else COLOURS[i % len(COLOURS)]
         table.add_row(*(Text(cell) for cell in cells), style=style)
-    return Panel(table, title=f"{len(board.sessions)} requests")
+    return Panel(table, title=units.counted(len(board.sessions), "request"))
 
 
 def _foot(board: Dashboard) -> RenderableType:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from uma_core.server.operations.status import PROMISED_SHARE
 from uma_ctl import render, units
 
 PROTOCOL = Path(__file__).resolve().parents[2] / "docs" / "PROTOCOL.md"
@@ -45,14 +46,14 @@ def test_every_figure_of_the_example_is_shown():
     shown = render.status(STATUS)
     for text in (
         "ready",
-        "uma-work-q8_0 (demonstration model), llama architecture, 6c2f",
+        "uma-work (demonstration model), llama architecture, 6c2f",
         "6c2f0d7b91aa40e3",
         "stream KV",
         "4 sequences",
         "tone, tone.gguf, where a request names it",
         "background        3       1       812 ms",
         "inter-token  1.21 ms  1.38 ms  1.90 ms  2.20 ms",
-        "solo baseline 1.17 ms, SLO met",
+        "one stream alone 1.17 ms; last minute: 97.1 % of gaps kept their limit (95 % are promised: met)",
         "1.40 ms budget",
         "guard active",
         "731 of 16,384 cells used (4 %), 1,420 reserved, 0 shared, 512 cached",
@@ -61,6 +62,22 @@ def test_every_figure_of_the_example_is_shown():
         "uid 1000 pid 5001       2       0   71 %",
     ):
         assert text in shown
+
+
+@pytest.mark.parametrize(
+    ("latency", "shown"),
+    [
+        (
+            {"within_limit": 0.595, "slo_verdict": "missed"},
+            "last minute: 59.5 % of gaps kept their limit (95 % are promised: missed)",
+        ),
+        ({"slo_verdict": "no data"}, "last minute: too few gaps to judge"),
+        ({}, "promise -"),
+    ],
+)
+def test_the_promise_is_shown_with_what_was_kept(latency, shown):
+    assert render.promise_line(latency) == shown
+    assert render.PROMISED == 100 * PROMISED_SHARE
 
 
 def test_the_verbose_status_shows_why_the_last_tick_was_as_it_was():

@@ -83,6 +83,8 @@ class Top:
         except CtlError as error:
             self._hang_up()
             self.board.message = str(error)
+            if not isinstance(error, ServerError):  # the rest of the screen is what was seen last
+                self.board.status = {**self.board.status, "state": "unreachable"}
 
     def _fetch(self) -> None:
         client = self._connection()
