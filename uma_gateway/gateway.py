@@ -120,7 +120,7 @@ class Gateway:
         if self.keys.is_open:
             return
         try:
-            log.info("%d keys are in force", self.keys.reload())
+            log.info("keys in force: %d", self.keys.reload())
         except UmaError as error:
             log.error("the keys stay as they are: %s", error)
 

@@ -232,7 +232,7 @@ def test_keys_are_read_again_at_a_hup_and_a_wrong_file_changes_nothing(keyed):
     path.write_text(path.read_text() + entry("dora", new))
     assert gateway.chat(headers=as_(new)).status == 401
     gateway.signal(signal.SIGHUP)
-    gateway.logs("4 keys are in force")
+    gateway.logs("keys in force: 4")
     assert gateway.chat(max_tokens=1, headers=as_(new)).status == 200
     path.write_text("- name: alice\n  hash: md5:00\n")
     gateway.signal(signal.SIGHUP)
@@ -240,7 +240,7 @@ def test_keys_are_read_again_at_a_hup_and_a_wrong_file_changes_nothing(keyed):
     assert gateway.chat(max_tokens=1, headers=as_(keys["alice"])).status == 200
     path.write_text(entry("dora", new))
     gateway.signal(signal.SIGHUP)
-    gateway.logs("1 keys are in force")
+    gateway.logs("keys in force: 1")
     assert gateway.chat(headers=as_(keys["alice"])).status == 401
 
 
