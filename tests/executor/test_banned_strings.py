@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from tests.executor.rig import Rig
+from uma_core.cache.settings import CacheSettings
 from uma_core.constraint.compiler import Compiler
 from uma_core.engine.fake.engine import FakeModel
 from uma_core.engine.fake.text import BOS
 from uma_core.errors import ErrorCode
 from uma_core.executor.admission import Limits
 from uma_core.metrics.catalog import new_registry
+from uma_core.session.bans import Bans
 from uma_core.session.events import Token
 from uma_core.types import Constraint, FinishReason, Priority, Reasoning, SamplingParams, Trigger
 
@@ -208,6 +210,41 @@ def test_a_grammar_that_leaves_no_way_around_ends_with_a_code(compiler: Compiler
     assert final.error is not None and final.error.error is ErrorCode.CONSTRAINT_FAILED and rig.text("a") == ""
     assert rig.finals("b")[0].reason is FinishReason.LENGTH
     rig.check_all_free()
+
+
+@pytest.mark.parametrize("is_spent", [False, True])
+def test_a_prompt_whose_answer_has_no_way_around_need_not_be_read_again(
+    compiler: Compiler, is_spent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_spent:
+        monkeypatch.setattr(Bans, "is_spent", property(lambda bans: True))
+    rig, prompt = Rig(), "a prompt of some length " * 10
+    rig.executor.set_cache(CacheSettings(is_on=True))
+    matcher = compiler.compile(rig.engine, Constraint("choices", ("abc", "ab")))
+    rig.submit("a", prompt, max_tokens=40, matcher=matcher, banned_strings=("ab",))
+    rig.run()
+    (final,) = rig.finals("a")
+    assert final.error is not None and final.error.error is ErrorCode.CONSTRAINT_FAILED
+    rig.check_all_free()
+    rig.submit("b", prompt, max_tokens=20)
+    rig.run()
+    assert rig.finals("b")[0].usage["cached_tokens"] > 200
+    fresh = Rig()
+    fresh.submit("b", prompt, max_tokens=20)
+    fresh.run()
+    assert rig.text("b") == fresh.text("b")
+
+
+def test_a_row_that_is_no_number_is_the_engines_fault_where_a_token_is_banned_too() -> None:
+    banned = text_of()[10:14]
+    rig = Rig()
+    rig.submit("a", max_tokens=N, banned_strings=(banned,))
+    while not rig.executor.meters.taken_back.value:
+        rig.tick()
+    rig.faults.nan_rows.add(0)
+    rig.run()
+    (final,) = rig.finals("a")
+    assert final.error is not None and final.error.error is ErrorCode.SAMPLER_FAILED
 
 
 def test_a_grammar_that_began_at_a_trigger_can_be_left_again(compiler: Compiler) -> None:

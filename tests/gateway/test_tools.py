@@ -405,3 +405,24 @@ def test_a_cancelled_call_frees_the_daemon(tiny_gateway, tiny):
         raw.send("POST", "/v1/chat/completions", body)
         raw.until(b"data: ")
     eventually(lambda: n_busy(tiny) == 0)
+
+
+@pytest.mark.parametrize("older", [False, True], ids=["tools", "functions"])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_a_call_that_a_stop_text_cuts_is_not_told_as_a_complete_one(tiny_gateway, stream, older):
+    """Clients read a call's arguments as JSON where the answer ended with calls."""
+    unit = {"type": "object", "properties": {"unit": {"enum": ["C"]}}, "required": ["unit"]}
+    function = {**WEATHER["function"], "parameters": unit}
+    asked = (
+        {"functions": [function], "function_call": {"name": "get_weather"}}
+        if older
+        else {"tools": [{"type": "function", "function": function}], "tool_choice": "required"}
+    )
+    called = "function_call" if older else "tool_calls"
+    for stop, reason in ((None, called), ("</tool_call>", called), ("}", "stop"), ("unit", "stop"), ('"C', "stop")):
+        answer = tiny_gateway.chat(**asked, max_tokens=200, temperature=0, stop=stop, stream=stream)
+        if not stream:
+            assert answer.json["choices"][0]["finish_reason"] == reason, stop
+            assert answer.json["choices"][0]["message"][called]
+        else:
+            assert [e["choices"][0]["finish_reason"] for e in answer.events if e["choices"]][-1] == reason, stop

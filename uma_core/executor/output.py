@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -125,14 +125,16 @@ class Output:
 
     def _why_none(self, session: Session) -> UmaError:
         """No token was drawn for a session that ends of it. What the client asked for is no fault of the engine."""
-        if session.bans is not None and session.bans.is_set:
-            return UmaError(ErrorCode.CONSTRAINT_FAILED, NO_TOKEN)
         sampler, mask = session.sampler, session.matcher.mask if session.matcher is not None else None
-        if sampler is not None and mask is not None:
-            bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: self._engine.info.n_vocab]
-            if not any(sampler.force(int(token)) for token in np.flatnonzero(bits)):
-                session.is_kv_good = True  # the row is good; the constraint has no token for it
-                return UmaError(ErrorCode.CONSTRAINT_FAILED, NONE_ALLOWED)
+        is_banned = session.bans is not None and session.bans.is_set
+        if sampler is not None and (mask is not None or is_banned):
+            allowed: Iterable[int] = range(self._engine.info.n_vocab)
+            if mask is not None:
+                bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: self._engine.info.n_vocab]
+                allowed = np.flatnonzero(bits)
+            if not any(sampler.force(int(token)) for token in allowed):
+                session.is_kv_good = True  # the row is good; nothing may follow it
+                return UmaError(ErrorCode.CONSTRAINT_FAILED, NO_TOKEN if is_banned else NONE_ALLOWED)
         return UmaError(ErrorCode.SAMPLER_FAILED)
 
     def _steer(self, session: Session, now_ns: int) -> None:
@@ -186,7 +188,7 @@ class Output:
         except UmaError as failure:  # of its grammar
             error = failure
         if error is not None:
-            self.fail(session, error, now_ns)
+            self._break_off(session, error, now_ns)
         else:
             self._steer(session, now_ns)
 

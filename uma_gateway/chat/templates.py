@@ -262,8 +262,11 @@ class _Request:
     ) -> None:
         self._templates, self._base, self._tools, self._choice, self._schema = templates, base, tools, choice, schema
         self._callable = [tool for tool in tools if choice.names is None or tool["function"]["name"] in choice.names]
-        self._calls = bool(tools) and choice.mode != "none"
-        self._is_generic = self._calls and not templates.calls_tools
+        tells_tools = bool(tools) and choice.mode != "none"
+        self._is_told = tells_tools and not templates.calls_tools  # in the generic form
+        # an answer that is continued and must be JSON, unless it must call, has begun as JSON: no call can come
+        self._calls = tells_tools and not (schema is not None and choice.mode == "auto" and self._continued().strip())
+        self._is_generic = self._calls and self._is_told
         if strict and schema is not None:
             refuse_unenforced(schema, "the JSON schema")
         for tool in self._callable if self._calls else ():
@@ -286,7 +289,7 @@ class _Request:
 
     def _rendered(self) -> dict[str, Any]:
         """Write the prompt, with the model's own template."""
-        if self._is_generic:
+        if self._is_told:
             messages = generic.told(self._base["messages"], self._callable, self._choice.mode)
             return self._templates.render({**self._base, "messages": messages})
         request = {**self._base, "tool_choice": self._choice.mode}
@@ -353,11 +356,16 @@ class _Request:
         """Return the text of the message to be continued, as the prompt ends with it (templates strip it). "": there is
         none.
         """
+        content = self._continued()
+        forms = content, content.rstrip(), content.strip()
+        return next((form for form in forms if generation_prompt.endswith(form)), "")
+
+    def _continued(self) -> str:
+        """Return the text of the message to be continued. "": there is none."""
         content = self._base["messages"][-1].get("content") if self._base["continue_final_message"] else None
         if isinstance(content, list):
-            content = "".join(part.get("text", "") for part in content)
-        forms = (content, content.rstrip(), content.strip()) if isinstance(content, str) else ()
-        return next((form for form in forms if generation_prompt.endswith(form)), "")
+            return "".join(part.get("text", "") for part in content)
+        return content if isinstance(content, str) else ""
 
     def _text_format(self, side: Templates) -> dict[str, Any]:
         """Return grammar and parser of an answer that is JSON; without a grammar if the template does not know such

@@ -28,6 +28,7 @@ from uma_core.constraint.grammar import LIMITS
 from uma_core.constraint.pattern import Pattern
 from uma_gateway.chat import Applied, ChatCode, ChatError, constraint
 from uma_gateway.chat.generic import END, START
+from uma_gateway.chat.parser import Parser
 
 WITH_CONSTRAINT = [kind for kind in REQUESTS if kind not in ("plain", "none")]
 UNMARKED = [
@@ -297,6 +298,22 @@ def test_json_and_tools_allow_either_and_nothing_else(name: str) -> None:
         assert answered.can_end()
     talked = Follower(applied.constraint)
     assert talked.take(thought(applied) + "Sure, it is sunny.") != "" or not talked.can_end()
+
+
+@pytest.mark.parametrize(
+    "name", ["Qwen-Qwen2.5-7B-Instruct", "microsoft-Phi-3.5-mini-instruct", "google-gemma-2-2b-it"]
+)
+def test_json_that_has_begun_goes_on_as_json_beside_tools(name: str) -> None:
+    """Before, nothing held it to its schema."""
+    messages = [*MESSAGES, {"role": "assistant", "content": '{"name": "A'}]
+    fields: dict[str, Any] = {"continue_final_message": True, "json_schema": SCHEMA, "strict": True}
+    alone = templates(name).apply(messages, **fields)
+    beside = templates(name).apply(messages, tools=TOOLS, **fields)
+    assert "get_weather" in beside.prompt and beside.prompt.endswith('{"name": "A')
+    assert alone.constraint is not None and beside.constraint == alone.constraint
+    parser = Parser(beside)
+    parser.feed('da", "age": 36}', is_final=True)
+    assert parser.answer.content == 'da", "age": 36}' and not parser.answer.tool_calls
 
 
 @pytest.mark.parametrize("name", sorted(WITHOUT_CALLS))

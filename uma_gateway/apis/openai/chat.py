@@ -104,8 +104,13 @@ def message_object(message: Message, has_functions: bool = False) -> dict[str, A
 
 
 def finish_reason(end: Event, message: Message, has_functions: bool = False) -> str:
+    """Return why an answer ended. A stop text may match within a call's arguments, and clients read the arguments of an
+    answer that ended with calls as JSON: so this one ended with the stop text.
+    """
     if end["reason"] == "length":
         return "length"
+    if message.tool_calls and end.get("stop") and not message.tool_calls[-1].is_complete:
+        return "stop"
     called = "function_call" if has_functions else "tool_calls"
     return called if message.tool_calls else "stop"
 
