@@ -301,6 +301,30 @@ def test_a_request_of_any_daemon_is_cancelled_by_the_id_that_is_shown(
     assert on_cluster(daemons, work).end == "cancelled"
 
 
+def test_of_requests_with_one_id_that_of_the_shown_connection_is_cancelled(
+    fakes: Callable[..., list[DaemonProcess]],
+) -> None:
+    """Clients choose ids."""
+    daemons = fakes(1)
+    daemons[0].pull(step_ms=20)
+
+    async def work(cluster: Cluster, transport: Sockets) -> list[str]:
+        daemon = ClusterDaemon(cluster, "m")
+        asked = [asyncio.ensure_future(ask(cluster, 1, 2000)) for _ in range(2)]
+        while len(rows := (await daemon.call("sessions"))["sessions"]) < 2:
+            await asyncio.sleep(0.02)
+        ends = []
+        for row in rows:
+            assert {each["conn"] for each in (await daemon.call("sessions"))["sessions"]} >= {row["conn"]}
+            assert await daemon.cancel(row["request_id"], row["conn"]) == {"found": True}
+            done, left = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            ends += [each.result().end for each in done]
+            asked = list(left)
+        return ends
+
+    assert on_cluster(daemons, work) == ["cancelled"] * 2
+
+
 def test_what_is_asked_of_all_is_told_as_one(fakes: Callable[..., list[DaemonProcess]]) -> None:
     daemons = fakes(2, *LANE)
 

@@ -70,10 +70,10 @@ class ClusterDaemon(Daemon):
         return await self._ask_one(operation, COMPUTE_S, {**fields, "id": request_id})
 
     async def cancel(self, request_id: str, conn: int | None = None) -> Event:
-        """Cancel a request. `request_id`: as `sessions` shows it. In a cluster an id belongs to one request only, so
-        `conn` is not needed.
+        """Cancel a request. `request_id` and `conn`: as `sessions` shows them; clients choose ids, so several requests
+        may have one. Without `conn` all of them end.
         """
-        replies = await self.ask_all("cancel", CALL_S, {"id": request_id})
+        replies = await self.ask_all("cancel", CALL_S, {"id": request_id, "conn": conn})
         return {"found": any(reply["found"] for _, reply in replies)}
 
     async def _ask_one(self, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> Event:

@@ -191,6 +191,8 @@ class LocalDaemon:
     async def call(self, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> Event:
         """See transport.Transport.call."""
         try:
+            if operation == "cancel" and fields.get("conn") is not None:
+                return await self.daemon.cancel(str(fields["id"]), fields["conn"])
             if operation == "cancel":  # needs the connection that the request is on
                 wanted = str(fields["id"]), fields.get("attempt")
                 links = [
