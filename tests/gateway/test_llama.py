@@ -433,6 +433,20 @@ def test_an_answer_has_its_tokens_where_they_are_asked_for(gateway, fields):
         assert ("completion_probabilities" in answer) == ("n_probs" in fields)
 
 
+@pytest.mark.parametrize("fields", [{}, {"n_cmpl": 2}, {"n_probs": 2}, {"t_max_predict_ms": 60_000}])
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_a_stream_has_the_tokens_of_text_that_was_held_back(gateway, fields, is_whole):
+    ask = {"prompt": "hello", "n_predict": 9, "temperature": 0, "seed": 2, **fields}
+    answer = gateway.post("/completion", **{**ask, "n_cmpl": 1}).json
+    ask["stop"] = [answer["content"][2:6] + ("" if is_whole else "~")]
+    asked = gateway.post("/completion", return_tokens=True, **ask).json
+    events = gateway.post("/completion", return_tokens=True, stream=True, **ask).events
+    for whole in asked if isinstance(asked, list) else [asked]:
+        mine = [token for event in events if event["index"] == whole["index"] for token in event["tokens"]]
+        assert whole["tokens"] == mine and len(mine) == (2 if is_whole else 9)
+    assert any("completion_probabilities" in event for event in events) == ("n_probs" in fields)
+
+
 def test_log_probabilities_by_their_other_name(gateway):
     ask = {"prompt": "hello", "n_predict": 2, "temperature": 0}
     names = ({"n_probs": 2}, {"logprobs": 2}, {"n_probs": 2, "logprobs": 1})

@@ -156,8 +156,8 @@ def _plan(
             raise unsupported("the model has no tokens for filling in", "input_prefix")
     name = "logprobs" if body.get("n_probs") is None else "n_probs"
     n_probs = integer(body, name, 0, MOST_LOGPROBS) or 0
-    has_tokens = boolean(body, "return_tokens") and not is_stream  # a stream contains them in any case
-    if n_probs or has_tokens:
+    # without log probabilities a stream has only the last token of each piece of text
+    if n_probs or boolean(body, "return_tokens"):
         need(model, "logprobs", name if n_probs else "return_tokens")
         fields["logprobs"] = n_probs
     if is_stream:
@@ -198,7 +198,8 @@ async def _answer(exchange: Exchange, body: dict[str, Any], prompts: Sequence[Pr
             plans.append(_plan(exchange, body, prompt, plan.model, i % n))
             generations.append(await stack.enter_async_context(await send(exchange, plans[-1], f".{i}")))
         if is_stream:
-            await _stream(exchange, generations, plans, wanted, [Pace(body) for _ in plans])
+            paces, has_tokens = [Pace(body) for _ in plans], boolean(body, "return_tokens")
+            await _stream(exchange, generations, plans, wanted, paces, has_tokens)
             return
         made = [
             selected(whole, wanted)
@@ -220,7 +221,7 @@ async def _whole(
         whole = last_object(plan, answer, text, number * n + answer["index"], "\n" in text)
         whole["generation_settings"]["stream"] = False  # the request to the daemon may differ
         if has_tokens:
-            whole["tokens"] = [entry["id"] for entry in answer.get("logprobs") or ()]
+            whole["tokens"] = _ids(answer)
         if answer.get("logprobs") and plan.fields["logprobs"]:
             whole["completion_probabilities"] = [probability(entry, plan) for entry in answer["logprobs"]]
         made.append(whole)
@@ -249,11 +250,18 @@ async def _followed(generation: Generation, lines: Lines) -> Event:
                     logprobs += event.get("logprobs") or ()
                 parts.append(_told(lines, generation, event["text"]))
             if event["event"] == "eos":
+                if not lines.is_over:
+                    logprobs += event.get("logprobs") or ()
                 return {**lines.ended(event), "text": "".join(parts), "logprobs": logprobs}
 
 
 async def _stream(
-    exchange: Exchange, generations: list[Generation], plans: list[Plan], wanted: list[str], paces: list[Pace]
+    exchange: Exchange,
+    generations: list[Generation],
+    plans: list[Plan],
+    wanted: list[str],
+    paces: list[Pace],
+    has_tokens: bool,
 ) -> None:
     await exchange.start_sse()
     n = plans[0].fields.get("n", 1)
@@ -268,19 +276,28 @@ async def _stream(
                 note_end(exchange, end)
                 if n > 1:  # each answer has had its own end
                     return b""
-            return sse.data(selected(last_object(plan, end, "", index, lines.has_new_line), wanted))
+            last = last_object(plan, end, "", index, lines.has_new_line)
+            if has_tokens and not lines.is_over:
+                last["tokens"] = _ids(end)
+            return sse.data(selected(last, wanted))
         if event["event"] == "progress":
             told = paces[number].read(event)
             return sse.data({**chunk_of(index, "", [], 0), **told}) if told else b""
         if event["event"] != "token" or lines.is_over:
             return b""
         text = _told(lines, generations[number], event["text"])
-        chunk = {**chunk_of(index, text, [event["token_id"]], lines.n_tokens), **paces[number].token(index)}
-        if event.get("logprobs"):
+        tokens = _ids(event) or [event["token_id"]]
+        chunk = {**chunk_of(index, text, tokens, lines.n_tokens), **paces[number].token(index)}
+        if event.get("logprobs") and plan.fields["logprobs"]:
             chunk["completion_probabilities"] = [probability(entry, plan) for entry in event["logprobs"]]
         return sse.data(chunk)
 
     await relay(exchange, generations, encode)
+
+
+def _ids(event: Event) -> list[int]:
+    """Return the tokens of which an event has log probabilities."""
+    return [entry["id"] for entry in event.get("logprobs") or ()]
 
 
 def chunk_of(index: int, content: str, tokens: list[int], n_tokens: int) -> dict[str, Any]:
