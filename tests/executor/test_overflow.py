@@ -138,6 +138,20 @@ def test_a_prompt_that_fills_the_context_is_answered_from_all_of_it(priority: Pr
     check_idle(w)
 
 
+@pytest.mark.parametrize("priority", Priority)
+def test_a_first_token_that_waits_for_its_prompt_comes_before_the_shift(priority: Priority) -> None:
+    """A token that `banned_strings` may take back is kept until the prompt's KV has arrived."""
+    texts = []
+    for n_prefill_slots in (0, 2):
+        w = world(n_prefill_slots=n_prefill_slots)
+        w.submit("a", text(N_CTX), max_tokens=9, overflow="shift", priority=priority, banned_strings=("e",))
+        w.run()
+        assert w.finals["a"].usage["completion_tokens"] == 9
+        check_idle(w)
+        texts.append(w.texts["a"])
+    assert texts[0] == texts[1]
+
+
 def test_a_shift_reads_the_tail_alone() -> None:
     import uma_core.metrics.catalog as m
 

@@ -24,7 +24,7 @@ class Slots:
         self._table = table
         self._cache = cache
         self._meters = meters
-        self.on_leave: Callable[[Session], None] = lambda session: None  # it is about to lose its sequence
+        self.on_leave: Callable[[Session], None] = lambda session: None  # its KV is about to be lost or to change
         self.can_shift = False  # some session may reach the context's end and go on
         cache.on_free = table.give_back
 
@@ -83,7 +83,9 @@ class Slots:
         shifting = [session for session in self._table if session.is_shifting]
         self.can_shift = bool(shifting)
         for session in shifting:
-            if session.phase is Phase.DECODE and session.transfer is None and session.n_past >= n_ctx:
+            if _is_full(session, n_ctx) and session.first_token is not None:
+                self.on_leave(session)  # that token follows the context as it was read
+            if _is_full(session, n_ctx):
                 self._shift(session)
 
     def rewind(self, session: Session, n: int) -> None:
@@ -110,3 +112,8 @@ class Slots:
 
         session.n_seen = max(session.n_seen, session.n_past)  # KV that comes back later is not the prompt's
         self._cache.shift(session, session.n_head, reread)
+
+
+def _is_full(session: Session, n_ctx: int) -> bool:
+    """Whether the session has reached the context's end, and nothing moves its KV now."""
+    return session.phase is Phase.DECODE and session.transfer is None and session.n_past >= n_ctx
