@@ -114,6 +114,15 @@ class TestBackgroundStreams:
         assert sids(run(state), Phase.DECODE) == [0]
         assert len(sids(run(state._replace(tick=1001)), Phase.DECODE)) == 2
 
+    def test_streams_that_may_starve_in_each_round_leave_prompts_every_other_one(self):
+        config = SchedulerConfig(starvation_ticks=1)
+        worker = talking(1, BACK, n_past=100, t_last_ns=NOW - 8 * SOLO)
+        prompt = reading(2, BACK, n_prompt=1200, n_chunk=256, chunk_fraction=0.2, t_progress_ns=NOW - 8 * SOLO)
+        for n_rounds, served in ((1, [2]), (2, [1])):
+            memory = guarded(forced_tick=1000 - n_rounds)
+            plan = run(state_of(talking(0), worker, prompt, memory=memory, config=config))
+            assert [i.sid for i in plan.items if i.sid] == served
+
     def test_on_the_gpu_a_neighbour_rides_along(self):
         plan = run(state_of(talking(0), talking(1, BACK), cost=GPU))
         assert {i.call for i in plan.items} == {0} and len(plan.items) == 2

@@ -235,10 +235,11 @@ def _most(gap: Gap, ordered: list[SessionView], limit: int) -> list[SessionView]
 
 def _is_starving(gap: Gap, wanted: list[SessionView], times: int) -> bool:
     """Whether a background stream got no token for `starvation_ticks` x `times` rounds, and none was forced for as
-    long.
+    long. Two rounds at least: streams that starve in each round would leave prompts none.
     """
     oldest = min(v.t_last_ns or v.t_progress_ns for v in wanted)
-    return n_rounds_without(gap.state, oldest, gap.memory.forced_tick) >= gap.state.config.starvation_ticks * times
+    n_rounds = n_rounds_without(gap.state, oldest, gap.memory.forced_tick)
+    return n_rounds >= max(2, gap.state.config.starvation_ticks * times)
 
 
 def _with_prompt(gap: Gap, grant: Grant, item: PlanItem, view: SessionView) -> Grant:
