@@ -271,6 +271,23 @@ def test_an_answer_that_can_say_nothing_at_all_ends_with_a_code() -> None:
         assert not any(b in rig.text("a") for b in banned[:n_letters])
 
 
+@pytest.mark.parametrize("n_ctx", [4, 6, 12, 20])
+def test_a_string_that_began_before_a_shift_of_the_context_is_taken_back(n_ctx: int) -> None:
+    """What a shift dropped comes back as far as there is room."""
+    texts = []
+    for n_prefill_slots in (0, 2):
+        rig = Rig(FakeModel(n_seq_max=2, n_ctx=2 * n_ctx, n_prefill_slots=n_prefill_slots))
+        matcher = Compiler(new_registry()).compile(rig.engine, Constraint("regex", "(q[a-z]|zabcdefghij)+"))
+        fields = {"banned_strings": ("zabcdefghij",), "overflow": "shift", "ignore_eos": True}
+        rig.submit("a", tokens=[BOS, 116], matcher=matcher, max_tokens=40, **fields)
+        rig.run(1000)
+        assert rig.finals("a")[0].reason is FinishReason.LENGTH and "zabcdefghij" not in rig.text("a")
+        assert rig.executor.meters.taken_back.value >= 11 and not rig.executor.meters.violations.value
+        rig.check_all_free()
+        texts.append(rig.text("a"))
+    assert texts[0] == texts[1]
+
+
 def test_parking_and_a_shift_of_the_context_in_between() -> None:
     free = text_of(FakeModel(n_seq_max=1), n=150)
     banned = tuple(free[i : i + 2] for i in range(0, 40, 5))

@@ -42,3 +42,9 @@ def without_oldest(tokens: np.ndarray, n_head: int) -> np.ndarray:
     """Return a full context's tokens without the older half of the part after the head."""
     n_tail = (len(tokens) - n_head) // 2
     return np.concatenate([tokens[:n_head], tokens[len(tokens) - n_tail :]])
+
+
+def newest(tokens: np.ndarray, n_head: int, n_ctx: int) -> np.ndarray:
+    """Return a text's tokens, the last of which is not computed yet, as shifts of the context would leave them."""
+    n_tail = (n_ctx - n_head) // 2 + 1
+    return tokens if len(tokens) <= n_ctx else np.concatenate([tokens[:n_head], tokens[len(tokens) - n_tail :]])

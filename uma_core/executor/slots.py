@@ -93,9 +93,13 @@ class Slots:
 
         The last one that stays is computed again.
         """
-        n_kept = session.n_past - n
         session.n_seen = max(session.n_seen, session.n_past)
-        session.take_back(n)
+        n_left, n_kept = session.n_content - n, session.n_past - n
+        tokens = session.content(n_left)
+        if session.is_shifting and n_left <= session.n_head:  # what began the string was dropped by a shift
+            tokens = overflow.newest(session.text_without(n), session.n_head, self._engine.info.n_ctx_seq)
+            n_kept = min(session.n_head, len(tokens) - 1)
+        session.take_back(n, tokens)
         session.become(Phase.PREFILL)
         self._cache.shift(session, n_kept)
 

@@ -278,9 +278,12 @@ class Session:
         """Positions up to and with the last token that there is, computed or not."""
         return self.n_prompt + len(self.generated) - self.n_folded
 
-    def take_back(self, n: int) -> None:
-        """Forget the last n generated tokens. The remaining ones are to be read again as far as their KV is gone."""
-        tokens = self.content(self.n_content - n)
+    def text_without(self, n: int) -> np.ndarray:
+        """Return the prompt as it was given and the answer, without the last n tokens, whatever the context dropped."""
+        return np.concatenate([self.given, np.array(self.generated[: len(self.generated) - n], np.int32)])
+
+    def take_back(self, n: int, tokens: np.ndarray) -> None:
+        """Forget the last n generated tokens: `tokens` are left, to be read again as far as their KV is gone."""
         del self.generated[len(self.generated) - n :]
         self.reread(tokens[:-1] if self.generated else tokens)
 
