@@ -41,13 +41,38 @@ from perf.servers import ServerError
 from perf.shapes import SHAPES
 from uma_core.errors import UmaError
 
-_OUT = Path("perf/out")
 ENGINES = ("auto", "llama", "graph")
+Option = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+_OUT = Path("perf/out")
 _FOLDER = click.Path(file_okay=False, path_type=Path)
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _COUNT = click.IntRange(min=1)
+
+
+def _count(flag: str, default: int, help: str, *name: str) -> Option:
+    return click.option(flag, *name, type=_COUNT, default=default, show_default=True, help=help)
+
+
+def _out(default: Path, help: str = "Folder for results.") -> Option:
+    return click.option("--out", type=_FOLDER, default=default, show_default=True, help=help)
+
+
+_MODEL = click.option(
+    "--model", default="0.5b-q8_0", show_default=True, metavar="SHAPE|PATH", help="A shape, or a GGUF file."
+)
+_TRAINED = click.option("--model", required=True, metavar="PATH", help="A trained GGUF.")
+_TEXT = click.argument("text", type=_FILE, nargs=-1, required=True)
 _ISA = click.option(
     "--isa", envvar="UMA_ISA", default="auto", show_default=True, help="Our kernels of another instruction set."
 )
+_GPU_LAYERS = click.option(
+    "--gpu-layers", type=click.IntRange(min=-1), default=0, show_default=True, help="Layers on the GPU; -1: all."
+)
+_THREADS = _count("--threads", 2, "Compute threads.")
+_SERVER_THREADS = _count("--threads", 2, "Compute threads of every server.")
+_REPEATS = _count("--repeats", 5, "How often everything is measured.")
+_ROUNDS = _count("--rounds", 9, "Calls of each engine per case; the median is shown.")
 
 
 def _counts(ctx: click.Context, param: click.Parameter, value: str) -> list[int]:
@@ -94,37 +119,21 @@ def list_() -> None:
 def _shared(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options of everything that runs servers."""
     for option in (
-        click.option(
-            "--model", default="0.5b-q8_0", show_default=True, metavar="SHAPE|PATH", help="A shape, or a GGUF file."
-        ),
-        click.option("--threads", type=_COUNT, default=2, show_default=True, help="Compute threads of every server."),
-        click.option("--repeats", type=_COUNT, default=5, show_default=True, help="How often everything is measured."),
+        _MODEL,
+        _SERVER_THREADS,
+        _REPEATS,
         click.option(
             "--peer-repeats",
             type=click.FloatRange(min=0),
             default=float("inf"),
             help="Repeats in which other servers take part; for scenarios that take them minutes.",
         ),
-        click.option(
-            "--scale", type=_COUNT, default=1, show_default=True, help="Multiply all lengths (4 for a large GPU)."
-        ),
+        _count("--scale", 1, "Multiply all lengths (4 for a large GPU)."),
         click.option("--seed", default=1, show_default=True, help="Seed of prompts and arrivals."),
-        click.option(
-            "--gpu-layers",
-            type=click.IntRange(min=-1),
-            default=0,
-            show_default=True,
-            help="Layers on the GPU; -1: all.",
-        ),
+        _GPU_LAYERS,
         click.option("--max-minutes", default=float("inf"), help="Start no repeat that would end later."),
-        click.option(
-            "--beside",
-            type=_COUNT,
-            default=1,
-            show_default=True,
-            help="Repeats at a time, each on cores of its own (Linux).",
-        ),
-        click.option("--out", type=_FOLDER, default=_OUT, show_default=True, help="Folder for results."),
+        _count("--beside", 1, "Repeats at a time, each on cores of its own (Linux)."),
+        _out(_OUT),
     ):
         command = option(command)
     return command
@@ -165,13 +174,7 @@ def run(
 
 @main.command(short_help="Run the acceptance table and print a verdict per row.")
 @click.option("--quick", is_flag=True, help="One repeat, without the 16k and 32k contexts: a look, not evidence.")
-@click.option(
-    "--long-repeats",
-    type=_COUNT,
-    default=2,
-    show_default=True,
-    help="Repeats of the 16k and 32k contexts, which take minutes each.",
-)
+@_count("--long-repeats", 2, "Repeats of the 16k and 32k contexts, which take minutes each.")
 @click.option("--only", multiple=True, help="Judge only these scenarios. Repeatable.")
 @click.option(
     "--engine",
@@ -243,14 +246,8 @@ def stages(stages: tuple[str, ...], names: tuple[str, ...], **options: Any) -> N
     help="On the real daemon, interleaved with the whole one; else in the simulator.",
 )
 @click.option("--constants", "are_constants", is_flag=True, help="Halve and double the policy's tuned numbers instead.")
-@click.option(
-    "--seeds",
-    type=_COUNT,
-    default=4,
-    show_default=True,
-    help="Simulations of each case on a machine that is not exact.",
-)
-@click.option("--processes", type=_COUNT, default=2, show_default=True, help="Simulations at a time.")
+@_count("--seeds", 4, "Simulations of each case on a machine that is not exact.")
+@_count("--processes", 2, "Simulations at a time.")
 @click.option(
     "--scenario",
     "names",
@@ -302,10 +299,10 @@ def ablate(
 
 
 @main.command(short_help="Measure the time between decode calls.")
-@click.option("--model", default="0.5b-q8_0", show_default=True, metavar="SHAPE|PATH", help="A shape, or a GGUF file.")
-@click.option("--threads", type=_COUNT, default=2, show_default=True, help="Compute threads.")
-@click.option("--repeats", type=_COUNT, default=3, show_default=True, help="How often everything is measured.")
-@click.option("--out", type=_FOLDER, default=_OUT / "tick", show_default=True, help="Folder for results.")
+@_MODEL
+@_THREADS
+@_count("--repeats", 3, "How often everything is measured.")
+@_out(_OUT / "tick")
 def tick(model: str, threads: int, repeats: int, out: Path) -> None:
     """Measure the time between decode calls for 1, 4 and 16 sequences, inside our executor."""
     from perf.tick import measure  # loads the engine
@@ -327,11 +324,11 @@ def tick(model: str, threads: int, repeats: int, out: Path) -> None:
 
 
 @main.command(short_help="Measure what the HTTP gateway costs.")
-@click.option("--repeats", type=_COUNT, default=5, show_default=True, help="How often everything is measured.")
+@_REPEATS
 @click.option(
     "--step-ms", default=5.0, show_default=True, help="Between two tokens of a stream: as a model would take."
 )
-@click.option("--out", type=_FOLDER, default=_OUT / "gateway", show_default=True, help="Folder for results.")
+@_out(_OUT / "gateway")
 def gateway(repeats: int, step_ms: float, out: Path) -> None:
     """Measure what the HTTP gateway costs a token and a first token, on an engine that costs nothing."""
     from perf.gateway import measure
@@ -349,11 +346,9 @@ def gateway(repeats: int, step_ms: float, out: Path) -> None:
 
 
 @main.command(short_help="Time decode ticks and prompt chunks of both engines.")
-@click.option("--model", default="0.5b-q8_0", show_default=True, metavar="SHAPE|PATH", help="A shape, or a GGUF file.")
-@click.option("--threads", type=_COUNT, default=2, show_default=True, help="Compute threads.")
-@click.option(
-    "--rounds", type=_COUNT, default=9, show_default=True, help="Calls of each engine per case; the median is shown."
-)
+@_MODEL
+@_THREADS
+@_ROUNDS
 @click.option("--only", multiple=True, help="Only cases whose name contains this. Repeatable.")
 @_ISA
 def engines(model: str, threads: int, rounds: int, only: tuple[str, ...], isa: str) -> None:
@@ -371,7 +366,7 @@ def engines(model: str, threads: int, rounds: int, only: tuple[str, ...], isa: s
 
 
 @main.command(short_help="Tell what batch sizes cost MODEL on this machine.")
-@click.option("--model", default="0.5b-q8_0", show_default=True, metavar="SHAPE|PATH", help="A shape, or a GGUF file.")
+@_MODEL
 @click.option(
     "--threads",
     type=click.IntRange(min=0),
@@ -382,13 +377,11 @@ def engines(model: str, threads: int, rounds: int, only: tuple[str, ...], isa: s
 @click.option(
     "--engine", default="graph", show_default=True, type=click.Choice(["llama", "graph"]), help="Which engine."
 )
-@click.option(
-    "--gpu-layers", type=click.IntRange(min=-1), default=0, show_default=True, help="Layers on the GPU; -1: all."
-)
+@_GPU_LAYERS
 @click.option(
     "--depth", type=click.IntRange(min=0), default=512, show_default=True, help="Positions that each sequence holds."
 )
-@click.option("--rounds", type=_COUNT, default=7, show_default=True, help="Calls of each size; the fastest counts.")
+@_count("--rounds", 7, "Calls of each size; the fastest counts.")
 @_ISA
 def batches(model: str, threads: int, engine: str, gpu_layers: int, depth: int, rounds: int, isa: str) -> None:
     """Tell what batch sizes cost MODEL on this machine, and which options follow (docs/TUNING.md)."""
@@ -402,13 +395,13 @@ def batches(model: str, threads: int, engine: str, gpu_layers: int, depth: int, 
 
 @main.command(short_help="Compare speed with and without speculation.")
 @click.argument("workloads", nargs=-1, metavar="[WORKLOAD]...")
-@click.option("--model", default="0.5b-q8_0", show_default=True, metavar="SHAPE|PATH", help="A shape, or a GGUF file.")
-@click.option("--threads", type=_COUNT, default=2, show_default=True, help="Compute threads.")
+@_MODEL
+@_THREADS
 @click.option(
     "--streams", metavar="N,...", callback=_counts, default="1,2,4,8", show_default=True, help="How many at a time."
 )
 @click.option("--storm/--no-storm", "has_storm", default=True, help="Beside a prefill storm, too.")
-@click.option("--repeats", type=_COUNT, default=5, show_default=True, help="How often everything is measured.")
+@_REPEATS
 @click.option(
     "--mode",
     type=click.Choice(("auto", "lookup", "draft")),
@@ -416,10 +409,8 @@ def batches(model: str, threads: int, engine: str, gpu_layers: int, depth: int, 
     show_default=True,
     help="Of speculation; where rows are not exact, as on a GPU, auto drafts nothing.",
 )
-@click.option(
-    "--gpu-layers", type=click.IntRange(min=-1), default=0, show_default=True, help="Layers on the GPU; -1: all."
-)
-@click.option("--out", type=_FOLDER, default=_OUT / "replay", show_default=True, help="Folder for results.")
+@_GPU_LAYERS
+@_out(_OUT / "replay")
 def replay(
     workloads: tuple[str, ...],
     model: str,
@@ -468,15 +459,15 @@ def replay(
 
 
 @main.command(short_help="Compare tokens a second of a trained MODEL that answers TASKS.")
-@click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.argument("tasks", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--draft", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A draft model's GGUF.")
+@click.argument("model", type=_FILE)
+@click.argument("tasks", nargs=-1, required=True, type=_FILE)
+@click.option("--draft", type=_FILE, help="A draft model's GGUF.")
 @click.option("--kinds", default="edit,tools,json,chat", show_default=True, help="Which tasks.")
 @click.option(
     "--streams", metavar="N,...", callback=_counts, default="1,4", show_default=True, help="How many at a time."
 )
-@click.option("--repeats", type=_COUNT, default=5, show_default=True, help="Each has tasks of its own.")
-@click.option("--out", type=_FOLDER, default=_OUT / "answers", show_default=True, help="Folder for logs.")
+@_count("--repeats", 5, "Each has tasks of its own.")
+@_out(_OUT / "answers", "Folder for logs.")
 def answers(
     model: Path, tasks: tuple[Path, ...], draft: Path | None, kinds: str, streams: list[int], repeats: int, out: Path
 ) -> None:
@@ -519,9 +510,7 @@ def drafts(prices: str) -> None:
 
 
 @main.command(short_help="Compare two simulated daemons behind the router with one.")
-@click.option(
-    "--repeats", type=_COUNT, default=5, show_default=True, help="Measurements of one and of two daemons, in turn."
-)
+@_count("--repeats", 5, "Measurements of one and of two daemons, in turn.")
 def cluster(repeats: int) -> None:
     """Compare the tokens a second of two simulated daemons behind the cluster's router with those of one. 20 s a
     repeat.
@@ -541,10 +530,10 @@ def cluster(repeats: int) -> None:
 
 @main.command(short_help="Measure each type of weights beside llama-server.")
 @click.argument("shapes", nargs=-1, metavar="[SHAPE...]")
-@click.option("--threads", type=_COUNT, default=2, show_default=True, help="Compute threads of every server.")
-@click.option("--repeats", type=_COUNT, default=5, show_default=True, help="How often everything is measured.")
+@_SERVER_THREADS
+@_REPEATS
 @click.option("--engine", type=click.Choice(ENGINES), default="auto", show_default=True, help="Engine of our daemon.")
-@click.option("--out", type=_FOLDER, default=_OUT / "quants", show_default=True, help="Folder for results, one each.")
+@_out(_OUT / "quants", "Folder for results, one each.")
 def quants(shapes: tuple[str, ...], threads: int, repeats: int, engine: str, out: Path) -> None:
     """Measure our daemon beside llama-server for each type of weights: one, four and eight streams, and prompts
     (about 3 minutes a SHAPE); with 8 threads or more, four and sixteen streams.
@@ -563,10 +552,8 @@ def quants(shapes: tuple[str, ...], threads: int, repeats: int, engine: str, out
 
 @main.command(short_help="Tell what share of the memory's speed one stream reaches.")
 @click.argument("models", nargs=-1, metavar="[SHAPE|PATH...]")
-@click.option(
-    "--threads", type=_COUNT, default=2, show_default=True, help="Compute threads, and threads of the plain read."
-)
-@click.option("--rounds", type=_COUNT, default=15, show_default=True, help="Steps and reads, in turn.")
+@_count("--threads", 2, "Compute threads, and threads of the plain read.")
+@_count("--rounds", 15, "Steps and reads, in turn.")
 @_ISA
 def bandwidth(models: tuple[str, ...], threads: int, rounds: int, isa: str) -> None:
     """Tell what share of the memory's speed one stream's steps reach; default: 1B Q8_0 and Q4_K_M."""
@@ -593,9 +580,7 @@ def bandwidth(models: tuple[str, ...], threads: int, rounds: int, isa: str) -> N
     show_default=True,
     help="Numbers of threads; those beyond the processors are left out.",
 )
-@click.option(
-    "--rounds", type=_COUNT, default=9, show_default=True, help="Calls of each engine per case; the median is shown."
-)
+@_ROUNDS
 def threads_(model: str, counts: list[int], rounds: int) -> None:
     """Tell how decode steps and prompts scale with threads, beside llama.cpp's."""
     from perf.threads import measure, table  # loads the engine
@@ -607,7 +592,7 @@ def threads_(model: str, counts: list[int], rounds: int) -> None:
 
 
 @main.command(short_help="Simulate the cluster's router.")
-@click.option("--sessions", type=_COUNT, default=200, show_default=True, help="Agents of the first trace.")
+@_count("--sessions", 200, "Agents of the first trace.")
 @click.option(
     "--nodes",
     type=click.IntRange(min=0),
@@ -615,7 +600,7 @@ def threads_(model: str, counts: list[int], rounds: int) -> None:
     show_default=True,
     help="Then this many daemons at once; 0: none. 1000 take minutes.",
 )
-@click.option("--requests", type=_COUNT, default=1_000_000, show_default=True, help="Requests to these daemons.")
+@_count("--requests", 1_000_000, "Requests to these daemons.")
 def router(sessions: int, nodes: int, requests: int) -> None:
     """Simulate the cluster's router: cached tokens and times to the first token beside other ways to route, and what
     a choice costs.
@@ -630,12 +615,10 @@ def router(sessions: int, nodes: int, requests: int) -> None:
 
 
 @main.command()
-@click.argument("text", type=click.Path(exists=True, dir_okay=False, path_type=Path), nargs=-1, required=True)
-@click.option("--model", required=True, metavar="PATH", help="A trained GGUF.")
-@click.option(
-    "--tokens", "n_tokens", type=_COUNT, default=20_000, show_default=True, help="Most tokens of the text to use."
-)
-@click.option("--threads", type=_COUNT, default=2, show_default=True, help="Compute threads.")
+@_TEXT
+@_TRAINED
+@_count("--tokens", 20_000, "Most tokens of the text to use.", "n_tokens")
+@_THREADS
 def perplexity(text: tuple[Path, ...], model: str, n_tokens: int, threads: int) -> None:
     """Compare the engines' perplexities over the TEXT files."""
     from perf.perplexity import perplexities  # loads the engine
@@ -647,13 +630,11 @@ def perplexity(text: tuple[Path, ...], model: str, n_tokens: int, threads: int) 
 
 
 @main.command(short_help="Tell how far predictions with quantised weights are off.")
-@click.argument("text", type=click.Path(exists=True, dir_okay=False, path_type=Path), nargs=-1, required=True)
-@click.option("--model", required=True, metavar="PATH", help="A trained GGUF.")
+@_TEXT
+@_TRAINED
 @click.option("--type", "kinds", multiple=True, help="Only these types of weights. Repeatable.")
-@click.option(
-    "--tokens", "n_tokens", type=_COUNT, default=3_000, show_default=True, help="Most tokens of the text to use."
-)
-@click.option("--threads", type=_COUNT, default=2, show_default=True, help="Compute threads.")
+@_count("--tokens", 3_000, "Most tokens of the text to use.", "n_tokens")
+@_THREADS
 def fidelity(text: tuple[Path, ...], model: str, kinds: tuple[str, ...], n_tokens: int, threads: int) -> None:
     """Tell how far predictions with quantised weights are from exact ones of the same weights, beside ggml's
     kernels, over the TEXT files.
@@ -674,20 +655,11 @@ def fidelity(text: tuple[Path, ...], model: str, kinds: tuple[str, ...], n_token
 
 
 @main.command(short_help="Compare greedy continuations with llama.cpp's.")
-@click.argument("text", type=click.Path(exists=True, dir_okay=False, path_type=Path), nargs=-1, required=True)
-@click.option("--model", required=True, metavar="PATH", help="A trained GGUF.")
-@click.option(
-    "--prompts",
-    "n_prompts",
-    type=_COUNT,
-    default=200,
-    show_default=True,
-    help="Pieces of the text, of 5 to 400 tokens.",
-)
-@click.option(
-    "--tokens", "n_new", type=_COUNT, default=32, show_default=True, help="Tokens that each prompt is continued by."
-)
-@click.option("--threads", type=_COUNT, default=2, show_default=True, help="Compute threads.")
+@_TEXT
+@_TRAINED
+@_count("--prompts", 200, "Pieces of the text, of 5 to 400 tokens.", "n_prompts")
+@_count("--tokens", 32, "Tokens that each prompt is continued by.", "n_new")
+@_THREADS
 def greedy(text: tuple[Path, ...], model: str, n_prompts: int, n_new: int, threads: int) -> None:
     """Compare greedy continuations of pieces of the TEXT files with llama.cpp's, and partings with its kernels'
     noise.
