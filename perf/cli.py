@@ -86,12 +86,12 @@ def _counts(ctx: click.Context, param: click.Parameter, value: str) -> list[int]
 
 
 class _Group(click.Group):
-    """Says in a line what the product refuses, such as a model that is not there."""
+    """Says in a line what is refused, such as a model that is not there, or what failed, such as a server's start."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except UmaError as error:
+        except (UmaError, ServerError, BuildError, MixedCommits) as error:
             raise click.ClickException(str(error)) from error
 
 
@@ -335,12 +335,9 @@ def gateway(repeats: int, step_ms: float, out: Path) -> None:
 
     results = _results({"step_ms": step_ms})
     results.titles["gateway"] = "what the gateway adds to the socket"
-    try:
-        for figures in measure(repeats, step_ms, out / "logs"):
-            click.echo("  ".join(f"{name} {value:.4g}" for name, value in figures.items()))
-            results.cell("gateway", HTTP).figures.append(figures)
-    except ServerError as error:
-        raise click.ClickException(str(error)) from error
+    for figures in measure(repeats, step_ms, out / "logs"):
+        click.echo("  ".join(f"{name} {value:.4g}" for name, value in figures.items()))
+        results.cell("gateway", HTTP).figures.append(figures)
     results.save(out)
     _write(results, out, GATEWAY_CRITERIA)
 
@@ -705,11 +702,7 @@ def scorecard_(folders: tuple[Path, ...], docs: Path) -> None:
     """Generate docs/FINDINGS.md, docs/BENCHMARKS.md and docs/SCORECARD.md from the results in FOLDERS (default:
     those of perf/measured).
     """
-    try:
-        paths = scorecard.write([_load(folder) for folder in folders or scorecard.measured()], docs)
-    except MixedCommits as error:
-        raise click.ClickException(str(error)) from error
-    for path in paths:
+    for path in scorecard.write([_load(folder) for folder in folders or scorecard.measured()], docs):
         click.echo(path)
 
 
@@ -742,13 +735,10 @@ def _execute(plan: Plan, criteria: tuple[Criterion, ...], n_lanes: int, more: di
     settings |= {"repeats_at_a_time": n_lanes} if n_lanes > 1 else {}
     settings |= more or {}
     results = _results(settings)
-    try:
-        if n_lanes > 1:
-            run_beside(plan, n_lanes, make_server, results, click.echo)
-        else:
-            Harness(plan, make_server, results, click.echo).run()
-    except (ServerError, BuildError) as error:
-        raise click.ClickException(str(error)) from error
+    if n_lanes > 1:
+        run_beside(plan, n_lanes, make_server, results, click.echo)
+    else:
+        Harness(plan, make_server, results, click.echo).run()
     _write(results, plan.out, criteria)
     return results
 
