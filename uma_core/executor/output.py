@@ -77,7 +77,7 @@ class Output:
     def _deliver_watched(self, session: Session, token: TokenId, now_ns: int) -> None:
         """A token that may mean more than its text: to a grammar, a stop list, a thought, a prompt that is scored."""
         if token < 0:
-            self.fail(session, self._why_none(session), now_ns)
+            self._end_without_token(session, now_ns)
             return
         if session.scoring is not None:
             if session.phase is not Phase.DONE:  # a row of the same call before this one may have failed
@@ -123,19 +123,24 @@ class Output:
         elif session.matcher is not None or session.thinking is not None:
             self._steer(session, now_ns)
 
-    def _why_none(self, session: Session) -> UmaError:
-        """No token was drawn for a session that ends of it. What the client asked for is no fault of the engine."""
+    def _end_without_token(self, session: Session, now_ns: int) -> None:
+        """End a session for which no token was drawn. What the client asked for is no fault of the engine."""
+        if not self._is_none_allowed(session):
+            self.fail(session, UmaError(ErrorCode.SAMPLER_FAILED), now_ns)
+            return
+        what = NO_TOKEN if _is_banning(session) else NONE_ALLOWED
+        self._break_off(session, UmaError(ErrorCode.CONSTRAINT_FAILED, what), now_ns)
+
+    def _is_none_allowed(self, session: Session) -> bool:
+        """Whether the sampler refuses every token that the constraint and the banned strings leave."""
         sampler, mask = session.sampler, session.matcher.mask if session.matcher is not None else None
-        is_banned = session.bans is not None and session.bans.is_set
-        if sampler is not None and (mask is not None or is_banned):
-            allowed: Iterable[int] = range(self._engine.info.n_vocab)
-            if mask is not None:
-                bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: self._engine.info.n_vocab]
-                allowed = np.flatnonzero(bits)
-            if not any(sampler.force(int(token)) for token in allowed):
-                session.is_kv_good = True  # the row is good; nothing may follow it
-                return UmaError(ErrorCode.CONSTRAINT_FAILED, NO_TOKEN if is_banned else NONE_ALLOWED)
-        return UmaError(ErrorCode.SAMPLER_FAILED)
+        if sampler is None or (mask is None and not _is_banning(session)):
+            return False
+        allowed: Iterable[int] = range(self._engine.info.n_vocab)
+        if mask is not None:
+            bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: self._engine.info.n_vocab]
+            allowed = np.flatnonzero(bits)
+        return not any(sampler.force(int(token)) for token in allowed)
 
     def _steer(self, session: Session, now_ns: int) -> None:
         """Tell the sampler the next token where there is no choice: the end of a thought that is over its budget
@@ -331,6 +336,11 @@ class Output:
             return None
         tail = (self._engine.piece(int(token), True) for token in session.prompt[-PROMPT_TAIL:])
         return Thinking(wanted, b"".join(tail))
+
+
+def _is_banning(session: Session) -> bool:
+    """Whether tokens are banned now, because a banned string was taken back."""
+    return session.bans is not None and session.bans.is_set
 
 
 def is_plain(session: Session) -> bool:
