@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from native import build as native_build
-from uma_core.config.load import Inputs, diff, load
+from uma_core.config.load import SCHEMA, Inputs, diff, load
 from uma_core.config.options import BY_KEY, OPTIONS, Config
 from uma_core.config.presets import PRESETS
 from uma_core.config.schema import check, write_value
@@ -333,7 +333,7 @@ def test_any_text_is_a_value_or_a_coded_error(opt, text):
         except UmaError as error:
             assert error.error is ErrorCode.CONFIG_INVALID and opt.key.split(".")[0] in error.message
         else:
-            assert isinstance(config.get(opt), opt.kind)
+            assert isinstance(SCHEMA.get(config, opt), opt.kind)
 
 
 YAML_VALUES = st.recursive(
@@ -353,7 +353,7 @@ def test_any_yaml_value_is_a_value_or_a_coded_error(tmp_path_factory, opt, value
     except UmaError as error:
         assert error.error is ErrorCode.CONFIG_INVALID
     else:
-        assert isinstance(config.get(opt), opt.kind)
+        assert isinstance(SCHEMA.get(config, opt), opt.kind)
 
 
 @given(st.binary(max_size=64))
@@ -381,7 +381,9 @@ def test_what_is_written_is_read_back(write):
     for section in dict.fromkeys(opt.section for opt in OPTIONS):
         lines += [f"{section}:"]
         lines += [
-            f"  {opt.name}: {write_value(v)}" for opt, v in config.items() if opt.section == section and "." in opt.key
+            f"  {opt.name}: {write_value(v)}"
+            for opt, v in SCHEMA.items(config)
+            if opt.section == section and "." in opt.key
         ]
     assert build(path=write(os.linesep.join(lines)))[0] == config
 
@@ -400,7 +402,7 @@ def test_off_and_on_without_quotes_mean_what_they_say(tmp_path, text, key, value
     path = tmp_path / "config.yaml"
     path.write_text(text)
     config, _ = load(Inputs({}, {}, str(path)))
-    assert config.get(BY_KEY[key]) == value
+    assert SCHEMA.get(config, BY_KEY[key]) == value
 
 
 def test_a_boolean_where_it_means_nothing_is_refused(tmp_path):
@@ -426,7 +428,7 @@ def test_metrics_are_not_offered_to_other_machines(text):
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_sets_its_options_and_no_others(name):
     config, sources = build({"preset": name})
-    changed = {opt.key: value for opt, value in config.items() if value != Config().get(opt)}
+    changed = {opt.key: value for opt, value in SCHEMA.items(config) if value != SCHEMA.get(Config(), opt)}
     assert changed == {"preset": name, **PRESETS[name].values}
     assert {key for key, origin in sources.origins.items() if origin == f"preset {name}"} == set(PRESETS[name].values)
 

@@ -61,4 +61,5 @@ def load(inputs: Inputs) -> tuple[Config, Sources]:
 
 def diff(old: Config, new: Config) -> list[Change]:
     """List what differs, in the order of declaration. Pure."""
-    return [Change(opt.key, old.get(opt), value, opt.reload) for opt, value in new.items() if old.get(opt) != value]
+    both = zip(SCHEMA.items(old), SCHEMA.items(new), strict=True)
+    return [Change(opt.key, before, after, opt.reload) for (opt, before), (_, after) in both if before != after]

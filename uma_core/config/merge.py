@@ -108,7 +108,8 @@ def merge(schema: Schema[C], inputs: Inputs) -> tuple[C, Sources]:
             values[key], origins[key] = value, f"preset {values['preset']}"
     if not problems:
         config = _build(schema, values, origins)
-        problems = [f"{key} {complaint[:N_TEXT_MOST]} ({origins[key]})" for key, complaint in schema.conflicts(config)]
+        complaints = (*_over_caps(schema, config), *schema.conflicts(config))
+        problems = [f"{key} {complaint[:N_TEXT_MOST]} ({origins[key]})" for key, complaint in complaints]
     if problems:
         raise UmaError(ErrorCode.CONFIG_INVALID, "; ".join(problems), problems=problems)
     return config, Sources(inputs, origins, tuple(_unknown_variables(schema, inputs.environ)))
@@ -126,19 +127,23 @@ def _lower_defaults(schema: Schema[C], config: C, origins: dict[str, str]) -> C:
     """Lower defaults, and values of a preset, to the caps that the user set: a user who sets n_batch need not set
     n_ubatch too.
     """
-    for opt, value in schema.items(config):
+    for opt in schema.options:
         cap = opt.extra.get("cap", "")
-        if (
-            cap
-            and origins[opt.key].startswith(("default", "preset "))
-            and value > schema.get(config, schema.by_key[cap])
-        ):
-            section = dataclasses.replace(
-                getattr(config, opt.section), **{opt.name: schema.get(config, schema.by_key[cap])}
-            )
+        if not cap or not origins[opt.key].startswith(("default", "preset ")):
+            continue
+        most = schema.get(config, schema.by_key[cap])
+        if schema.get(config, opt) > most:
+            section = dataclasses.replace(getattr(config, opt.section), **{opt.name: most})
             config = dataclasses.replace(config, **{opt.section: section})  # type: ignore[type-var]
             origins[opt.key] += f", lowered to {cap}"
     return config
+
+
+def _over_caps(schema: Schema[C], config: C) -> Iterator[tuple[str, str]]:
+    for opt, value in schema.items(config):
+        cap = opt.extra.get("cap", "")
+        if cap and value > (most := schema.get(config, schema.by_key[cap])):
+            yield opt.key, f"must be at most {cap} ({most}), not {value}"
 
 
 def _from_flags(schema: Schema[C], flags: Mapping[str, str | bool]) -> Iterator[_Given]:

@@ -688,13 +688,6 @@ class Config:
     http: HttpOptions = field(default_factory=HttpOptions)
     log: LogOptions = field(default_factory=LogOptions)
 
-    def get(self, opt: Option) -> Any:
-        return getattr(getattr(self, opt.section), opt.name)
-
-    def items(self) -> Iterator[tuple[Option, Any]]:
-        """Yield every option with its value, in the order of declaration."""
-        return ((opt, self.get(opt)) for opt in OPTIONS)
-
 
 def _all_options() -> Iterator[Option]:
     for section in dataclasses.fields(Config):
@@ -708,10 +701,6 @@ BY_KEY: dict[str, Option] = {opt.key: opt for opt in OPTIONS}
 def conflicts(config: Config) -> Iterator[tuple[str, str]]:
     """Yield (key, complaint) for values that do not fit together."""
     engine, scheduler = config.engine, config.scheduler
-    for opt, value in config.items():
-        cap = opt.extra.get("cap")
-        if cap and value > config.get(BY_KEY[cap]):
-            yield opt.key, f"must be at most {cap} ({config.get(BY_KEY[cap])}), not {value}"
     if 0 < engine.n_ctx < engine.n_seq:
         yield "engine.n_ctx", f"must give each of the {engine.n_seq} sequences at least one cell, not {engine.n_ctx}"
     if engine.mtp and config.speculation.draft_model:
