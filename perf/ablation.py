@@ -179,17 +179,17 @@ def change(constant: Constant, value: float) -> None:
             setattr(module, constant.name, value)
 
 
-def _one(job: tuple[str | tuple[Constant, float], int, tuple[str, ...]]) -> dict[Point, float]:
-    without, n_seeds, cases = job
+def _one(job: tuple[str | tuple[Constant, float], int]) -> dict[Point, float]:
+    without, n_seeds = job
     if isinstance(without, tuple):
         change(*without)
     elif without:
         switch_off(without)
-    return survey(cases, n_seeds=n_seeds)
+    return survey(n_seeds=n_seeds)
 
 
 def simulate(
-    changes: Iterable[str | tuple[Constant, float]], n_seeds: int, n_processes: int = 2, cases: tuple[str, ...] = ()
+    changes: Iterable[str | tuple[Constant, float]], n_seeds: int, n_processes: int
 ) -> Iterator[dict[Point, float]]:
     """Yield the figures of the whole policy, then with each change: without the mechanism of that name, or with another
     value of the constant.
@@ -197,7 +197,7 @@ def simulate(
     Blocks for about a minute each.
     """
     with multiprocessing.get_context("spawn").Pool(n_processes, maxtasksperchild=1) as pool:
-        yield from pool.imap(_one, [(change, n_seeds, cases) for change in ("", *changes)], chunksize=1)
+        yield from pool.imap(_one, [(change, n_seeds) for change in ("", *changes)], chunksize=1)
 
 
 def moved(whole: dict[Point, float], without: dict[Point, float]) -> dict[str, tuple[float, float, Point]]:

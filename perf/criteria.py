@@ -203,13 +203,13 @@ TICK_CRITERIA: tuple[Criterion, ...] = tuple(
 )
 
 
-def for_engine(engine: str, criteria: Sequence[Criterion] = ON_CPU) -> tuple[Criterion, ...]:
+def for_engine(engine: str) -> tuple[Criterion, ...]:
     """Return the same promises for our daemon with `--engine ENGINE`; any engine other than llama's must also be faster
     than that one.
     """
     if engine == "auto":
-        return tuple(criteria)
-    held = _held(f"engine={engine}", criteria)
+        return ON_CPU
+    held = _held(f"engine={engine}", ON_CPU)
     if engine == "llama":  # compared with itself it would be neither faster nor slower
         return tuple(held)
     faster = [

@@ -43,14 +43,14 @@ class Predictions:
         return float((self.log_p.argmax(axis=1) == other.log_p.argmax(axis=1)).mean())
 
 
-def predict(path: str, kv_type: str, text: str, engine_name: str = "llama", n_windows: int = N_WINDOWS) -> Predictions:
+def predict(path: str, kv_type: str, text: str, engine_name: str) -> Predictions:
     """Predict the text. Blocks: for a minute with a small model."""
     n_window = N_READ + N_PREDICTED
     options = EngineOptions(n_ctx=n_window, n_seq=1, threads=2, n_batch=512, n_ubatch=512, kv_type=kv_type)
     engine = open_engine(replace(options, engine=engine_name), path)
     try:
         tokens = np.array(engine.tokenize(text, True, False), np.int32)
-        windows = [tokens[i : i + n_window] for i in range(0, len(tokens) - n_window, n_window)][:n_windows]
+        windows = [tokens[i : i + n_window] for i in range(0, len(tokens) - n_window, n_window)][:N_WINDOWS]
         rows = [row for window in windows for row in _follow(engine, window)]
         return Predictions(np.array(rows, np.float32), np.concatenate([w[N_READ + 1 :] for w in windows]))
     finally:

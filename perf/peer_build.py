@@ -29,7 +29,7 @@ _EXTRA_FLAGS = {
 }
 
 
-def peer_dir(progress: Progress | None = None) -> Path:
+def peer_dir() -> Path:
     """Return the folder with bin/llama-server. Blocks: minutes if it must be built. Raises: BuildError."""
     given = os.environ.get("UMA_PEER_DIR")
     if given:
@@ -37,7 +37,7 @@ def peer_dir(progress: Progress | None = None) -> Path:
         if not (folder / "bin" / SERVER).is_file():
             raise BuildError(f"UMA_PEER_DIR={folder}: there is no bin/{SERVER} in it")
         return folder
-    progress = progress or Progress()
+    progress = Progress()
     pin, backend = load_pin(), chosen_backend()
     tools = find_toolchain(backend)
     flags = peer_flags(pin, backend)
@@ -106,7 +106,7 @@ def collect(source: Path, build: Path, entry: Path) -> None:
         shutil.copytree(folder, entry / "include", dirs_exist_ok=True)
 
 
-def example_server(progress: Progress | None = None) -> Path:
+def example_server() -> Path:
     """Return the script of llama-cpp-python's example server, from the same source distribution."""
     given = os.environ.get("UMA_PERF_EXAMPLE_SERVER")
     if given:
@@ -115,7 +115,7 @@ def example_server(progress: Progress | None = None) -> Path:
     target = root / "perf" / f"example-server-{pin.version}.py"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tarfile.open(fetch_sdist(pin, root, progress or Progress()), "r:gz") as archive:
+        with tarfile.open(fetch_sdist(pin, root, Progress()), "r:gz") as archive:
             member = next((m for m in archive if m.name.endswith("/examples/server/server.py")), None)
             stream = archive.extractfile(member) if member else None
             if stream is None:

@@ -36,7 +36,6 @@ class Setup:
     step_ms: float = 20.0
     n_pages: int = 1024  # pages that a daemon keeps: 64k tokens
     digest_ms: float = 250.0
-    digest_pages: int = 4096
 
 
 class Arrival(NamedTuple):
@@ -333,9 +332,9 @@ class UniformTrace:
         return None
 
 
-def agent(policy: str, setup: Setup | None = None, n_sessions: int = 200, n_kinds: int = 5, seed: int = 1) -> Outcome:
+def agent(policy: str, setup: Setup | None = None, n_sessions: int = 200, n_kinds: int = 5) -> Outcome:
     """Simulate 200 sessions of agents on 8 daemons, unless told otherwise."""
-    trace = AgentTrace(n_sessions, seed=seed, n_kinds=n_kinds)
+    trace = AgentTrace(n_sessions, seed=1, n_kinds=n_kinds)
     return Simulation(setup or Setup(), policy, trace.arrivals(), trace.follow).run()
 
 
@@ -347,12 +346,12 @@ def uniform(
     return Simulation(setup, policy, trace.arrivals(), trace.follow).run()
 
 
-def big(n_nodes: int, n_requests: int, seed: int = 1) -> Outcome:
+def big(n_nodes: int, n_requests: int) -> Outcome:
     """Simulate many daemons, with agents and other requests at once: the cost of a choice."""
     setup = Setup(n_nodes=n_nodes, digest_ms=1000.0)
     n_sessions = n_requests // 24
-    agents = AgentTrace(n_sessions, seed=seed, n_kinds=20)
-    others = UniformTrace(setup, n_requests - n_sessions * 12, 0.2, seed)
+    agents = AgentTrace(n_sessions, seed=1, n_kinds=20)
+    others = UniformTrace(setup, n_requests - n_sessions * 12, 0.2, seed=1)
     stretch = n_sessions * 1.2 / max(1.0, (n_requests - n_sessions * 12) / others._rate)
     starts = (arrival._replace(at_ns=int(arrival.at_ns / stretch)) for arrival in agents.arrivals())
     both = heapq.merge(starts, others.arrivals(), key=lambda arrival: arrival.at_ns)

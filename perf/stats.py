@@ -36,15 +36,14 @@ class Spread:
     median: float
     low: float  # least
     high: float  # greatest
-    iqr: float  # between the quartiles
 
 
 def spread(values: Iterable[float]) -> Spread:
     """Summarise repeats; NaN values (repeats that failed) do not count."""
     kept = [v for v in values if not math.isnan(v)]
     if not kept:
-        return Spread(0, math.nan, math.nan, math.nan, math.nan)
-    return Spread(len(kept), median(kept), min(kept), max(kept), percentile(kept, 75) - percentile(kept, 25))
+        return Spread(0, math.nan, math.nan, math.nan)
+    return Spread(len(kept), median(kept), min(kept), max(kept))
 
 
 def ratio(a: float, b: float) -> float:

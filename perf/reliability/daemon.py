@@ -83,9 +83,9 @@ class Daemon:
     def log_path(self) -> Path:
         return self.folder / "log"
 
-    def wait_until(self, condition: Callable[[], bool], timeout_s: float = START_S) -> None:
+    def wait_until(self, condition: Callable[[], bool]) -> None:
         """Wait for a condition. Raises: Failed."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + START_S
         while not self._holds(condition):
             if self.process is None or self.process.poll() is not None or time.monotonic() > deadline:
                 raise Failed("what was waited for did not come:\n" + self.log_path.read_text(errors="replace")[-3000:])
