@@ -209,6 +209,7 @@ MAX_DIM = 512
 MAX_LATENT = 1024  # longest row of K if V is its beginning
 MAX_TAPS = 16  # most taps of a convolution (native/graph/recurrent.c)
 DIM_STEP = 16  # dimensions of a recurrence's states are multiples of this
+WINDOW_PATTERN = "attention.sliding_window_pattern"
 PER_LAYER = {"feed_forward_length", "attention.head_count", "attention.head_count_kv"}  # may be lists in every family
 
 
@@ -396,10 +397,10 @@ def window_of(meta: Meta, usual: int | None = None) -> int:
     return window
 
 
-def windowed_by(meta: Meta, pattern: int, key: str = "attention.sliding_window_pattern") -> list[bool]:
+def windowed_by(meta: Meta, pattern: int) -> list[bool]:
     """Which layers have a window: those that the file lists, or all but the last of each `pattern`; 0: all."""
-    listed = meta.flags(key)
+    listed = meta.flags(WINDOW_PATTERN)
     if listed is not None:
         return listed
-    pattern = meta.number(key, pattern)
+    pattern = meta.number(WINDOW_PATTERN, pattern)
     return [pattern == 0 or layer % pattern < pattern - 1 for layer in range(meta.n_layer)]

@@ -11,7 +11,7 @@ from typing import Any
 
 from uma_core.engine.graph.builder import Builder
 from uma_core.engine.graph.families import llama
-from uma_core.engine.graph.shape import Meta, Rules, Shape, window_of, windowed_by, with_windows
+from uma_core.engine.graph.shape import WINDOW_PATTERN, Meta, Rules, Shape, window_of, windowed_by, with_windows
 
 KEYS = frozenset({"attention.layer_norm_epsilon", "logit_scale"})
 
@@ -29,7 +29,7 @@ def adapt2(shape: Shape, meta: Meta) -> Shape:
 RULES = Rules(KEYS, adapt=adapt, has_layer_norm=True)
 RULES2 = Rules(
     KEYS | {"attention.sliding_window", "rope.freq_base_swa"},
-    frozenset({"attention.sliding_window_pattern"}),
+    frozenset({WINDOW_PATTERN}),
     adapt2,
     has_layer_norm=True,
 )

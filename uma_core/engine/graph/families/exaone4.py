@@ -9,7 +9,7 @@ from typing import Any
 
 from uma_core.engine.graph.builder import Builder
 from uma_core.engine.graph.families import llama
-from uma_core.engine.graph.shape import Meta, Rules, Shape, window_of, windowed_by, with_windows
+from uma_core.engine.graph.shape import WINDOW_PATTERN, Meta, Rules, Shape, window_of, windowed_by, with_windows
 
 N_LAYER_WINDOWED = 64  # the 32B; llama.cpp goes by it too
 KEYS = frozenset({"attention.sliding_window", "rope.freq_base_swa"})
@@ -23,7 +23,7 @@ def adapt(shape: Shape, meta: Meta) -> Shape:
     return replace(shape, layers=layers)
 
 
-RULES = Rules(KEYS, frozenset({"attention.sliding_window_pattern"}), adapt)
+RULES = Rules(KEYS, frozenset({WINDOW_PATTERN}), adapt)
 
 
 def build(b: Builder) -> Any:

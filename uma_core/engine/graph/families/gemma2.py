@@ -11,6 +11,7 @@ from typing import Any
 from uma_core.engine.graph.builder import Builder
 from uma_core.engine.graph.families import gemma
 from uma_core.engine.graph.shape import (
+    WINDOW_PATTERN,
     Meta,
     Rules,
     Shape,
@@ -22,7 +23,7 @@ from uma_core.engine.graph.shape import (
 )
 
 WINDOW_KEYS = frozenset({"attention.sliding_window", "rope.freq_base_swa", "final_logit_softcapping"})
-LISTS = frozenset({"attention.sliding_window_pattern"})
+LISTS = frozenset({WINDOW_PATTERN})
 N_LAYER_WIDEST = 46  # the 27B's scores are scaled by n_embd / n_head
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from uma_core.engine.graph.builder import Builder, Experts
 from uma_core.engine.graph.families.gemma2 import LISTS, WINDOW_KEYS
-from uma_core.engine.graph.shape import Layer, Meta, Rope, Rules, Shape, Unsupported, window_of
+from uma_core.engine.graph.shape import WINDOW_PATTERN, Layer, Meta, Rope, Rules, Shape, Unsupported, window_of
 from uma_core.engine.lib import ffi, lib
 
 KEYS = frozenset({
@@ -23,7 +23,7 @@ KEYS = frozenset({
 
 
 def adapt(shape: Shape, meta: Meta) -> Shape:
-    windowed = meta.flags("attention.sliding_window_pattern")
+    windowed = meta.flags(WINDOW_PATTERN)
     if windowed is None:
         raise Unsupported("a file that does not list its layers with a window")
     window, full = window_of(meta), shape.layers[0].rope

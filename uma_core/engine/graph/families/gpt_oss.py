@@ -10,6 +10,7 @@ from typing import Any
 from uma_core.engine.graph.builder import Builder, Experts
 from uma_core.engine.graph.families import llama
 from uma_core.engine.graph.shape import (
+    WINDOW_PATTERN,
     YARN_UNUSED,
     Meta,
     Rules,
@@ -34,7 +35,7 @@ def adapt(shape: Shape, meta: Meta) -> Shape:
 
 RULES = Rules(
     YARN_UNUSED | {"attention.sliding_window", "rope.freq_base_swa"},
-    frozenset({"attention.sliding_window_pattern"}),
+    frozenset({WINDOW_PATTERN}),
     adapt,
 )
 

@@ -9,9 +9,7 @@ from typing import Any
 
 from uma_core.engine.graph.builder import Builder
 from uma_core.engine.graph.families import llama
-from uma_core.engine.graph.shape import YARN_UNUSED, Meta, Rules, Shape, windowed_by, with_windows
-
-PATTERN = "attention.sliding_window_pattern"
+from uma_core.engine.graph.shape import WINDOW_PATTERN, YARN_UNUSED, Meta, Rules, Shape, windowed_by, with_windows
 
 
 def adapt(shape: Shape, meta: Meta) -> Shape:
@@ -23,7 +21,7 @@ def adapt(shape: Shape, meta: Meta) -> Shape:
     return with_windows(shape, window, windowed_by(meta, 4), rope._replace(scale=1.0, is_scaled=False))
 
 
-RULES = Rules(YARN_UNUSED | {"attention.sliding_window", "rope.freq_base_swa"}, frozenset({PATTERN}), adapt)
+RULES = Rules(YARN_UNUSED | {"attention.sliding_window", "rope.freq_base_swa"}, frozenset({WINDOW_PATTERN}), adapt)
 
 
 def build(b: Builder) -> Any:
