@@ -20,6 +20,9 @@ class Priority(IntEnum):
     BACKGROUND = 1
 
 
+PRIORITIES = tuple(priority.name.lower() for priority in Priority)  # their names, on the wire too
+
+
 class Phase(IntEnum):
     """The state of a session (docs/SCHEDULER.md draws the machine)."""
 

@@ -12,6 +12,7 @@ import click
 from uma_core.endpoint import FALLBACK, GIVEN
 from uma_core.protocol.fields import Kind
 from uma_core.protocol.ops import DEFAULT_OP, OPS
+from uma_core.types import PRIORITIES
 from uma_ctl.client import DEFAULT_TIMEOUT_S, Client
 from uma_ctl.ranges import FiniteRange, seconds
 
@@ -94,7 +95,7 @@ _GENERATION = (
         metavar="FILE",
         help="Not supported: the daemon reads text alone.",
     ),
-    click.option("--priority", type=click.Choice(["interactive", "background"]), help="Inferred where absent."),
+    click.option("--priority", type=click.Choice(PRIORITIES), help="Inferred where absent."),
     click.option("--timeout", type=seconds(0, is_open=True), metavar="SECONDS", help="End the answer after this long."),
 )
 

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
+from uma_core.types import PRIORITIES
 from uma_gateway import sse
 from uma_gateway.daemon import Event, Generation
 from uma_gateway.errors import GatewayError, Kind, from_daemon, invalid, unsupported
@@ -22,7 +23,6 @@ GOOD_ENDS = ("stop", "length")
 TRIES = 3  # attempts to write a prompt for the served model, while the model is being replaced
 PING = b"\n\n"  # not a comment: clients that read each line as JSON skip only blank lines
 MERGED_WAITING = 64  # batches of several answers that wait for a slow reader
-PRIORITIES = ("interactive", "background")
 _TIERS = {
     "priority": "interactive",
     "flex": "background",

@@ -26,10 +26,10 @@ from typing import Any, TypeGuard
 
 from uma_core.config.merge import read_yaml_list
 from uma_core.errors import ErrorCode, UmaError
+from uma_core.types import PRIORITIES
 from uma_gateway.errors import GatewayError, Kind
 
 KEY_PREFIX = "uma-"
-PRIORITIES = ("interactive", "background")
 MINUTE_S = 60.0
 LONGEST_NAME = 64
 LEAST_RATE = 1e-6  # requests a minute: one in two years

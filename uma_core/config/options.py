@@ -19,14 +19,13 @@ from uma_core.config.schema import Option, option, options_of, shown
 from uma_core.policy.config import SchedulerConfig
 from uma_core.protocol.framing import FRAME_CAP_LIMIT
 from uma_core.suggest import suggest
-from uma_core.types import Priority
+from uma_core.types import PRIORITIES, Priority
 
 ADAPTER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SCHEDULER = SchedulerConfig()  # the policy's own defaults: they are not repeated here
 _NS_PER_MS = 1_000_000
 _DAYS = 1_000_000_000  # ms, 11 days: in ns far below the limit of int64
 _MAX_ID = (1 << 32) - 2  # the last uid is "none" to the kernel
-_PRIORITIES = ("interactive", "background")
 
 
 def ns(ms: float) -> int:
@@ -555,7 +554,7 @@ class AccessOptions:
         max=_MAX_ID,
     )
     lane_ceiling: Mapping[int, str] = option(
-        {}, "the most urgent priority of a user, as uid=priority", of=int, min=0, max=_MAX_ID, choices=_PRIORITIES
+        {}, "the most urgent priority of a user, as uid=priority", of=int, min=0, max=_MAX_ID, choices=PRIORITIES
     )
 
     def ceiling(self, uid: int) -> Priority:

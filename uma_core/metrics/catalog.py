@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from uma_core.errors import ErrorCode
 from uma_core.metrics.core import Counter, Distribution, Gauge, Histogram, Kind, Metric, Registry, Snapshot, log_buckets
-from uma_core.types import FinishReason, Phase, Priority
+from uma_core.types import PRIORITIES, FinishReason, Phase
 
 __all__ = ["METRICS", "Counter", "Distribution", "Gauge", "Histogram", "Metric", "Registry", "Snapshot", "new_registry"]
 
@@ -22,7 +22,7 @@ _RATIO = log_buckets(0.001, 10)
 _ROWS = (*range(1, 17), 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096)
 _EXPORT_EVERY = 4  # 6 bounds a decade are enough for readers of metrics
 
-_LANE = {"lane": tuple(priority.name.lower() for priority in Priority)}
+_LANE = {"lane": PRIORITIES}
 _SLO = {"kind": ("ttft", "tbt"), **_LANE}
 _TIER = {"tier": ("resident", "ram", "disk")}
 _REMOVAL = {"cause": ("room", "cleared", "damaged", "redundant", "unfinished", "unusable")}

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from uma_core.protocol.fields import Field, Kind
-from uma_core.types import Embed, Priority, Request
+from uma_core.types import PRIORITIES, Embed, Priority, Request
 
 N_INPUTS_MOST = 4096  # of one request
 
@@ -22,7 +22,7 @@ _COMMON = (
         Kind.STRING,
         "absent: interactive for one short input, else background",
         None,
-        choices=("interactive", "background"),
+        choices=PRIORITIES,
     ),
     Field("timeout_ms", Kind.NUMBER, "end with the error `timed_out` after this long; 0: never", 0, 0, 86_400_000),
     Field(

@@ -8,7 +8,7 @@ from uma_core.protocol.constraint import FIELD as CONSTRAINT
 from uma_core.protocol.embed import EMBED_FIELDS, EMBED_REPLY, RERANK_FIELDS, RERANK_REPLY
 from uma_core.protocol.fields import Field, Kind
 from uma_core.protocol.sampling import SAMPLING_FIELDS
-from uma_core.types import Request
+from uma_core.types import PRIORITIES, Request
 
 PROTOCOL_VERSION = 1
 N_PREDICTION_MOST = 1 << 18  # characters: more than an answer has; each token of it takes 150 bytes of memory
@@ -154,9 +154,7 @@ _GENERATE = (
         False,
     ),
     Field("stream", Kind.BOOLEAN, "false: no `token` events; `eos` has the text", _REQUEST.stream),
-    Field(
-        "priority", Kind.STRING, "class of the request; absent: inferred", None, choices=("interactive", "background")
-    ),
+    Field("priority", Kind.STRING, "class of the request; absent: inferred", None, choices=PRIORITIES),
     Field("slo", Kind.OBJECT, "latency targets", None, fields=_SLO),
     Field("cache_prompt", Kind.BOOLEAN, "let later requests reuse this prompt's KV", _REQUEST.cache_prompt),
     Field("ignore_eos", Kind.BOOLEAN, "generate past the end-of-generation token", _REQUEST.ignore_eos),

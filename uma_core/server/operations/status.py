@@ -16,6 +16,7 @@ from uma_core.server.lifecycle.host import Host
 from uma_core.server.lifecycle.lifecycle import DRAINING, READY, STARTING, Lifecycle
 from uma_core.server.lifecycle.reload import Reloader
 from uma_core.server.memory.budget import locked_bytes, mapped_bytes, resident_bytes
+from uma_core.types import PRIORITIES
 
 PROMISED_SHARE = 0.95  # of the gaps of interactive streams stay within their limit
 JUDGED_FROM = 20  # gaps: of fewer, one long gap would be more than the share that may be long
@@ -40,9 +41,7 @@ class Status:
         self._uptime = registry.gauge(m.UPTIME)
         self._rss = registry.gauge(m.RESIDENT_BYTES)
         self._generation = registry.gauge(m.GENERATION)
-        self._depth = {
-            priority: registry.gauge(m.QUEUE_DEPTH, lane=priority) for priority in ("interactive", "background")
-        }
+        self._depth = {priority: registry.gauge(m.QUEUE_DEPTH, lane=priority) for priority in PRIORITIES}
         self._phases = {phase: registry.gauge(m.SESSIONS, phase=phase) for phase in m.SESSIONS.labels["phase"]}
         self._cells = [
             registry.gauge(g) for g in (m.KV_CELLS_TOTAL, m.KV_CELLS_USED, m.KV_CELLS_RESERVED, m.KV_CELLS_SHARED)
