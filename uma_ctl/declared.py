@@ -27,19 +27,23 @@ def declared_options(fields: Iterable[Field], *names: str) -> Callable[[F], F]:
 
 def _option(field: Field) -> Callable[[F], F]:
     flag = "--" + field.name.replace("_", "-")
-    help = field.help[:1].upper() + field.help[1:] + "."
     if field.kind is Kind.BOOLEAN:
-        return click.option(f"{flag}/--no-{flag[2:]}", field.name, default=None, help=help)
-    return click.option(flag, field.name, type=_type(field), default=None, help=help)
+        return click.option(f"{flag}/--no-{flag[2:]}", field.name, default=None, help=help_of(field))
+    return click.option(flag, field.name, type=type_of(field), default=None, help=help_of(field))
 
 
-def _type(field: Field) -> Any:
+def help_of(field: Field) -> str:
+    text = field.help.replace("`", "")
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def type_of(field: Field) -> Any:
     if field.choices:
         return click.Choice(field.choices)
     if field.kind is Kind.INTEGER:
         return click.IntRange(field.low, field.high)  # type: ignore[arg-type] # bounds of integers are integers
     if field.kind is Kind.NUMBER:
-        return FiniteRange(field.low, field.high)
+        return FiniteRange(field.low, field.high, min_open=field.is_open_low)
     return str
 
 

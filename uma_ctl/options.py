@@ -10,10 +10,11 @@ from typing import Any, TypeVar, cast
 import click
 
 from uma_core.endpoint import FALLBACK, GIVEN
-from uma_core.protocol.fields import Kind
+from uma_core.protocol.fields import Field, Kind
 from uma_core.protocol.ops import DEFAULT_OP, OPS
 from uma_core.types import PRIORITIES
 from uma_ctl.client import DEFAULT_TIMEOUT_S, Client
+from uma_ctl.declared import help_of, type_of
 from uma_ctl.ranges import FiniteRange, seconds
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -37,21 +38,20 @@ def adapter(text: str) -> dict[str, Any]:
 THOUGHT = ("<think>", "</think>")  # the tags of most templates
 
 
+def _field(path: str) -> Field:
+    """Return the declaration of generate's field of that name."""
+    first, *rest = path.split(".")
+    field = next(field for field in OPS[DEFAULT_OP].fields if field.name == first)
+    for name in rest:
+        field = next(inner for inner in field.fields if inner.name == name)
+    return field
+
+
 def _field_option(name: str, path: str) -> Callable[[F], F]:
-    """Make an option from the declaration of generate's field of that name."""
-    fields, field = OPS[DEFAULT_OP].fields, None
-    for part in path.split("."):
-        field = next(field for field in fields if field.name == part)
-        fields = field.fields
-    assert field is not None
-    help = field.help.replace("`", "")
-    help = f"{help[0].upper()}{help[1:]}."
+    field = _field(path)
     if field.kind is Kind.BOOLEAN:
-        return click.option(name, is_flag=True, default=None, help=help)
-    kind = click.IntRange(
-        None if field.low is None else int(field.low), None if field.high is None else int(field.high)
-    )
-    return click.option(name, type=kind, help=help)
+        return click.option(name, is_flag=True, default=None, help=help_of(field))
+    return click.option(name, type=type_of(field), help=help_of(field))
 
 
 def _refuse_image(context: click.Context, param: click.Parameter, value: str | None) -> None:
@@ -64,13 +64,9 @@ _GENERATION = (
     _field_option("--min-tokens", "min_tokens"),
     _field_option("--ignore-eos", "ignore_eos"),
     click.option("--temp", "--temperature", "temp", type=FiniteRange(0), help="0 takes the likeliest token."),
-    click.option(
-        "--top-p",
-        type=FiniteRange(0, 1, min_open=True),
-        help="Keep the likeliest tokens that sum to this probability.",
-    ),
-    click.option("--top-k", type=click.IntRange(0), help="Keep this many of the likeliest tokens; 0: all."),
-    click.option("--min-p", type=FiniteRange(0, 1), help="Drop tokens below this share of the likeliest."),
+    _field_option("--top-p", "top_p"),
+    click.option("--top-k", type=click.IntRange(0), help=help_of(_field("top_k"))),
+    _field_option("--min-p", "min_p"),
     click.option("--repeat-penalty", type=FiniteRange(0, min_open=True), help="Penalty of recent tokens; 1: none."),
     click.option("--seed", type=click.IntRange(0, 0xFFFFFFFF), help="Seed of the sampler."),
     click.option("--stop", multiple=True, metavar="TEXT", help="End before this text. May be repeated."),
