@@ -236,16 +236,16 @@ class Exchange:
         await self.start(status, [*headers, (b"content-length", str(len(body)).encode())])
         await self.finish(body)
 
-    async def send_json(self, value: Any, status: int = 200, headers: Headers | None = None) -> None:
-        await self.send_bytes(status, orjson.dumps(value), [JSON_TYPE, *(headers or ())])
+    async def send_json(self, value: Any, status: int = 200) -> None:
+        await self.send_bytes(status, orjson.dumps(value), [JSON_TYPE])
 
-    async def start_sse(self, headers: Headers | None = None) -> None:
+    async def start_sse(self) -> None:
         self._stream_of(SSE_END)
-        await self.start(200, [SSE_TYPE, *STREAM_HEADERS, *(headers or ())])
+        await self.start(200, [SSE_TYPE, *STREAM_HEADERS])
 
-    async def start_ndjson(self, headers: Headers | None = None) -> None:
+    async def start_ndjson(self) -> None:
         self._stream_of(LINE_END)
-        await self.start(200, [NDJSON_TYPE, *STREAM_HEADERS, *(headers or ())])
+        await self.start(200, [NDJSON_TYPE, *STREAM_HEADERS])
 
     def _stream_of(self, end: bytes) -> None:
         self._end = end
