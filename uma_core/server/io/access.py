@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from uma_core.config.options import AccessOptions
+from uma_core.endpoint import ROOT, UNKNOWN
 from uma_core.types import Peer, Priority
-
-ROOT = 0
-UNKNOWN = -1
 
 
 def may_connect(peer: Peer, owner_uid: int, options: AccessOptions) -> bool:

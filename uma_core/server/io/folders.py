@@ -13,7 +13,8 @@ import os
 import pwd
 import stat
 
-ROOT = 0
+from uma_core.endpoint import ROOT
+
 LINKS_MOST = 40  # as in Linux's path lookup
 
 

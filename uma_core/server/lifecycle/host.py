@@ -120,7 +120,7 @@ class Host:
 
     def check(self, config: Config, answer: Callable[[budget.Fit | UmaError], None]) -> None:
         """Tell on the I/O thread how the engine of `config` could be loaded, or why not. Touches nothing."""
-        self._start(lambda: self._fit(config), answer, lambda error: answer(error))
+        self._start(lambda: self._fit(config), answer, answer)
 
     def load(self, config: Config, done: Done, is_start: bool = False) -> None:
         """Open the engine of `config` and make it the current one; `done` is called on the I/O thread.
