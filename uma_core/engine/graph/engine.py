@@ -46,20 +46,18 @@ from uma_core.engine.graph.transfers import (
     split_blob,
 )
 from uma_core.engine.lib import ffi, lib
+from uma_core.engine.llama.base import EngineBase
 from uma_core.engine.llama.engine import DEFAULT_POOLING
-from uma_core.engine.llama.log import tap
 from uma_core.engine.llama.model import Progress
 from uma_core.engine.llama.params import check_threads, n_outputs
-from uma_core.engine.llama.sampler import LlamaSampler
-from uma_core.engine.llama.text import TextOfModel
 from uma_core.engine.refusals import refusals
 from uma_core.errors import ErrorCode, UmaError
-from uma_core.types import AdapterSet, SamplingParams, SeqId, TokenId
+from uma_core.types import AdapterSet, SeqId, TokenId
 
 WARM_UP_TOKENS = 64  # tokens of a chunk: a row takes as long in larger chunks
 
 
-class GraphEngine(TextOfModel):
+class GraphEngine(EngineBase):
     """See engine.api.Engine for every method's contract. `options` is the `engine` section of the configuration."""
 
     def __init__(
@@ -205,12 +203,6 @@ class GraphEngine(TextOfModel):
     def set_adapters(self, seq_id: SeqId, adapters: AdapterSet) -> None:
         assert self._loaded is not None and self.decoder is not None
         self.decoder.scales[seq_id] = self._loaded.network.adapters.scales(adapters)
-
-    def sampler(self, params: SamplingParams, seed: int) -> Sampler:
-        return LlamaSampler(params, seed, self.model, self.info.n_ctx_seq)
-
-    def prepare(self, params: SamplingParams) -> None:
-        self.model.links.prepare(params, self.info.n_ctx_seq)
 
     def decode(self, batch: Batch, samplers: Sequence[Sampler | None]) -> DecodeOutcome:
         assert self.decoder is not None
@@ -430,12 +422,6 @@ class GraphEngine(TextOfModel):
 
     # life
 
-    def hush(self) -> None:
-        self._bell[0] = 0
-
-    def ring(self) -> None:
-        self._bell[0] = 1
-
     def abort(self) -> None:
         self._abort_flag[0] = 1
 
@@ -449,9 +435,6 @@ class GraphEngine(TextOfModel):
     def trim(self) -> int:
         self.settle()
         return self._pages.trim()  # type: ignore[no-any-return]
-
-    def pump_log(self) -> None:
-        tap.pump()
 
     def slot_warnings(self) -> int:
         return refusals.n

@@ -33,13 +33,12 @@ from uma_core.engine.api import (
 from uma_core.engine.devices import backend_name, device_names
 from uma_core.engine.header import Header
 from uma_core.engine.lib import ffi, lib
+from uma_core.engine.llama.base import EngineBase
 from uma_core.engine.llama.engine import isa_notes, use_kernels
 from uma_core.engine.llama.estimate import context_bytes
 from uma_core.engine.llama.log import tap
 from uma_core.engine.llama.model import LlamaModel, Progress, new_context
 from uma_core.engine.llama.params import check_threads, encoder_params, encoder_shape, n_threads_of
-from uma_core.engine.llama.sampler import LlamaSampler
-from uma_core.engine.llama.text import TextOfModel
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import AdapterSet, SamplingParams, SeqId, TokenId
 
@@ -155,7 +154,7 @@ class Encoder:
         self.handle = None
 
 
-class EncoderEngine(TextOfModel):
+class EncoderEngine(EngineBase):
     """See engine.api.Engine for every method's contract. `options` is the `engine` section of the configuration."""
 
     def __init__(self, path: str, options: EngineOptions, progress: Progress | None = None) -> None:
@@ -297,9 +296,6 @@ class EncoderEngine(TextOfModel):
     def _refuse(self) -> NoReturn:
         raise UmaError(ErrorCode.UNSUPPORTED, "this model makes vectors or scores, no text")
 
-    def sampler(self, params: SamplingParams, seed: int) -> Sampler:
-        return LlamaSampler(params, seed, self.model, self.info.n_ctx_seq)
-
     def prepare(self, params: SamplingParams) -> None:
         """Do nothing: encoders sample no tokens."""
 
@@ -372,12 +368,6 @@ class EncoderEngine(TextOfModel):
 
     # life
 
-    def hush(self) -> None:
-        self._bell[0] = 0
-
-    def ring(self) -> None:
-        self._bell[0] = 1
-
     def abort(self) -> None:
         """Do nothing: `ring` ends its calls between two pieces."""
 
@@ -386,9 +376,6 @@ class EncoderEngine(TextOfModel):
 
     def trim(self) -> int:
         return 0
-
-    def pump_log(self) -> None:
-        tap.pump()
 
     def slot_warnings(self) -> int:
         return 0

@@ -31,6 +31,7 @@ from uma_core.engine.api import (
 )
 from uma_core.engine.devices import backend_name, device_names
 from uma_core.engine.lib import ffi, lib, text
+from uma_core.engine.llama.base import EngineBase
 from uma_core.engine.llama.decode import BAD, DecodeContext
 from uma_core.engine.llama.estimate import compute_bytes, kv_bytes
 from uma_core.engine.llama.kv import MARK_TOKENS_MAX, HostExport, Move, Span
@@ -48,14 +49,12 @@ from uma_core.engine.llama.params import (
 )
 from uma_core.engine.llama.prefill import PrefillSlot
 from uma_core.engine.llama.probe import discover, proves_direct_kv, warm_up
-from uma_core.engine.llama.sampler import LlamaSampler
-from uma_core.engine.llama.text import TextOfModel
 from uma_core.engine.refusals import refusals
 from uma_core.errors import ErrorCode, UmaError
-from uma_core.types import AdapterSet, SamplingParams, SeqId, TokenId
+from uma_core.types import AdapterSet, SeqId, TokenId
 
 
-class LlamaEngine(TextOfModel):
+class LlamaEngine(EngineBase):
     """See engine.api.Engine for every method's contract. `options` is the `engine` section of the configuration."""
 
     def __init__(self, path: str, options: Any, progress: Progress | None = None) -> None:
@@ -182,12 +181,6 @@ class LlamaEngine(TextOfModel):
 
     def set_adapters(self, seq_id: SeqId, adapters: AdapterSet) -> None:
         self._sets[seq_id] = adapters
-
-    def sampler(self, params: SamplingParams, seed: int) -> Sampler:
-        return LlamaSampler(params, seed, self.model, self.info.n_ctx_seq)
-
-    def prepare(self, params: SamplingParams) -> None:
-        self.model.links.prepare(params, self.info.n_ctx_seq)
 
     def decode(self, batch: Batch, samplers: Sequence[Sampler | None]) -> DecodeOutcome:
         assert self.decoder is not None
@@ -350,12 +343,6 @@ class LlamaEngine(TextOfModel):
 
     # life
 
-    def hush(self) -> None:
-        self._bell[0] = 0
-
-    def ring(self) -> None:
-        self._bell[0] = 1
-
     def abort(self) -> None:
         decoder = self.decoder
         if decoder is not None:
@@ -377,9 +364,6 @@ class LlamaEngine(TextOfModel):
                 lib.uma_kv_release_pages(slot.gate)
         empty = [seq_id for seq_id in range(self.info.n_seq_max) if not self.kv_len(seq_id)]
         return sum(release_stream(self.decoder.gate, seq_id) for seq_id in empty)
-
-    def pump_log(self) -> None:
-        tap.pump()
 
     def slot_warnings(self) -> int:
         return refusals.n
