@@ -39,7 +39,6 @@ TRAINED = (
     default_model_path(),
     *(ROOT / "tests" / "data" / "models" / f"uma-{name}-q8_0.gguf" for name in ("draft", "moe")),
 )
-FOREVER = 2**62
 N_TOKENS = 10_000
 N_PROMPTS, N_NEW = 60, 24
 ROUNDS = 11

@@ -23,7 +23,6 @@ _ROWS = (*range(1, 17), 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512, 768
 _EXPORT_EVERY = 4  # 6 bounds a decade are enough for readers of metrics
 
 _LANE = {"lane": PRIORITIES}
-_SLO = {"kind": ("ttft", "tbt"), **_LANE}
 _TIER = {"tier": ("resident", "ram", "disk")}
 _REMOVAL = {"cause": ("room", "cleared", "damaged", "redundant", "unfinished", "unusable")}
 _PHASE = {"phase": tuple(phase.name.lower() for phase in Phase if phase is not Phase.DONE)}
