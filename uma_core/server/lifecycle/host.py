@@ -315,7 +315,7 @@ class Host:
             self._close(leaving)
 
     def _close(self, leaving: list[Engine | Drafter]) -> None:
-        """Close the engines that are in the list, and see to it that nothing of them stays in memory."""
+        """Close the engines in the list, and give their memory back to the system."""
         while leaving:
             self._close_one(leaving.pop(0))
 
@@ -356,7 +356,7 @@ class Host:
         self._compute.submit(Call(change, reply))
 
     def record(self, recorder: Sink) -> None:
-        """Tell it of the ticks of all engines, those that are loaded later included."""
+        """Tell the sink of the ticks of all engines, including those that are loaded later."""
         self._recorders = (*self._recorders, recorder)
 
         def record() -> None:
@@ -366,7 +366,7 @@ class Host:
         self._compute.submit(Call(record, log_failure("recording the ticks")))
 
     def forget(self, recorder: Sink, done: Callable[[], None]) -> None:
-        """Tell it of no more; `done` is called on the I/O thread when that is so."""
+        """Stop telling the sink of ticks; `done` is called on the I/O thread once it hears of no more."""
         self._recorders = tuple(r for r in self._recorders if r is not recorder)
 
         def forget() -> None:

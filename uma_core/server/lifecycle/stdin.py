@@ -13,7 +13,7 @@ from contextlib import suppress
 from uma_core import threads
 from uma_core.errors import ErrorCode, UmaError
 
-PIECE = 4096  # bytes; whatever comes is thrown away
+PIECE = 4096  # bytes to read at a time; they are discarded
 
 
 def watch(on_end: Callable[[], None]) -> None:
