@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -227,7 +228,8 @@ def sources() -> Iterator[tuple[str, Path]]:
 MODULES = dict(sources())
 
 
-def imports(path: Path) -> set[str]:
+@functools.cache  # three tests read every file
+def imports(path: Path) -> frozenset[str]:
     """Return the dotted names that a file imports. `from a import b` counts as a.b if that is a module of ours."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -240,7 +242,7 @@ def imports(path: Path) -> set[str]:
                 full if (full := f"{base}.{alias.name}") in MODULES or full == "uma_core._llama" else base
                 for alias in node.names
             }
-    return found
+    return frozenset(found)
 
 
 def is_within(name: str, package: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -12,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DECLARATIONS = ROOT / "uma_core" / "config"
 
 
+@functools.cache
 def product_text() -> str:
     files = [
         path
@@ -21,18 +23,24 @@ def product_text() -> str:
     return "\n".join(path.read_text(encoding="utf-8") for path in files)
 
 
-def reading(section: str, name: str) -> re.Pattern[str]:
-    """Match `config.limits.max_tokens`, `limits.max_tokens`, `options.n_ctx`; the policy reads
+def is_read(section: str, name: str, readings: set[tuple[str, str]]) -> bool:
+    """Look for `config.limits.max_tokens`, `limits.max_tokens`, `options.n_ctx`; the policy reads
     `config.tick_budget_ns`.
     """
     if section == "scheduler":
-        return re.compile(rf"\b(?:config\.{name.removesuffix('_ms')}(?:_ns|_ms)?|\w*scheduler\.{name})\b")
-    return re.compile(rf"\b\w*(?:options|{section})\.{name}\b")
+        plain = name.removesuffix("_ms")
+        if any(("config", plain + unit) in readings for unit in ("", "_ns", "_ms")):
+            return True
+        owners: tuple[str, ...] = ("scheduler",)
+    else:
+        owners = ("options", section)
+    return any(attribute == name and owner.endswith(owners) for owner, attribute in readings)
 
 
 def test_every_option_is_read_somewhere():
     text = product_text() + _read_inside_config()
-    unused = [opt.key for opt in OPTIONS if not reading(opt.section, opt.name).search(text)]
+    readings = set(re.findall(r"\b(\w+)\.(?=(\w+))", text))  # of `a.b.c`, (a, b) and (b, c)
+    unused = [opt.key for opt in OPTIONS if not is_read(opt.section, opt.name, readings)]
     assert not unused, "options that nothing outside config*.py reads:\n  " + "\n  ".join(unused)
 
 
