@@ -173,7 +173,9 @@ def omitted_page(cdef: Cdef) -> str:
 
 def outputs(native: Native) -> dict[Path, str]:
     """Return every generated file with the text that it must have."""
-    return {CDEF_PATH: generate_for(native).text, OMITTED_PATH: omitted_page(generate_for(native, with_backend=False))}
+    whole = generate_for(native)
+    common = whole if native.backend == "cpu" else generate_for(native, with_backend=False)
+    return {CDEF_PATH: whole.text, OMITTED_PATH: omitted_page(common)}
 
 
 def stale(files: dict[Path, str]) -> list[Path]:
