@@ -106,10 +106,12 @@ def test_a_corrupted_prototype_does_not_compile(types_only: str, build: Build, o
         build(text)
 
 
-@pytest.mark.parametrize("name", ["llama_version", "ggml_version", "ggml_commit"])
-def test_a_library_of_another_version_is_caught(types_only: str, build: Build, name: str) -> None:
-    with pytest.raises(BuildError, match=f"{name}: built against 0.0.0-other, loaded"):
-        compile.self_test(build(types_only, **{name: "0.0.0-other"}))
+def test_a_library_of_another_version_is_caught(types_only: str, build: Build) -> None:
+    names = ("llama_version", "ggml_version", "ggml_commit")
+    with pytest.raises(BuildError) as caught:
+        compile.self_test(build(types_only, **dict.fromkeys(names, "0.0.0-other")))
+    for name in names:
+        assert f"{name}: built against 0.0.0-other, loaded" in str(caught.value)
 
 
 class Spy:
