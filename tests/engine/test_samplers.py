@@ -227,7 +227,7 @@ def test_a_dynamic_temperature_that_comes_to_nothing_takes_the_best(
 # -- distributions against their definitions, in numpy
 
 N_DRAWS = 100_000
-N_LEARNING = 25_000  # a new sampler takes 20 times as long as a draw
+N_LEARNING = 50_000  # a new sampler takes 20 times as long as a draw
 ROW = np.sort(np.random.default_rng(5).normal(0.0, 2.0, 64))[::-1].astype(np.float32)
 HISTORY = np.array([0, 1, 0, 2, 0, 9, 1, 0, 1, 0, 2, 0], np.int32)
 P1 = SamplingParams(temperature=1.0, top_k=0)
