@@ -100,6 +100,14 @@ class TestBackgroundStreams:
         starved = worker._replace(t_last_ns=NOW - STARVED)
         assert sorted(sids(run(state_of(talking(0), starved)), Phase.DECODE)) == [0, 1]
 
+    def test_rows_that_seem_to_save_time_leave_a_chats_prompt_its_gap(self):
+        """Calls of one row slowed down, those of two were not seen since: a further row seems to shorten the round."""
+        slowed = GPU._replace(factors=(1.5, *GPU.factors[1:]))
+        assert slowed.rows_ns(2, 210) < slowed.rows_ns(1, 110)
+        late = reading(2, n_prompt=9, t_queued_ns=NOW - 10 * S)
+        plan = run(state_of(talking(0), talking(1, BACK, n_past=100), late, cost=slowed))
+        assert prefill_item(plan).sid == 2 and sids(plan, Phase.DECODE) == [0]
+
     def test_what_is_forced_uses_up_the_allowance_of_long_gaps(self):
         starved = talking(1, BACK, n_past=100, t_last_ns=NOW - STARVED)
         share = SchedulerConfig().long_tick_share

@@ -203,15 +203,16 @@ def _less(room: Room, ns: int) -> Room:
 
 
 def _rows(gap: Gap, wanted: list[SessionView], may_run: bool = True) -> Grant:
-    """Grant as many background rows as the gap holds: all, or else some in rotation.
+    """Grant as many background rows as the gap holds: all, or else some in rotation. None unless they `may_run`, even if
+    they seem to shorten the round, which corrections of different row counts can bring about.
 
     The stream with the oldest token is forced at the starvation bound.
     """
-    limit = (gap.room.in_long_ns if gap.has_long else gap.room.in_everyday_ns) if may_run else -1
+    limit = gap.room.in_long_ns if gap.has_long else gap.room.in_everyday_ns
     chosen, oldest = wanted, min(wanted, key=lambda v: (v.t_last_ns, v.sid))
     why = ""
-    if gap.extra_ns(wanted) > limit:
-        chosen = _most(gap, in_turn(wanted, gap.memory.cursor), limit)
+    if not may_run or gap.extra_ns(wanted) > limit:
+        chosen = _most(gap, in_turn(wanted, gap.memory.cursor), limit) if may_run else []
         if not chosen and may_run and _is_starving(gap, wanted, gap.patience(gap.extra_ns([oldest]))):
             chosen, why = [oldest], ", against starvation"
     need = gap.extra_ns(chosen) if chosen else gap.extra_ns([oldest])
@@ -220,7 +221,8 @@ def _rows(gap: Gap, wanted: list[SessionView], may_run: bool = True) -> Grant:
         why = f", on credit {gap.memory.n_long:.2f}"
     if len(chosen) < len(wanted):
         more = [*chosen, next(v for v in wanted if v not in chosen)]
-        why += ": " + gap.refusal(f"{len(more)} of them", gap.extra_ns(more), gap.room)
+        refusal = gap.refusal(f"{len(more)} of them", gap.extra_ns(more), gap.room)
+        why += f": {refusal if may_run else 'the prompt has the gap'}"
     notes = (f"latency_guard: {len(chosen)} of {len(wanted)} background streams{why}",) if why else ()
     return Grant(kind, tuple(chosen), need_ns=need, notes=notes)
 
