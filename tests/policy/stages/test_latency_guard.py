@@ -61,6 +61,13 @@ class TestPromptBesideAChat:
         assert prefill_item(run(state_of(talking(0), coarse._replace(t_progress_ns=NOW - STARVED)))) is None
         assert run(state_of(talking(0), coarse._replace(t_progress_ns=NOW - 4 * STARVED))).min_pieces == 1
 
+    def test_until_a_coarse_piece_is_forced_it_keeps_no_chats_prompt_waiting(self):
+        coarse = reading(1, BACK, n_prompt=1200, n_chunk=512, chunk_fraction=0.2, t_progress_ns=NOW - 2 * STARVED)
+        late = reading(2, n_prompt=9, t_queued_ns=NOW - S)
+        assert prefill_item(run(state_of(talking(0), coarse, late))).sid == 2
+        plan = run(state_of(talking(0), coarse._replace(t_progress_ns=NOW - 4 * STARVED), late))
+        assert (prefill_item(plan).sid, plan.min_pieces) == (1, 1)
+
     def test_nothing_is_limited_with_nobody_streaming(self):
         guarded, free = (compose(s)(state_of(talking(0, BACK), reading(1, BACK))) for s in (STAGES, STAGES[:-1]))
         assert guarded.items == free.items and guarded.run_ns == free.run_ns

@@ -20,11 +20,9 @@ from uma_core.policy.plan import Plan, PlanItem, PrefillMode, TbtDecision
 from uma_core.policy.rows import decode_items, is_shared
 from uma_core.policy.state import SchedulerState, SessionView
 from uma_core.policy.tbt.controller import LONG_GAP, learn, room_below, room_of
-from uma_core.policy.tbt.limits import TbtLimits, tbt_limits
+from uma_core.policy.tbt.limits import RARELY, TbtLimits, tbt_limits
 from uma_core.types import Priority
 
-# factor of `starvation_ticks` for work that exceeds a long gap: with 1, a paste's coarse pieces double the worst pause
-RARELY = 4
 # Least time for transfers in a tick that moves KV or reads a prompt, so that a chunk's KV can leave: a slice of cells.
 # Without it background work takes 7 % longer; with four times as much TBT grows by 0.3 %.
 SLICE_NS = 100_000
@@ -78,13 +76,6 @@ class Gap(NamedTuple):
         everyday, long = room.in_everyday_ns / 1e6, room.in_long_ns / 1e6
         there = f"long room {long:.3f}" if self.has_long else f"room {everyday:.3f} (long {long:.3f})"
         return f"{what} {ns / 1e6:.3f} ms > {there}, credit {self.memory.n_long:.2f}"
-
-    def patience(self, ns: int) -> int:
-        """Multiples of `starvation_ticks` after which work of `ns` is forced.
-
-        Work between a long gap's room and the long limit fits no long gap, but is forced as often as smaller work.
-        """
-        return 1 if ns <= self.limits.long_ns - self.limits.round_ns else RARELY
 
     def extra_ns(self, rows: list[SessionView]) -> int:
         """Time that these background rows add to the streams' own round."""
@@ -203,8 +194,8 @@ def _less(room: Room, ns: int) -> Room:
 
 
 def _rows(gap: Gap, wanted: list[SessionView], may_run: bool = True) -> Grant:
-    """Grant as many background rows as the gap holds: all, or else some in rotation. None unless they `may_run`, even if
-    they seem to shorten the round, which corrections of different row counts can bring about.
+    """Grant as many background rows as the gap holds: all, or else some in rotation. None unless they `may_run`, even
+    if they seem to shorten the round, which corrections of different row counts can bring about.
 
     The stream with the oldest token is forced at the starvation bound.
     """
@@ -213,7 +204,7 @@ def _rows(gap: Gap, wanted: list[SessionView], may_run: bool = True) -> Grant:
     why = ""
     if not may_run or gap.extra_ns(wanted) > limit:
         chosen = _most(gap, in_turn(wanted, gap.memory.cursor), limit) if may_run else []
-        if not chosen and may_run and _is_starving(gap, wanted, gap.patience(gap.extra_ns([oldest]))):
+        if not chosen and may_run and _is_starving(gap, wanted, gap.limits.patience(gap.extra_ns([oldest]))):
             chosen, why = [oldest], ", against starvation"
     need = gap.extra_ns(chosen) if chosen else gap.extra_ns([oldest])
     kind = Kind.FORCED if why else gap.kind_of(need, gap.room) if chosen else Kind.NOTHING
@@ -271,13 +262,13 @@ def _prompt(gap: Gap, item: PlanItem, view: SessionView) -> Grant:
         note = f"latency_guard: {long}: {what} {need / 1e6:.3f} ms > {usual}"
         return Grant(kind, (), item, room.in_long_ns, need_ns=need, notes=(note,))
     fills = view.n_cached > 0 and view.n_past > 0 and bool(view.n_chunk) and not view.chunk_fraction
-    if is_starved(gap.state, view, gap.patience(need) + fills):
+    if is_starved(gap.state, view, gap.limits.patience(need) + fills):
         note = f"latency_guard: one {what} against starvation: {why}"
         return Grant(Kind.FORCED, (), item, 0, 1, need_ns=need, notes=(note,))
     if fills:  # no piece fits, but copies of a restored beginning do, which come before the first piece
         note = f"latency_guard: no piece fits, a slot may fill: {why}"
         return Grant(everyday, (), item, room.in_everyday_ns, need_ns=need, holds_prompt=True, notes=(note,))
-    forced_ns = gap.patience(need) * gap.state.config.starvation_ticks * gap.sessions.round_ns
+    forced_ns = gap.limits.patience(need) * gap.state.config.starvation_ticks * gap.sessions.round_ns
     note = f"latency_guard: the prompt waits: {why}, forced after {forced_ns / 1e6:.0f} ms without progress"
     return Grant(need_ns=need, holds_prompt=True, notes=(note,))
 

@@ -3,7 +3,8 @@
 Rules: policy/order.py orders prompts (priority, fairness, least remaining work, aging). A paused chunk goes on unless
 a more urgent prompt can begin one in another prefill slot. Background prompts never take the last slot, so that a new
 chat can start at the next piece: with two slots, a second background chunk waits for the end of the first one. While a
-chat streams, a prompt without progress for `starvation_ticks` decode rounds goes first.
+chat streams, a prompt without progress for `starvation_ticks` decode rounds goes first; one whose piece exceeds a long
+gap only when it is forced, or it would keep other prompts waiting until then.
 Without resumable prefill all prompts are listed in order, each as a call of its own.
 """
 
@@ -13,6 +14,7 @@ from uma_core.policy.index import SessionIndex, index_of
 from uma_core.policy.order import Key, is_starved, urgency_key, why_first
 from uma_core.policy.plan import Plan, PlanItem, PrefillMode
 from uma_core.policy.state import SchedulerState, SessionView
+from uma_core.policy.tbt.limits import tbt_limits
 from uma_core.types import Phase, Priority
 
 
@@ -28,7 +30,8 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
             return plan.note("prefill_order: every prefill slot is taken")
     key = urgency_key(state, plan.charged) if len(prompts) > 1 else None
     ordered = sorted(prompts, key=key) if key else prompts
-    starved = min((v for v in ordered if is_starved(state, v)), key=lambda v: (v.t_progress_ns, v.sid), default=None)
+    due = (v for v in ordered if is_starved(state, v) and is_starved(state, v, _patience(state, v)))
+    starved = min(due, key=lambda v: (v.t_progress_ns, v.sid), default=None)
     if starved is not None:
         ordered = [starved, *(v for v in ordered if v is not starved)]
     if n_slots:
@@ -41,6 +44,15 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
         first = 1 + max((i.call for i in plan.items), default=-1)
         items = [_item(state, plan, v, PrefillMode.OWN_CALL, call, starved) for call, v in enumerate(ordered, first)]
     return plan._replace(items=(*plan.items, *items))
+
+
+def _patience(state: SchedulerState, view: SessionView) -> int:
+    """Multiples of `starvation_ticks` after which the prompt is forced: then it may go first."""
+    if "latency_guard" not in state.config.stages:
+        return 1
+    n, cost = view.n_chunk or min(state.cost.chunks[0], view.n_left), state.cost
+    need = cost.piece_ns(n, view.n_past) if state.device.n_prefill_slots else cost.prefill_ns(n, view.n_past)
+    return tbt_limits(state, index_of(state)).patience(need)
 
 
 def _why_first(

@@ -21,6 +21,8 @@ EVERYDAY_PART = 0.5
 # times slower; with 0.5 two chats on llama.cpp's kernels have no long gaps; with a part of 1 the chats pause 0.25
 # rounds longer.
 LONG_PART = 0.75
+# factor of `starvation_ticks` for work that exceeds a long gap: with 1, a paste's coarse pieces double the worst pause
+RARELY = 4
 
 
 class TbtLimits(NamedTuple):
@@ -33,6 +35,13 @@ class TbtLimits(NamedTuple):
     # Host overhead of a gap with other work, if the engine computes ahead: a chat alone then does not pay it. Otherwise
     # 0, because every gap has it.
     host_ns: int = 0
+
+    def patience(self, ns: int) -> int:
+        """Multiples of `starvation_ticks` after which work of `ns` is forced.
+
+        Work between a long gap's room and the long limit fits no long gap, but is forced as often as smaller work.
+        """
+        return 1 if ns <= self.long_ns - self.round_ns else RARELY
 
 
 def tbt_limits(state: SchedulerState, index: SessionIndex) -> TbtLimits:
