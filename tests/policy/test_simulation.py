@@ -273,6 +273,16 @@ def test_without_resumable_prefill_a_chat_still_streams_and_prompts_still_end():
     assert all(j.times for j in prompts)
 
 
+def test_without_resumable_prefill_a_short_prompt_waits_no_longer_than_its_target_and_some_gaps():
+    sim = Sim(CPU.cost, FakeModel(n_prefill_slots=0))
+    chat = sim.submit(Job(32, 400))
+    late = [sim.submit(Job(n, 4, client=2, at_ns=S * (1 + 3 * i))) for i, n in enumerate((9, 60))]
+    sim.run()
+    base = percentile(solo(CPU).gaps, 0.5)
+    assert max(j.ttft for j in late) <= 3 * S, "30 steps are half a second"
+    assert max(chat.gaps) <= 4.5 * base, "gaps of overdue prompts"
+
+
 def test_a_hundred_clients_on_sixteen_sequences_all_end():
     rng = random.Random(4)
     sim = Sim(GPU.cost, FakeModel(n_seq_max=16, n_ctx=16 * 2048, is_unified=True))

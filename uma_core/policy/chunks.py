@@ -1,10 +1,12 @@
 """How much of a prompt is read at once: one sizer for all three ways to feed it (`PrefillMode`).
 
-Sizes come from the cost model's legal chunks; only the end of a prompt may have any size.
+Sizes come from the cost model's legal chunks. Only the end of a prompt may have any size, and an overdue prompt's chunk
+in a call of its own, if even the longest gap has no room for the smallest of these sizes: it would have to be forced.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import NamedTuple
 
 from uma_core.policy.cost.model import MAX_ROWS, CostModel
@@ -19,6 +21,7 @@ class Room(NamedTuple):
     in_everyday_ns: int
     in_long_ns: int
     long_share: float = 0.0  # of gaps, those that may be long
+    is_most: bool = False  # the prompt's later gaps hold no more
 
 
 def sized(state: SchedulerState, item: PlanItem, view: SessionView, room: Room) -> tuple[PlanItem, int]:
@@ -29,7 +32,7 @@ def sized(state: SchedulerState, item: PlanItem, view: SessionView, room: Room) 
     """
     cost = state.cost
     if item.mode is PrefillMode.OWN_CALL:
-        n = _in_call(cost, item, view, room.in_everyday_ns)
+        n = _in_call(cost, item, view, room)
         return resized(item, view, n), cost.prefill_ns(n, view.n_past)
     if rows := mixed_rows(state, view, room.in_everyday_ns):
         return resized(item, view, rows[0])._replace(mode=PrefillMode.MIXED), rows[1]
@@ -75,10 +78,15 @@ def mixed_rows(state: SchedulerState, view: SessionView, limit_ns: int) -> tuple
     return None
 
 
-def _in_call(cost: CostModel, item: PlanItem, view: SessionView, limit_ns: int) -> int:
-    """The largest chunk size that fits, else the smallest."""
+def _in_call(cost: CostModel, item: PlanItem, view: SessionView, room: Room) -> int:
+    """The largest chunk size that fits, else the smallest. If that fits no later gap either, as many tokens as fit."""
     sizes = [n for n in (*cost.chunks, item.n_tokens) if n <= item.n_tokens]
-    return max([n for n in sizes if cost.prefill_ns(n, view.n_past) <= limit_ns] or [min(sizes)])
+    if fitting := [n for n in sizes if cost.prefill_ns(n, view.n_past) <= room.in_everyday_ns]:
+        return max(fitting)
+    least = min(sizes)
+    if not room.is_most:
+        return least
+    return bisect_right(range(1, least), room.in_everyday_ns, key=lambda n: cost.prefill_ns(n, view.n_past)) or least
 
 
 def _candidates(cost: CostModel, n_left: int, limit: int) -> list[int]:

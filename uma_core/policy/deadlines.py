@@ -51,6 +51,11 @@ def is_first_awaited(view: SessionView) -> bool:
     return view.priority is Priority.INTERACTIVE and not view.t_first_ns
 
 
+def most_ns(limits: TbtLimits) -> int:
+    """Limit of the longest gap of an overdue prompt."""
+    return max(limits.long_ns, int(OVERDUE * limits.round_ns))
+
+
 def next_limit_ns(state: SchedulerState, view: SessionView, limits: TbtLimits, usual: tuple[int, int]) -> int:
     """Limit of the next gap while this prompt waits for its first token (rules 1 and 2).
 
@@ -59,8 +64,7 @@ def next_limit_ns(state: SchedulerState, view: SessionView, limits: TbtLimits, u
     target = target_ns(state, view, limits.step_ns, STEPS)
     left = view.t_queued_ns + target - state.now_ns
     if left <= 0:
-        most = max(limits.long_ns, int(OVERDUE * limits.round_ns))
-        return min(limits.long_ns - limits.long_ns * left // max(1, target), most)
+        return min(limits.long_ns - limits.long_ns * left // max(1, target), most_ns(limits))
     n_gaps = left // max(1, limits.round_ns + usual[0])
     return limits.everyday_ns if left_to_read_ns(state, view) <= n_gaps * usual[1] else limits.long_ns
 

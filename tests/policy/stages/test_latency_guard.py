@@ -84,6 +84,13 @@ class TestPromptBesideAChat:
         plan = run(state_of(talking(0), slow._replace(t_progress_ns=NOW - 4 * STARVED), n_prefill_slots=0))
         assert prefill_item(plan).n_tokens == min(CPU.chunks)
 
+    def test_without_resumable_prefill_an_overdue_prompt_is_read_in_chunks_that_its_gaps_hold(self):
+        late = reading(1, n_prompt=20, t_queued_ns=NOW - 10 * S, t_progress_ns=NOW)
+        plan = run(state_of(talking(0), late, n_prefill_slots=0))
+        n = prefill_item(plan).n_tokens
+        assert 0 < n < min(CPU.chunks) and plan.guard.kind == "urgent"
+        assert SOLO + CPU.prefill_ns(n, 0) <= 3 * SOLO < SOLO + CPU.prefill_ns(min(CPU.chunks), 0)
+
     @pytest.mark.parametrize("is_forced", [False, True])
     def test_a_chunk_in_a_call_of_its_own_is_time_that_prompts_got(self, is_forced):
         """It counts once: in the tick by which the next one is judged, and against background streams."""

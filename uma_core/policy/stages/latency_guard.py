@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from uma_core.policy.chunks import Room, sized
-from uma_core.policy.deadlines import STEPS, is_first_awaited, left_to_read_ns, next_limit_ns, target_ns
+from uma_core.policy.deadlines import STEPS, is_first_awaited, left_to_read_ns, most_ns, next_limit_ns, target_ns
 from uma_core.policy.index import SessionIndex, index_of, prompt_view, rows_time
 from uma_core.policy.memory import TbtMemory
 from uma_core.policy.order import in_turn, is_starved, n_rounds_without
@@ -291,7 +291,7 @@ def _awaited_room(gap: Gap, item: PlanItem, view: SessionView) -> tuple[Room, bo
     if limit <= limits.everyday_ns:
         return room, False
     raised = max(0, room_below(limit, limits, gap.memory) - gap.transfer_ns)
-    return Room(raised, raised), True
+    return Room(raised, raised, is_most=limit >= most_ns(limits)), True
 
 
 def _applied(gap: Gap, plan: Plan, grant: Grant) -> Plan:
