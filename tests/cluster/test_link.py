@@ -228,11 +228,12 @@ def test_a_daemon_that_falls_silent_is_given_up_while_the_cluster_does_not_tell_
 
 def test_an_answer_is_continued_after_what_was_sent_of_it() -> None:
     transport = Scripted(2, 2)
-    got = ask(transport, is_resumable=True, min_tokens=5, constraint={"grammar": "g"}, timeout_ms=60_000)
+    got = ask(transport, True, min_tokens=5, constraint={"grammar": "g"}, timeout_ms=60_000, prompt_progress=True)
     assert (got.text, got.ends) == ("012345", ["length"])
     again = transport.seen[1][1]
     assert again["prompt"] == ["p", 0, 1] and (again["max_tokens"], again["min_tokens"]) == (4, 3)
     assert again["constraint"] == {"grammar": "g", "prefix": "01"}
+    assert "prompt_progress" not in again, "the client has read that its prompt is read"
 
 
 def test_a_daemon_that_ends_its_answers_because_it_stops_is_lost() -> None:

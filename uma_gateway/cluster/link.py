@@ -491,7 +491,8 @@ def resumed(fields: Mapping[str, Any], tail: list[str | int], text: str, n_token
     prompt = fields["prompt"]
     parts = [prompt] if isinstance(prompt, str) else list(prompt)
     more = {**fields, "prompt": [*parts, *tail]}
-    more.pop("prompt_logprobs", None)  # they came before any text
+    for name in ("prompt_logprobs", "prompt_progress"):  # they came before any text
+        more.pop(name, None)
     if fields.get("max_tokens"):
         more["max_tokens"] = max(1, fields["max_tokens"] - n_tokens)
     if fields.get("min_tokens"):
