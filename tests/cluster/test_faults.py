@@ -282,6 +282,25 @@ def test_vectors_are_made_by_the_cluster_s_daemons_and_by_another_when_one_is_lo
     on_cluster(daemons, work)
 
 
+def test_who_asks_a_daemon_that_hangs_is_told_as_soon_as_it_counts_as_lost(
+    fakes: Callable[..., list[DaemonProcess]],
+) -> None:
+    async def work(cluster: Cluster, transport: Sockets) -> None:
+        daemon = ClusterDaemon(cluster, "m")
+        transport.cut.add("n0")
+        for _ in range(2):  # before and after it is known to be silent
+            vectors = asyncio.gather(*(daemon.compute("embed", f"e{i}", {"input": ["one"]}) for i in range(8)))
+            status = daemon.call("status", 3600.0)
+            replies, told = await asyncio.gather(vectors, status)
+            assert all(len(reply["embeddings"]) == 1 for reply in replies)
+            assert set(told["units"]) == {"n1"}
+        transport.cut.clear()
+        while set((await daemon.call("status"))["units"]) != {"n0", "n1"}:
+            await asyncio.sleep(0.05)
+
+    on_cluster(fakes(2), work, lost_ns=500_000_000)
+
+
 def test_a_request_of_any_daemon_is_cancelled_by_the_id_that_is_shown(
     fakes: Callable[..., list[DaemonProcess]],
 ) -> None:

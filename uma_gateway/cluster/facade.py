@@ -89,7 +89,7 @@ class ClusterDaemon(Daemon):
             units = await self.cluster.available(self.model, self.cluster.load_s)
             for unit in self._turn(units)[: TRIES_MOST - n_lost]:
                 try:
-                    return await self.cluster.transport.call(unit, operation, timeout_s, fields)
+                    return await self._ask(unit, operation, timeout_s, fields)
                 except UnitLost:
                     n_lost += 1
                     router.set_open(unit.name, False)  # until its next digest
@@ -103,6 +103,24 @@ class ClusterDaemon(Daemon):
             while not any(router.is_open(unit.name) for unit in units) and time.monotonic_ns() <= deadline_ns:
                 await asyncio.sleep(POLL_S)
         raise no_daemon(f"no daemon of {self.model} answers")
+
+    async def _ask(self, unit: Unit, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> Event:
+        """Ask this daemon. Raises: UnitLost, also once the daemon counts as silent; GatewayError."""
+        if self.cluster.router.is_silent(unit.name):
+            raise UnitLost("it says nothing")
+        asking = asyncio.ensure_future(self.cluster.transport.call(unit, operation, timeout_s, fields))
+        loss = asyncio.Event()
+        lost = asyncio.ensure_future(loss.wait())
+        self.cluster.reading(unit.name, asking, loss.set)
+        try:
+            await asyncio.wait((asking, lost), return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done():
+                raise UnitLost("it says nothing any more")
+            return asking.result()
+        finally:
+            self.cluster.left(unit.name, asking)
+            for task in (asking, lost):
+                task.cancel()
 
     def _turn(self, units: list[Unit]) -> list[Unit]:
         """Return the daemons, open ones first; each call begins with another one."""
@@ -125,7 +143,7 @@ class ClusterDaemon(Daemon):
         """Return replies and refusals. Raises: those of `ask_all`."""
         units = await self.cluster.heard(CALL_S)
         replies = await asyncio.gather(
-            *(self.cluster.transport.call(unit, operation, timeout_s, fields) for unit in units), return_exceptions=True
+            *(self._ask(unit, operation, timeout_s, fields) for unit in units), return_exceptions=True
         )
         answered = list(zip(units, replies, strict=True))
         found = [(unit, reply) for unit, reply in answered if isinstance(reply, dict)]

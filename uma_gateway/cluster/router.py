@@ -494,6 +494,11 @@ class Router:
         node = self._nodes.get(node_id)
         return node is not None and node.is_open and not node.is_lost
 
+    def is_silent(self, node_id: str) -> bool:
+        """Whether a daemon has said nothing for so long that it counts as lost."""
+        node = self._nodes.get(node_id)
+        return node is not None and node.is_lost
+
     def n_requests(self, node_id: str) -> int:
         """Return the number of requests that a daemon has, as far as known."""
         node = self._nodes.get(node_id)
