@@ -143,6 +143,13 @@ def test_a_daemon_that_drains_gets_nothing_and_keeps_what_it_has() -> None:
     assert node_of(router, ask("u"), 3 * S) == "n0"
 
 
+def test_a_daemon_whose_answer_came_late_has_not_been_silent_since_it_was_asked() -> None:
+    router = routers(digest(), digest())
+    router.heard("n0", digest(), 2 * S, 11 * S)
+    assert router.check(15 * S) == ["n1"] and router.is_open("n0")
+    assert router.check(22 * S) == ["n0"] and not router.is_open("n0")
+
+
 def test_a_daemon_that_refused_or_lost_a_request_gets_it_again_only_when_no_other_is_open() -> None:
     router = routers(digest(PROMPT), digest(n_seq_max=1), knobs=Knobs(slack=0.0, warm_slack=0.0))
     avoid = frozenset({"n0"})

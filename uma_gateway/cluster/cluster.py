@@ -150,7 +150,7 @@ class Cluster:
         for _ in self.router.add(unit.name, group_of(unit.model, digest["fingerprint"])):
             self._lose_readers(unit.name)  # its daemon was replaced by one with another model
         try:
-            self.router.heard(unit.name, digest, t_asked)
+            self.router.heard(unit.name, digest, t_asked, time.monotonic_ns())
         except (KeyError, ValueError, TypeError) as error:
             log.error("%s sent a digest that cannot be read: %r", unit.name, error)
             return

@@ -100,6 +100,7 @@ class _Node:
     is_lost: bool = False  # it is silent
     is_told: bool = False  # `check` has logged the silence
     heard_ns: int = 0  # when its last digest was requested; 0: never
+    spoke_ns: int = 0  # when that digest came
     waits: tuple[float, float] = (0.0, 0.0)  # ms by priority, as the daemon reported them
     loads: list[float] = field(default_factory=lambda: [0.0, 0.0])  # ms by priority, including requests sent since
     n_foreign: int = 0  # requests that came from elsewhere than this router
@@ -242,10 +243,13 @@ class Router:
             node.is_open = is_open and bool(node.heard_ns)
             node.group.refresh(node, self.knobs)
 
-    def heard(self, node_id: str, digest: Mapping[str, Any], t_asked_ns: int) -> None:
-        """Take a reply of `digest`. `t_asked_ns`: it includes all requests sent before that time."""
+    def heard(self, node_id: str, digest: Mapping[str, Any], t_asked_ns: int, now_ns: int = 0) -> None:
+        """Take a reply of `digest`. `t_asked_ns`: it includes all requests sent before that time. `now_ns`: when it
+        came; 0: at once.
+        """
         node = self._nodes[node_id]
         node.heard_ns, node.is_lost = max(1, t_asked_ns), False
+        node.spoke_ns = max(node.heard_ns, now_ns)
         node.is_told = False
         node.group.t_open_ns = node.group.t_open_ns or t_asked_ns
         node.is_open = digest["state"] in ("ready", "degraded")
@@ -301,7 +305,7 @@ class Router:
     def _find_lost(self, now_ns: int) -> None:
         self._t_checked_ns = now_ns
         for node in self._nodes.values():
-            if node.heard_ns and not node.is_lost and now_ns - node.heard_ns > self.knobs.lost_ns:
+            if node.heard_ns and not node.is_lost and now_ns - node.spoke_ns > self.knobs.lost_ns:
                 node.is_lost = True
                 node.group.refresh(node, self.knobs)
 
