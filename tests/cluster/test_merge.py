@@ -54,6 +54,14 @@ def test_every_metric_of_a_daemon_has_a_place_in_the_sums() -> None:
     assert metrics(document, document) == document, "of daemons that did nothing"
 
 
+def test_no_sample_has_a_label_twice() -> None:
+    """Prometheus refuses all samples of a scrape in which one has."""
+    text = """# TYPE uma_info gauge\numa_info{version="1",model="a \\"b\\", node=\\"c\\"",backend="cpu"} 1\n"""
+    told = merge.prometheus([(UNITS[0], text)]).splitlines()[1]
+    own = """version="1",exported_model="a \\"b\\", node=\\"c\\"",backend="cpu\""""
+    assert told == f"""uma_info{{{own},node="a",model="m",unit="a/m"}} 1"""
+
+
 def test_budgets_of_caches_add_up_as_what_they_hold_does() -> None:
     first = {"is_on": True, "hit_ratio": 0.9, "ram": {"budget": 5, "bytes": 2}, "tenants": {}}
     second = {"is_on": True, "hit_ratio": 0.8, "ram": {"budget": 5, "bytes": 3}, "tenants": {"7": {"ram_bytes": 3}}}

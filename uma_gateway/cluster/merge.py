@@ -16,6 +16,8 @@ Replies = list[tuple[Unit, Event]]
 STATES = ("stopping", "starting", "draining", "degraded", "ready")  # the cluster has the last state of any daemon
 LEAST = frozenset({"copy_free_ratio", "hit_ratio"})  # numbers that do not add up; the least of them is the worst
 MOST = frozenset({"avg_batch", "device_idle_share", "prediction_error", "time_logits_to_first_chunk"})
+LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')
+OURS = frozenset({"node", "model", "unit"})  # labels that say which daemon's sample it is
 SAMPLE = re.compile(r"^([A-Za-z_:][A-Za-z0-9_:]*)(\{(.*)\})? (.*)$")
 
 
@@ -162,12 +164,19 @@ def prometheus(texts: list[tuple[Unit, str]]) -> str:
                 if line not in head and not any(line.split(" ", 3)[:3] == each.split(" ", 3)[:3] for each in head):
                     head.append(line)
             elif found := SAMPLE.match(line):
-                inner = f"{found[3]},{labels}" if found[3] else labels
+                inner = f"{LABEL.sub(_renamed, found[3])},{labels}" if found[3] else labels
                 samples.setdefault(family or found[1], []).append(f"{found[1]}{{{inner}}} {found[4]}")
     lines = []
     for family, rows in samples.items():
         lines += [*heads.get(family, []), *rows]
     return "\n".join(lines) + "\n"
+
+
+def _renamed(label: re.Match[str]) -> str:
+    """Return a daemon's own label, renamed as Prometheus does where it has the name of one of ours: no sample may have
+    a label twice.
+    """
+    return f"exported_{label[0]}" if label[1] in OURS else label[0]
 
 
 def _escaped(value: str) -> str:
