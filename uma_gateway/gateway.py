@@ -68,6 +68,11 @@ class Gateway:
                 return known
         return await asyncio.shield(self._ask())
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the daemon has ever told its model; `model` then returns it without waiting."""
+        return self._model is not None
+
     def _ask(self) -> asyncio.Task[Model]:
         if self._asking is None or self._asking.done():
             self._asking = asyncio.get_running_loop().create_task(self._learn())

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from tests.cluster.sockets import Sockets
+from tests.cluster.test_router import digest
 from tests.daemon.support import WAIT_S
 from uma_core.errors import ErrorCode, UmaError
 from uma_gateway.cluster.cluster import Cluster
 from uma_gateway.cluster.facade import ClusterDaemon, ClusterGateway
 from uma_gateway.cluster.link import TRIES_MOST
+from uma_gateway.cluster.router import Knobs
 from uma_gateway.cluster.transport import Unit, UnitLost
 from uma_gateway.config import Config
 from uma_gateway.errors import GatewayError, from_daemon
@@ -153,3 +155,60 @@ def test_a_reload_that_one_daemon_refuses_says_so() -> None:
     refused = transport.asked[0]
     assert units[refused]["error"]["code"] == "config_invalid" and units[refused]["error"]["message"]
     assert all("error" not in told for name, told in units.items() if name != refused) and len(units) == 2
+
+
+PROPS = {
+    "model": {"name": "m", "path": "", "fingerprint": "f", "n_ctx_train": 9, "n_vocab": 9},
+    "n_ctx_seq": 9,
+    "limits": {"max_tokens": 9},
+    "capabilities": {
+        "operations": [],
+        "generate": [],
+        "chat": False,
+        "infill": False,
+        "rerank": False,
+        "embeddings": False,
+    },
+    "chat_template": "",
+    "chat_template_tool_use": "",
+    "special": {},
+    "add_bos": False,
+    "add_eos": False,
+}
+
+
+class Two(Sockets):
+    """A daemon of each of two models; those in `gone` are away."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.gone: set[str] = set()
+
+    async def units(self) -> list[Unit]:
+        return [Unit(name, "n", name) for name in "ab"]
+
+    async def call(self, unit: Unit, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> dict[str, Any]:
+        if unit.name in self.gone:
+            raise UnitLost("gone")
+        return {**digest(), "fingerprint": "f", "generation": 1} if operation == "digest" else PROPS
+
+
+@pytest.mark.parametrize("n_known", [1, 2])
+def test_the_list_of_models_does_not_wait_for_a_daemon_that_is_away(n_known: int) -> None:
+    """`n_known`: models that are known before; of the other nothing can be told."""
+    transport = Two()
+
+    async def work() -> None:
+        cluster = Cluster(transport, bytes(32), Knobs(closed_ns=10**9))  # who waits for a daemon is refused soon
+        gateway = ClusterGateway(Config(), Keys("", ""), cluster, ["a", "b"], ["b"])
+        while not all(cluster.router.is_open(name) for name in "ab"):
+            await asyncio.sleep(0.01)
+        if n_known == 2:
+            assert [model.name for model in await gateway.models()] == ["a", "b"]
+        transport.gone.add("b")
+        while cluster.router.is_open("b"):
+            await asyncio.sleep(0.01)
+        assert [model.name for model in await gateway.models()] == ["a", "b"][:n_known]
+        await gateway.close()
+
+    asyncio.run(asyncio.wait_for(work(), WAIT_S))

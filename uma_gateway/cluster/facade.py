@@ -197,9 +197,19 @@ class ClusterGateway(Gateway):
         return gateway
 
     async def models(self) -> list[Model]:
-        """Return the models that are loaded; the others are loaded when a request asks for them."""
-        present = [gateway for name, gateway in self._by_model.items() if self.cluster.of_model(name)] or [self]
-        return list(await asyncio.gather(*(gateway.model(is_new=True) for gateway in present)))
+        """Return the models that are loaded; the others are loaded when a request asks for them. A model whose daemons
+        are away for the moment is returned as it was last known, so that the list does not wait for them.
+        """
+        loaded = {name: gateway for name, gateway in self._by_model.items() if self.cluster.of_model(name)} or {
+            "": self
+        }
+        here = {name for name in loaded if self._is_here(name)} or loaded.keys()
+        listed = [(gateway, name in here) for name, gateway in loaded.items() if name in here or gateway.is_known]
+        return list(await asyncio.gather(*(gateway.model(is_new=is_here) for gateway, is_here in listed)))
+
+    def _is_here(self, name: str) -> bool:
+        """Whether a daemon of this model takes requests."""
+        return any(self.cluster.router.is_open(unit.name) for unit in self.cluster.of_model(name))
 
     async def close(self) -> None:
         await self.cluster.close()
