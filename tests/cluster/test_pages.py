@@ -38,3 +38,30 @@ def test_the_head_of_the_endless_stream_ends() -> None:
     asyncio.run(asyncio.wait_for(work(), WAIT_S))
     assert sent[0]["status"] == 200 and dict(sent[0]["headers"])[b"content-type"].startswith(b"text/event-stream")
     assert not sent[-1]["more_body"] and not any(message.get("body") for message in sent[1:])
+
+
+def test_a_trace_of_all_may_name_a_model() -> None:
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b'{"seconds": 1, "model": "n"}'}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def call(operation: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
+        return {"traceEvents": []}
+
+    async def work() -> None:
+        config, keys = Config(), Keys("", "")
+        gateway = ClusterGateway(config, keys, Cluster(Sockets({}), bytes(32)), ["m", "n"])
+        gateway.daemon.call = call  # type: ignore[method-assign]
+        app = App(lambda: gateway, (pages.FAMILY,))
+        app.gateway = gateway
+        scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": "/uma/cluster/trace"}
+        scope |= {"query_string": b"", "root_path": "", "headers": [(b"host", b"localhost")]}
+        await app(scope, receive, send)
+        await gateway.close()
+
+    asyncio.run(asyncio.wait_for(work(), WAIT_S))
+    assert sent[0]["status"] == 200

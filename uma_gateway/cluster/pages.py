@@ -79,11 +79,12 @@ async def _ask_unit(exchange: Exchange, operation: str, is_open: bool) -> None:
 
 async def on_trace(exchange: Exchange) -> None:
     """Send the ticks of all daemons during some seconds as one file for Perfetto."""
+    gateway = cluster_of(exchange)  # before the body is read, which may name another model's
     body = await exchange.json()
     seconds = body.get("seconds", 2.0)
     if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0.01 <= seconds <= TRACE_S_MOST:
         raise invalid(f"`seconds` must be a number from 0.01 to {TRACE_S_MOST:g}", "seconds")
-    reply = await cluster_of(exchange).daemon.call("trace", seconds + 30.0, seconds=seconds, format="chrome")
+    reply = await gateway.daemon.call("trace", seconds + 30.0, seconds=seconds, format="chrome")
     await exchange.send_json({"traceEvents": reply["traceEvents"], "displayTimeUnit": "ms"})
 
 
