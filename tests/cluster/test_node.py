@@ -108,6 +108,34 @@ def test_the_longest_idle_goes_first_and_only_as_many_as_must(monkeypatch: pytes
     asyncio.run(work())
 
 
+@pytest.mark.parametrize("is_room_needed", [True, False], ids=["for-another-model", "for-idleness"])
+def test_a_model_that_is_used_again_while_another_is_evicted_stays(
+    is_room_needed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon takes its time to stop."""
+    node = Node(parse({"models": models(a=30, b=30, c=60), "memory_mb": 70}), "n", "node")
+
+    class Slow(Puppet):
+        async def stop(self, drain_s: float) -> None:
+            await super().stop(drain_s)
+            for daemon in node._daemons.values():
+                daemon.n_streams += 1
+
+    monkeypatch.setattr(node_module, "LocalDaemon", Slow)
+    Puppet.running = set()
+
+    async def work() -> None:
+        await node.load("a")
+        await node.load("b")
+        if is_room_needed:
+            assert "error" in await node.load("c")
+        else:
+            await node.evict_idle()
+        assert set((await node.about())["models"]) == {"b"}
+
+    asyncio.run(work())
+
+
 def test_a_folder_of_somebody_else_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(folder))
     monkeypatch.setattr("os.getuid", lambda: 4242)

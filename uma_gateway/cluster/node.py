@@ -110,6 +110,8 @@ class Node:
             for name in idle:
                 if need <= self._free_mb():
                     break
+                if name not in self.evictable():  # a request uses it since: stopping the others took its time
+                    return {"error": f"{model} needs {need} MiB, {self._free_mb()} are free"}
                 log.info("%s is evicted for %s", name, model)
                 await self._unload(name)
             settings = self._models[model]
@@ -141,9 +143,10 @@ class Node:
 
     async def evict_idle(self) -> None:
         """Evict models that were idle for their time."""
-        for name in self.evictable():
-            log.info("%s is evicted: nobody asked for it for %g s", name, self._models[name].idle_s)
-            await self.unload(name)
+        async with self._lock:
+            while idle := self.evictable():
+                log.info("%s is evicted: nobody asked for it for %g s", idle[0], self._models[idle[0]].idle_s)
+                await self._unload(idle[0])
 
     def _socket(self, model: str) -> str:
         folder = os.path.join(tempfile.gettempdir(), f"uma-cluster-{os.getuid()}")
