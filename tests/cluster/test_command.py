@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from uma_core.errors import UmaError
 from uma_gateway.cli import main
 
 ray = pytest.importorskip("ray", reason="the extra [cluster] has no wheel for this platform")
@@ -35,8 +36,30 @@ def test_up_names_the_nodes_that_run_behind_other_processes(monkeypatch: pytest.
     monkeypatch.setattr(command, "connect", lambda *_, **__: None)
     monkeypatch.setattr(command, "n_alive", lambda: 2)
     monkeypatch.setattr(command, "serve", SimpleNamespace(start=lambda **_: None, run=lambda *_, **__: None))
+    monkeypatch.setattr(command, "_get_global_client", lambda **_: None)
     monkeypatch.setattr(command, "_about", lambda: rows)
     told: list[str] = []
     assert command.up(parse({"models": [{"name": "m", "daemon": []}]}), False, told.append) == 0
     [warning] = [line for line in told if "niceness" in line]
     assert "late" in warning and "RAY_worker_niceness=0" in warning
+
+
+@pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 8081), ("0.0.0.0", 8080)])
+def test_a_cluster_that_listens_elsewhere_is_not_brought_to_other_settings(
+    monkeypatch: pytest.MonkeyPatch, host: str, port: int
+) -> None:
+    """Serve would go on to listen where it does, perhaps for everybody."""
+    from uma_gateway.cluster import command
+    from uma_gateway.cluster.settings import parse
+
+    ran: list[str] = []
+    fake = SimpleNamespace(start=lambda **_: ran.append("start"), run=lambda *_, **__: ran.append("run"))
+    there = SimpleNamespace(http_config=SimpleNamespace(host=host, port=port))
+    monkeypatch.setattr(command, "connect", lambda *_, **__: None)
+    monkeypatch.setattr(command, "n_alive", lambda: 1)
+    monkeypatch.setattr(command, "serve", fake)
+    monkeypatch.setattr(command, "_about", list)
+    monkeypatch.setattr(command, "_get_global_client", lambda **_: there, raising=False)
+    with pytest.raises(UmaError, match=rf"listens on http://{host}:{port} until"):
+        command.up(parse({"models": [{"name": "m"}]}), False, ran.append)
+    assert not ran

@@ -14,6 +14,7 @@ from typing import Any
 
 import ray
 from ray import serve
+from ray.serve.context import _get_global_client
 
 from uma_core.errors import ErrorCode, UmaError
 from uma_gateway.cluster import niceness
@@ -60,6 +61,7 @@ def up(settings: ClusterSettings, is_foreground: bool, tell: Any) -> int:
         raise UmaError(
             ErrorCode.CONFIG_INVALID, f"{settings.host} can be reached by others: give keys, or gateway.serve.insecure"
         )
+    _check_address(settings)
     serve.start(proxy_location="HeadOnly", http_options={"host": settings.host, "port": settings.port})
     serve.run(application(settings, n_nodes), name=APPLICATION, route_prefix="/")
     tell(f"{n_nodes} node{'s' * (n_nodes != 1)}, listening on http://{settings.host}:{settings.port}")
@@ -73,6 +75,21 @@ def up(settings: ClusterSettings, is_foreground: bool, tell: Any) -> int:
     tell("stopping: running answers get their time")
     serve.shutdown()
     return 0
+
+
+def _check_address(settings: ClusterSettings) -> None:
+    """Check that a Serve that runs listens where the settings say: it keeps its address for as long as it runs. Without
+    this a cluster that asks for no keys, because it is to listen on loopback, could be reached by others.
+
+    Raises: UmaError.
+    """
+    running = _get_global_client(raise_if_no_controller_running=False)
+    if running is None:
+        return
+    host, port = running.http_config.host, running.http_config.port
+    if (host, port) != (settings.host, settings.port):
+        text = f"a cluster runs already and listens on http://{host}:{port} until `uma-gateway cluster down`"
+        raise UmaError(ErrorCode.CONFIG_INVALID, f"{text}: give that `host` and `port`, or stop it first")
 
 
 def _tell_of_niceness(tell: Any) -> None:
