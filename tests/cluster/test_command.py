@@ -63,3 +63,27 @@ def test_a_cluster_that_listens_elsewhere_is_not_brought_to_other_settings(
     with pytest.raises(UmaError, match=rf"listens on http://{host}:{port} until"):
         command.up(parse({"models": [{"name": "m"}]}), False, ran.append)
     assert not ran
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [("Traceback\n  File\nUmaError: no key file\n", "UmaError: no key file"), ("", "Deploying failed: gateway")],
+)
+def test_up_tells_in_one_line_why_the_cluster_does_not_run(
+    monkeypatch: pytest.MonkeyPatch, message: str, words: str
+) -> None:
+    from uma_gateway.cluster import command
+    from uma_gateway.cluster.settings import parse
+
+    def run(*_: Any, **__: Any) -> None:
+        raise RuntimeError("Deploying failed:\ngateway")
+
+    failed = {"nodes": SimpleNamespace(message=""), "gateway": SimpleNamespace(message=message)}
+    status = SimpleNamespace(applications={command.APPLICATION: SimpleNamespace(deployments=failed)})
+    fake = SimpleNamespace(start=lambda **_: None, run=run, status=lambda: status)
+    monkeypatch.setattr(command, "connect", lambda *_, **__: None)
+    monkeypatch.setattr(command, "n_alive", lambda: 1)
+    monkeypatch.setattr(command, "serve", fake)
+    monkeypatch.setattr(command, "_get_global_client", lambda **_: None)
+    with pytest.raises(UmaError, match=words):
+        command.up(parse({"models": [{"name": "m"}]}), False, print)

@@ -97,13 +97,14 @@ class GatewayActor:
         settings = self._settings
         config = cluster_settings.gateway_config(settings)
         logging.getLogger("uma_gateway").setLevel(config.log.level.upper())
+        # read here, because Serve passes on what is raised here, and not what is raised in `make`
+        keys = Keys(config.access.api_key_file, config.access.api_key)
 
         def make() -> ClusterGateway:
             replicas = {model.name: model.replicas for model in settings.models}
             transport = RayTransport(self._nodes, NODES, replicas, settings.load_s)
             knobs = Knobs(lost_ns=int(settings.lost_s * 1e9))
             cluster = Cluster(transport, bytes.fromhex(settings.key), knobs, settings.load_s)
-            keys = Keys(config.access.api_key_file, config.access.api_key)
             # this model is always loaded; it answers requests that name no model
             first = sorted(settings.models, key=lambda model: not model.replicas)
             on_demand = [model.name for model in first if not model.replicas]

@@ -62,8 +62,11 @@ def up(settings: ClusterSettings, is_foreground: bool, tell: Any) -> int:
             ErrorCode.CONFIG_INVALID, f"{settings.host} can be reached by others: give keys, or gateway.serve.insecure"
         )
     _check_address(settings)
-    serve.start(proxy_location="HeadOnly", http_options={"host": settings.host, "port": settings.port})
-    serve.run(application(settings, n_nodes), name=APPLICATION, route_prefix="/")
+    try:
+        serve.start(proxy_location="HeadOnly", http_options={"host": settings.host, "port": settings.port})
+        serve.run(application(settings, n_nodes), name=APPLICATION, route_prefix="/")
+    except RuntimeError as error:
+        raise UmaError(ErrorCode.CONFIG_INVALID, f"the cluster does not run: {_why(error)}") from None
     tell(f"{n_nodes} node{'s' * (n_nodes != 1)}, listening on http://{settings.host}:{settings.port}")
     _tell_of_niceness(tell)
     if not is_foreground:
@@ -75,6 +78,17 @@ def up(settings: ClusterSettings, is_foreground: bool, tell: Any) -> int:
     tell("stopping: running answers get their time")
     serve.shutdown()
     return 0
+
+
+def _why(error: RuntimeError) -> str:
+    """Return in one line why Serve did not start the application. Its own error names only a deployment, whose message
+    ends with what its actor raised.
+    """
+    with contextlib.suppress(Exception):
+        for deployment in serve.status().applications[APPLICATION].deployments.values():
+            if lines := deployment.message.strip().splitlines():
+                return str(lines[-1])
+    return " ".join(str(error).split())
 
 
 def _check_address(settings: ClusterSettings) -> None:
