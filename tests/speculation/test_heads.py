@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.engine.drive import tokens_of
-from tests.engine.graph.heads import DEEP, WITH_HEADS, some_tokens, with_eagle, with_heads
+from tests.engine.graph.heads import DEEP, WITH_HEADS, one_token_more, some_tokens, with_eagle, with_heads
 from tests.engine.graph.models import MODELS, Model, write
 from tests.engine.test_speculation import WORDS, is_same, random_ask, run
 from uma_core.clock import ManualClock, MonotonicClock
@@ -271,6 +271,21 @@ def test_an_eagle_model_of_some_tokens_drafts_those(paired: Paired, tmp_path: Pa
     rc, token = heads.read(0, np.array([1], np.int32), 1, np.ones((1, heads.n_embd), np.float32))
     heads.close()
     assert rc == 0 and token in tokens
+
+
+def test_a_token_that_only_the_eagle_model_has_is_not_drafted(paired: Paired, tmp_path: Path) -> None:
+    """The call that verifies it would fail, and with it the answers of all streams in that call."""
+    engine, _ = paired(True, True)
+    path = one_token_more(tmp_path)
+    options = replace(OPTIONS, mtp=False, model=str(tmp_path / "target.gguf"))
+    heads = HeadModel(open_heads(options, path, engine), ManualClock(1))
+    source = heads.open(tokens_of(engine, 4), Acceptance(Acceptance()))
+    assert source is not None
+    source.see(0, np.ones((4, 3 * heads.heads.n_embd), np.float32))
+    source.run([3], 2, 2**62)
+    drafted = source.draft([3]).tokens
+    heads.close()
+    assert not heads.is_broken and all(token < engine.n_vocab for token in drafted)
 
 
 @pytest.mark.parametrize(("part", "value"), [(3, 0), (3, 1 << 40), (3, 1 << 60), (4, gguf.GGMLQuantizationType.F64)])

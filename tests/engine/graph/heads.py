@@ -89,9 +89,19 @@ def some_tokens(folder: Path, tokens: list[int]) -> str:
     return str(path)
 
 
-def _write_eagle(path: Path, tensors: dict[str, np.ndarray]) -> None:
+def one_token_more(folder: Path) -> str:
+    """Return the EAGLE 3 model in the folder, with a token that the model does not have: it drafts no other."""
+    tensors = {tensor.name: np.array(tensor.data) for tensor in gguf.GGUFReader(folder / "eagle.gguf").tensors}
+    tensors["token_embd.weight"] = np.vstack([tensors["token_embd.weight"], np.zeros((1, 128), np.float32)])
+    tensors["output.weight"] = tensors["output.weight"][:1]
+    path = folder / "more.gguf"
+    _write_eagle(path, tensors | {"d2t": np.array([N_VOCAB], np.int64)}, N_VOCAB + 1)
+    return str(path)
+
+
+def _write_eagle(path: Path, tensors: dict[str, np.ndarray], n_vocab: int = N_VOCAB) -> None:
     writer = gguf.GGUFWriter(path, "eagle3")
-    add_vocabulary(writer, N_VOCAB)
+    add_vocabulary(writer, n_vocab)
     writer.add_context_length(512)
     writer.add_embedding_length(128)
     writer.add_block_count(1)

@@ -60,7 +60,8 @@ class LlamaHeads:
         owner = self._owner
         model = owner.model.handle if owner is not None and option == MTP else self._load(path, options)
         self.n_embd = int(lib.llama_model_n_embd_out(model))
-        self.n_vocab = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)))
+        n_vocab = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)))
+        self.n_vocab = min(n_vocab, info.n_vocab)  # an EAGLE 3 model may have some tokens more (draft.PADDING)
         self.state = np.zeros(self.n_embd, np.float32)
         self._view = ffi.from_buffer("float *", self.state)
         self._heads = ffi.new("uma_heads *", {"n_embd": self.n_embd, "state": self._view})
