@@ -7,8 +7,8 @@
 
 void uma_attn_fold(struct uma_attn_part * sum, float * y, const struct uma_attn_part * part, const float * out,
     int dim_v) {
-    if (!(part->sum > 0)) return;
-    if (!(sum->sum > 0)) {
+    if (part->sum == 0) return; // not where it is NaN: then so is the result
+    if (sum->sum == 0) {
         *sum = *part;
         memcpy(y, out, (size_t)dim_v * 4);
         return;
@@ -19,7 +19,7 @@ void uma_attn_fold(struct uma_attn_part * sum, float * y, const struct uma_attn_
 }
 
 void uma_attn_finish(const struct uma_attn_part * sum, const float * out, int dim_v, const float * sink, float * y) {
-    if (!(sum->sum > 0)) {
+    if (sum->sum == 0) {
         memset(y, 0, (size_t)dim_v * 4);
         return;
     }

@@ -225,8 +225,8 @@ static bool row_mask(const struct uma_attn * at, int row, int64_t cell, int n, f
     return any;
 }
 
-// Turns scores into weights exp(score - max) in place and updates this query's running maximum and sum. Returns false
-// if no cell is visible.
+// Turns scores into weights exp(score - max) in place and updates this query's running maximum and sum. The weight of a
+// cell that is not visible is 0, even if its score is NaN. Returns false if no cell is visible, or none has a number.
 static bool softmax_row(float * s, const float * mask, float slope, float softcap, struct uma_attn_part * part,
     float * out, size_t dv) {
     vf best = vf_set1(-INFINITY);
@@ -235,10 +235,13 @@ static bool softmax_row(float * s, const float * mask, float slope, float softca
         if (softcap != 0) v = vf_mul(vf_tanh(v), vf_set1(softcap));
         v = vf_fma(vf_set1(slope), vf_load(mask + c), v);
         vf_store(s + c, v);
-        best = vf_max(best, v);
+        best = vf_max(v, best); // NaN is passed over: the cell may be one that the row does not see
     }
     const float max = vf_max_lane(best);
-    if (!(max > -INFINITY)) return false;
+    if (!(max > -INFINITY)) {
+        for (int c = 0; c < CELLS; c++) part->sum = mask[c] > -INFINITY ? NAN : part->sum; // seen, but no number
+        return false;
+    }
     if (max > part->max) {
         const float shrink = part->sum > 0 ? expf(part->max - max) : 0;
         for (size_t i = 0; i < dv; i += V_LANES) vf_store(out + i, vf_mul(vf_load(out + i), vf_set1(shrink)));
@@ -251,7 +254,7 @@ static bool softmax_row(float * s, const float * mask, float slope, float softca
         vf_store(s + c, e);
         sum = vf_add(sum, e);
     }
-    part->sum += vf_sum(sum);
+    part->sum += max < INFINITY ? vf_sum(sum) : NAN;
     return true;
 }
 

@@ -45,6 +45,7 @@ static inline vf vf_add(vf a, vf b) { V_EACH a.f[l] += b.f[l]; return a; }
 static inline vf vf_sub(vf a, vf b) { V_EACH a.f[l] -= b.f[l]; return a; }
 static inline vf vf_mul(vf a, vf b) { V_EACH a.f[l] *= b.f[l]; return a; }
 static inline vf vf_div(vf a, vf b) { V_EACH a.f[l] /= b.f[l]; return a; }
+// b where a is NaN
 static inline vf vf_max(vf a, vf b) { V_EACH a.f[l] = a.f[l] > b.f[l] ? a.f[l] : b.f[l]; return a; }
 static inline vf vf_min(vf a, vf b) { V_EACH a.f[l] = a.f[l] < b.f[l] ? a.f[l] : b.f[l]; return a; }
 static inline vf vf_fma(vf a, vf b, vf c) { V_EACH a.f[l] = a.f[l] * b.f[l] + c.f[l]; return a; }  // a b + c

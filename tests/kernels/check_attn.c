@@ -8,6 +8,7 @@ struct shape {
     int is_paged, has_mask, has_limits, has_begins, has_sink, n_parts;
     float softcap;
     int has_slopes, is_v_in_k;
+    int has_nan; // in every seventh cell
 };
 
 // K or V of one head: the place of each cell's bytes, and the cells' values as f64.
@@ -60,6 +61,15 @@ static void fill_cell(enum uma_type type, uint8_t * p, double * values, int dim)
     }
 }
 
+static int is_nan_cell(const struct shape * s, int64_t cell) { return s->has_nan && cell % 7 == 3; }
+
+static void fill_with_nan(enum uma_type type, uint8_t * p, int dim) {
+    const uint16_t nan = type == UMA_BF16 ? 0x7fc0 : 0x7e00;
+    const int step = is_float(type) ? 2 : type == UMA_Q4_0 ? 18 : 34, n = is_float(type) ? dim : dim / 32;
+    for (int i = 0; i < n; i++) memcpy(p + i * step, &nan, 2);
+}
+
+// The values of cells with NaN stay finite: they must not matter to queries that do not see them.
 static struct store new_store(const struct shape * s, int dim) {
     const size_t row = is_float(s->type) ? (size_t)dim * 2 : (size_t)dim / 32 * (s->type == UMA_Q4_0 ? 18 : 34);
     const int64_t n_pages = (s->n_cells + 63) / 64;
@@ -77,7 +87,10 @@ static struct store new_store(const struct shape * s, int dim) {
     st.kv.base = st.bytes;
     st.kv.pages = st.pages;
     st.values = new_bytes((size_t)s->n_cells * (size_t)dim * 8);
-    for (int64_t c = 0; c < s->n_cells; c++) fill_cell(s->type, cell_bytes(&st, c), st.values + c * dim, dim);
+    for (int64_t c = 0; c < s->n_cells; c++) {
+        fill_cell(s->type, cell_bytes(&st, c), st.values + c * dim, dim);
+        if (is_nan_cell(s, c)) fill_with_nan(s->type, cell_bytes(&st, c), dim);
+    }
     return st;
 }
 
@@ -155,8 +168,10 @@ static void judge_query(const struct shape * s, const struct inputs * in, const 
     const struct store * v, int q, const float * y, struct tally * t) {
     double max = s->has_sink ? (double)in->sink : -INFINITY, sum = 0, terms = 0;
     double * p = new_bytes((size_t)s->n_cells * 8);
+    int sees_nan = 0;
     for (int64_t c = 0; c < s->n_cells; c++) {
         p[c] = score(s, in, k, q, c);
+        sees_nan |= is_nan_cell(s, c) && p[c] > -INFINITY;
         if (p[c] > max) max = p[c];
         if (p[c] > -INFINITY) terms = fmax(terms, size_of_terms(s, in, k, q, c));
     }
@@ -164,6 +179,11 @@ static void judge_query(const struct shape * s, const struct inputs * in, const 
     if (s->has_sink) sum += exp((double)in->sink - max);
     for (int d = 0; d < s->dim_v; d++) {
         double value = 0, size = 0;
+        if (sees_nan) {
+            t->n_values++;
+            t->n_bad += isfinite(y[d]) != 0;
+            continue;
+        }
         for (int64_t c = 0; c < s->n_cells; c++) {
             value += p[c] * v->values[c * s->dim_v + d];
             size += p[c] * fabs(v->values[c * s->dim_v + d]);
@@ -263,6 +283,11 @@ void check_attn(const struct uma_kernels * k, int one_in, struct tally * t) {
         s.dim_v = rand_below(4) == 0 ? (is_float(type) ? 40 : 32) : s.dim_k;
         if (s.n_rows * s.n_group > UMA_ATTN_MAX_Q) s.n_rows = 1;
         one_case(k, &s, t);
+        if (s.has_mask || s.has_limits || s.has_begins) {
+            s.has_nan = 1;
+            one_case(k, &s, t);
+            s.has_nan = 0;
+        }
         s.n_rows = UMA_ATTN_MAX_Q / s.n_group;
         if (i / 4 % 2) check_company(k, &s, t);
     }
