@@ -106,12 +106,13 @@ static inline float first_of(const float * x, float max) {
     return x[i];
 }
 
-// Q8_K: the value of largest magnitude becomes -127.
+// Q8_K: the value of largest magnitude becomes -127. As with Q8_0, NaN and infinity make all products of the row
+// something that is not finite: the logits are then refused.
 static inline float quantise_256(const float * x, int8_t * q) {
     const float max = max_magnitude(x, 256);
     if (!(max > 0 && max <= 3.4e38f)) {
         memset(q, 0, 256);
-        return max > 0 ? max : 0;
+        return max;
     }
     const float inverse = -127.0f / first_of(x, max);
     quantise(x, inverse, q, 256);

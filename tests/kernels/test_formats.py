@@ -161,6 +161,22 @@ def test_products_agree_with_the_gguf_packages_reading_of_the_format(table, name
         assert (error <= 1e-6 * (np.abs(acts) @ np.abs(exact_weights).T) + 1e-30).all()
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", TYPES)
+def test_a_row_that_is_not_finite_gives_no_finite_values(table, name, bad):
+    """Else a session whose logits mean nothing would get tokens instead of an error."""
+    rng = np.random.default_rng(1)
+    code, _, block, _ = TYPES[name]
+    weights = random_weights(rng, name, 20, 2 * block)[:, : 2 * TYPES[name][3] * (block > 1) or None]
+    x = rng.normal(size=(3, weights.shape[1] // TYPES[name][3] * block)).astype(np.float32)
+    x[1, 5 % block] = bad
+    can_arrange = bool(table.arranged_bytes(code, 1, block))
+    for is_arranged in [False] * (name in PLAIN) + [True] * can_arrange:
+        y = product(table, name, weights, x, is_arranged)
+        assert not np.isfinite(y[1]).any()
+        assert np.isfinite(y[[0, 2]]).all()
+
+
 # instruction set -> what `arrange` makes of the weights below, in this version of the layout. (NEON's tables arrange
 # nothing in the daemon.)
 VERSION = 1
