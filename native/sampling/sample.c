@@ -29,7 +29,9 @@ static bool           has_key;
 
 static void make_key(void) { has_key = pthread_key_create(&freed_at_exit, free) == 0; }
 
-static bool reserve(int32_t n_vocab) {
+// `n_edits`: a small vocabulary may have more of them than tokens, because those of one token may come several times.
+static bool reserve(int32_t n_vocab, int32_t n_edits) {
+    n_vocab = n_edits > n_vocab ? n_edits : n_vocab;
     if (scratch.n_vocab >= n_vocab) {
         return true;
     }
@@ -275,7 +277,7 @@ llama_token uma_sample(float * logits, int32_t n_vocab, uma_sampler * s) {
     if (s && s->forced >= 0) {
         return give(logits, n_vocab, s);
     }
-    if (!reserve(n_vocab)) {
+    if (!reserve(n_vocab, s ? s->n_edits : 0)) {
         return -1;
     }
     if (!s) {

@@ -28,7 +28,7 @@ typedef struct uma_sampler {
     int32_t  takes_best;     // nonzero: so it does after the chain
     int32_t  n_keep;         // the chain uses only this many of the best candidates (0: any number) ...
     float    keep_within;    // ... and none whose logit is further below the best (INFINITY: any)
-    // Added to the row before all else: -INFINITY bans. Ids differ.
+    // Added to the row before all else: -INFINITY bans.
     int32_t  n_edits;
     int32_t  raises;         // nonzero: some edit does
     const llama_logit_bias * edits;

@@ -97,6 +97,22 @@ def test_a_row_that_is_no_number_gives_no_token(at: int) -> None:
     assert draw(np.full(N_VOCAB, -np.inf, np.float32), ffi.NULL) == -1
 
 
+def test_a_row_is_as_it_was_after_more_edits_than_it_has_tokens() -> None:
+    """A small vocabulary can have a bias for each token, and bans of some of them beside that."""
+    n, infinity = 40, float("inf")
+    before = row(2)[:n].copy()
+    logits, mask = before.copy(), np.array([0xFFFF, 0], np.uint32)
+    edits = [(token, 0.5) for token in range(n - 1)] + [(token, -infinity) for token in range(5)] + [(n - 1, -infinity)]
+    kept = [ffi.new("llama_logit_bias[]", edits), ffi.from_buffer("uint32_t *", mask)]
+    sampler = ffi.new("uma_sampler *", {"forced": -1, "edits": kept[0], "n_edits": len(edits), "mask": kept[1]})
+    drawn: list[int] = []
+    thread = threading.Thread(target=lambda: drawn.append(draw(logits, sampler)))  # with memory for this row alone
+    thread.start()
+    thread.join()
+    assert drawn == [5 + int(before[5:16].argmax())]
+    assert (logits == before).all()
+
+
 def test_greedy_with_a_penalty_and_banned_ends_takes_the_best_that_is_left(small: LlamaEngine) -> None:
     logits = np.zeros(small.info.n_vocab, np.float32)
     ends = [token for token in range(small.info.n_vocab) if small.is_eog(token)]
