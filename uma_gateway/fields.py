@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from uma_core.protocol.fields import N_BIASES_MOST
 from uma_gateway.chat.schema import typed, unnamed
 from uma_gateway.config import AnswerOptions
 from uma_gateway.errors import invalid, unsupported
@@ -180,6 +181,8 @@ def _samplers(given: list[Any]) -> list[Any]:
         name = _SAMPLER_NAMES.get(item.lower(), item) if isinstance(item, str) else item
         if name is not None and name not in named:
             named.append(name)
+        if len(named) > len(_SAMPLERS):  # one is unknown, whatever follows
+            break
     return named
 
 
@@ -406,10 +409,21 @@ def logit_bias(value: Any) -> list[list[Any]]:
     if value is None:
         return []
     if isinstance(value, dict):
+        most_biases(len(value))
         return [[_token(key), bias] for key, bias in value.items() if bias is False or bias != 0]
     if not isinstance(value, list):
         raise invalid("`logit_bias` must be an object or an array", "logit_bias")
+    most_biases(len(value))
     return value
+
+
+def most_biases(n: int) -> None:
+    """Check the number of biases before they are read: a million of them would hold up all streams for seconds.
+
+    Raises: GatewayError.
+    """
+    if n > N_BIASES_MOST:
+        raise invalid(f"`logit_bias` must have at most {N_BIASES_MOST} items", "logit_bias")
 
 
 def _token(key: str) -> int | str:

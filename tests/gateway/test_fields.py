@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from uma_core.protocol.messages import decode
+from uma_gateway.apis.ollama import options_of as ollama_options
 from uma_gateway.config import AnswerOptions
 from uma_gateway.errors import GatewayError, Kind
-from uma_gateway.fields import PARAMS, integer, logit_bias, sampling_fields
+from uma_gateway.fields import _SAMPLERS, PARAMS, _in_range, integer, logit_bias, sampling_fields
 from uma_gateway.jsons import parse_object
 
 
@@ -30,6 +31,35 @@ def test_a_token_of_more_than_64_bits_is_none():
         logit_bias({"99999999999999999999": 1})
     assert (caught.value.kind, caught.value.param) == (Kind.INVALID, "logit_bias")
     assert logit_bias({"5": 1, "word": -1}) == [[5, 1], ["word", -1]]
+
+
+class Counted(list):
+    n_read = 0
+
+    def __iter__(self):
+        for item in super().__iter__():
+            self.n_read += 1
+            yield item
+
+
+def test_an_endless_list_of_samplers_is_not_compared_with_itself():
+    """Before, 200,000 of them held up all streams for minutes."""
+    given = Counted(f"s{i}" for i in range(1000))
+    named = _in_range({"samplers": given})["samplers"]
+    assert given.n_read == len(named) == len(_SAMPLERS) + 1  # the daemon refuses them
+    assert _in_range({"samplers": ["top_k", "temp", "tfs_z"] * 1000})["samplers"] == ["top_k", "temperature"]
+
+
+@pytest.mark.parametrize("given", [{str(i): 1 for i in range(20_001)}, [[i, 1] for i in range(20_001)]])
+def test_more_biases_than_the_daemon_takes_are_refused_before_they_are_read(given):
+    with pytest.raises(GatewayError, match="at most 20000 items") as caught:
+        logit_bias(given)
+    assert caught.value.param == "logit_bias"
+
+
+def test_a_long_text_of_biases_is_refused_before_it_is_read():
+    with pytest.raises(GatewayError, match="at most 20000 items"):
+        ollama_options({"options": {"logit_bias": "x," * 20_000}})
 
 
 def test_of_a_name_that_appears_twice_the_last_value_counts():

@@ -29,6 +29,7 @@ from uma_gateway.fields import (
     constraint_field,
     integer,
     model_name,
+    most_biases,
     most_tokens,
     table,
     text,
@@ -302,6 +303,7 @@ def options_of(body: dict[str, Any]) -> dict[str, Any]:
 
 def _biases(written: str) -> dict[str, float]:
     """Read `100:5, 101:-100`, the form in which Open WebUI passes on its user's input. Raises: GatewayError."""
+    most_biases(written.count(",") + 1)
     pairs = [pair.rpartition(":") for pair in written.split(",") if pair.strip()]
     try:
         return {token.strip(): float(bias) for token, _, bias in pairs}
