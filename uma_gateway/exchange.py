@@ -168,6 +168,10 @@ class Exchange:
         """
         return await large.read(self._n_bytes, reader, *arguments)
 
+    def also_reads(self, n_bytes: int) -> None:
+        """Count bytes that the request refers to, such as a kept conversation, as if they were in its body."""
+        self._n_bytes += n_bytes
+
     async def in_thread(self, work: Callable[..., Result], *arguments: Any) -> Result:
         """Run work in a thread that takes long even for a small body."""
         return await large.in_thread(self._n_bytes, work, *arguments)

@@ -127,6 +127,7 @@ async def _read(exchange: Exchange, body: dict[str, Any]) -> Request:
     if body.get("prompt") is not None:
         raise unsupported("`prompt` is kept on OpenAI's servers, and not supported", "prompt")
     earlier = _continued(exchange, body)
+    exchange.also_reads(earlier.n_bytes if earlier else 0)
     given = items.read_input(body.get("input"), is_continued=bool(earlier and earlier.items))
     input_items = [referred(exchange, item, f"input[{i}]") for i, item in enumerate(given)]
     conversation = [*(earlier.items if earlier else ()), *input_items]

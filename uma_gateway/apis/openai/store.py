@@ -5,12 +5,16 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
 
 Item = dict[str, Any]
+
+
+def size_of(*parts: Any) -> int:
+    return sum(len(orjson.dumps(part)) for part in parts)
 
 
 @dataclass(frozen=True)
@@ -48,15 +52,32 @@ class Store:
         self.n_bytes = 0
 
     def put(self, account: str, response: dict[str, Any], input_items: list[Item], items: list[Item]) -> None:
-        """Store an object. It replaces one with the same id."""
+        """Store an object. It replaces one with the same id. One that is larger than the budget is not stored: it would
+        drop all others, and then itself.
+        """
         if not self._kept_s or not self._max_bytes:
             return
-        if response["id"] in self._by_id:
-            self._drop(response["id"])
-        n_bytes = sum(len(orjson.dumps(part)) for part in (items, response, input_items))
-        stored = Stored(account, response, input_items, items, n_bytes, self._clock() + self._kept_s)
-        self._by_id[response["id"]] = stored
-        for place, item in stored.places():
+        earlier = self._by_id.get(response["id"])
+        t_end = self._clock() + self._kept_s
+        if earlier is not None and not input_items and items[: len(earlier.items)] == earlier.items:
+            # only what is new is read: a turn of a conversation of 100,000 items would hold up all streams for seconds
+            more = Stored(account, response, [], items[len(earlier.items) :], 0, t_end)
+            n_bytes = earlier.n_bytes + size_of(more.items, response) - size_of([], earlier.response)
+        else:
+            more = Stored(account, response, input_items, items, 0, t_end)
+            n_bytes = size_of(items, response, input_items)
+            if earlier is not None:
+                self._drop(response["id"])
+                earlier = None
+        if n_bytes > self._max_bytes:
+            if earlier is not None:
+                self._drop(response["id"])
+            return
+        if earlier is not None:
+            self.n_bytes -= earlier.n_bytes
+            self._by_id.move_to_end(response["id"])
+        self._by_id[response["id"]] = replace(more, items=items, n_bytes=n_bytes)
+        for place, item in more.places():
             self._items.setdefault(place, {})[response["id"]] = item
         self.n_bytes += n_bytes
         self._tidy()
