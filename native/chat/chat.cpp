@@ -12,6 +12,7 @@
 #include "peg-parser.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -31,6 +32,9 @@ static constexpr int INTERFACE = 3; // raised with every change that uma_gateway
 // 8 MB.
 static constexpr int MAX_JSON_DEPTH = 256, MAX_ANSWER_DEPTH = 1000;
 static constexpr size_t JSON_LEVEL_BYTES = 32 << 10, ANSWER_LEVEL_BYTES = 6 << 10;
+// llama.cpp's JSON looks through all names of an object for each one that is added: 4,000 names take 0.2 s to read and
+// write, 30,000 take 15 s. Results of tools may be whole files, and few templates read them as JSON.
+static constexpr int MAX_NAMES = 4096, MAX_RESULT_NAMES = 8 * MAX_NAMES;
 
 struct uma_chat_templates {
     llama_model model;
@@ -150,9 +154,17 @@ static int depth_limit(int most, size_t level_bytes) {
     return static_cast<int>(std::min<size_t>(most, stack_left() / level_bytes));
 }
 
-static int json_depth(const char * text) {
-    int depth = 0, deepest = 0;
+struct json_shape {
+    int deepest = 0; // levels
+    int widest = 0;  // names of one object
+};
+
+static json_shape shape_of(const char * text) {
+    json_shape shape;
+    std::array<int, MAX_JSON_DEPTH + 1> n_names{}; // of the object that is open at each depth; deeper texts are refused
+    int depth = 0;
     bool in_string = false;
+    const auto is_counted = [&] { return depth > 0 && depth <= MAX_JSON_DEPTH; };
     for (; *text; text++) {
         if (in_string) {
             if (*text == '\\' && text[1]) text++;
@@ -160,18 +172,24 @@ static int json_depth(const char * text) {
         } else if (*text == '"') {
             in_string = true;
         } else if (*text == '[' || *text == '{') {
-            deepest = std::max(deepest, ++depth);
+            shape.deepest = std::max(shape.deepest, ++depth);
+            if (is_counted()) n_names[depth] = 0;
         } else if (*text == ']' || *text == '}') {
             depth--;
+        } else if (*text == ':' && is_counted()) {
+            shape.widest = std::max(shape.widest, ++n_names[depth]);
         }
     }
-    return deepest;
+    return shape;
 }
 
-static void refuse_deep(const char * text, const char * what, int most = MAX_JSON_DEPTH) {
+static void refuse_costly(const char * text, const char * what, int most = MAX_JSON_DEPTH, int names = MAX_NAMES) {
     const int limit = depth_limit(most, JSON_LEVEL_BYTES);
-    if (json_depth(text) > limit)
+    const json_shape shape = shape_of(text);
+    if (shape.deepest > limit)
         throw problem("depth", std::string(what) + " is nested deeper than " + std::to_string(limit) + " levels");
+    if (shape.widest > names)
+        throw problem("request", std::string(what) + ": an object has more than " + std::to_string(names) + " names");
 }
 
 // Brackets of every kind count, also in plain text: an answer that deep is not worth parsing.
@@ -185,19 +203,19 @@ static void count_depth(uma_chat_parser & handle, const char * text, size_t size
 }
 
 static json parse_request(const char * text, int max_depth = MAX_JSON_DEPTH) {
-    refuse_deep(text, "the request", max_depth);
+    refuse_costly(text, "the request", max_depth);
     return json::parse(text);
 }
 
-// Refuses deep texts that llama.cpp parses as JSON in turn: the arguments of tool calls, and with some templates the
-// results of tools.
-static void refuse_deep_texts(const std::vector<common_chat_msg> & messages, int max_depth) {
+// Refuses the same in texts that llama.cpp parses as JSON in turn: the arguments of tool calls, and with some templates
+// the results of tools.
+static void refuse_costly_texts(const std::vector<common_chat_msg> & messages, int max_depth) {
     for (const auto & message : messages) {
         for (const auto & call : message.tool_calls)
-            refuse_deep(call.arguments.c_str(), "a tool call's arguments", max_depth);
+            refuse_costly(call.arguments.c_str(), "a tool call's arguments", max_depth);
         const size_t first = message.content.find_first_not_of(" \t\r\n");
         if (message.role == "tool" && first != std::string::npos && strchr("[{", message.content[first]))
-            refuse_deep(message.content.c_str() + first, "a tool's result", max_depth);
+            refuse_costly(message.content.c_str() + first, "a tool's result", max_depth, MAX_RESULT_NAMES);
     }
 }
 
@@ -216,7 +234,7 @@ static json template_facts(const uma_chat_templates & handle) {
 static common_chat_templates_inputs read_inputs(const uma_chat_templates & handle, const json & request) {
     common_chat_templates_inputs inputs;
     inputs.messages = common_chat_msgs_parse_oaicompat(request.at("messages"));
-    refuse_deep_texts(inputs.messages, handle.max_depth);
+    refuse_costly_texts(inputs.messages, handle.max_depth);
     inputs.add_bos = handle.model.add_bos;
     inputs.add_eos = handle.model.add_eos;
     if (request.contains("tools")) inputs.tools = common_chat_tools_parse_oaicompat(request.at("tools"));

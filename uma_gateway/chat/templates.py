@@ -39,6 +39,8 @@ Tool = dict[str, Any]
 # llama.cpp's parser of calls grows with the square of their number: 1,000 tools make 6 MB of it. 5,000 made 150 MB, and
 # reading it stopped all clients' streams for seconds.
 MAX_TOOLS = 1_000
+# llama.cpp's template engine copies the variables for each turn of a loop: 1,000 of them and 4,000 messages took 8 s
+MAX_KWARGS = 100
 _MOST_PROPERTIES = 200  # llama.cpp's own grammar of an object takes 12 ms with 200 optional ones, and 7 s with 1,000
 # Mistral's templates refuse ids of other lengths, and clients that change the model in the middle of a conversation
 # send them
@@ -164,6 +166,11 @@ class Templates:
         """
         if len(tools or ()) > MAX_TOOLS:
             raise ChatError(ChatCode.BAD_REQUEST, f"tools: there are {len(tools or ())}, at most {MAX_TOOLS} are read")
+        if len(chat_template_kwargs or ()) > MAX_KWARGS:
+            message = (
+                f"chat_template_kwargs: there are {len(chat_template_kwargs or ())}, at most {MAX_KWARGS} are read"
+            )
+            raise ChatError(ChatCode.BAD_REQUEST, message)
         used = [_read_tool(tool) for tool in tools or ()]
         choice = _read_choice(tool_choice, used)
         schema = _read_schema(json_schema)

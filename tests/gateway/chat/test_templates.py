@@ -214,6 +214,44 @@ def test_deep_schemas_and_options_are_refused_and_end_nothing(depth: int) -> Non
         assert code_of(caught) is ChatCode.TOO_DEEP
 
 
+WIDE = {f"a{i}": 1 for i in range(4097)}
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"messages": [{"role": "user", "content": "Hi", **WIDE}]},
+        {"messages": [*QUESTION, call_message(json.dumps({"a": [WIDE]}))], "tools": TOOLS},
+        {"messages": QUESTION, "json_schema": {"type": "object", "properties": {name: {} for name in WIDE}}},
+        {"messages": QUESTION, "chat_template_kwargs": {"x": WIDE}},
+    ],
+)
+def test_objects_of_thousands_of_names_are_refused_at_once(request_: dict[str, Any]) -> None:
+    """Before, 10,000 names took seconds, and a large request hours, in one of the threads that all requests share."""
+    with pytest.raises(ChatError, match="an object has more than 4096 names") as caught:
+        templates("Qwen-Qwen2.5-7B-Instruct").apply(**request_)
+    assert code_of(caught) is ChatCode.BAD_REQUEST
+
+
+def test_objects_of_many_names_side_by_side_are_read() -> None:
+    half = json.dumps([dict(list(WIDE.items())[:1000])] * 5)
+    assert templates("Qwen-Qwen2.5-7B-Instruct").apply([*QUESTION, call_message('{"a": ' + half + "}")], tools=TOOLS)
+
+
+def test_a_tool_may_give_back_a_large_file_of_json() -> None:
+    model, asked = templates("Qwen-Qwen2.5-7B-Instruct"), [*QUESTION, call_message("{}")]
+    assert '"a4096": 1' in model.apply([*asked, {"role": "tool", "content": json.dumps(WIDE)}], tools=TOOLS).prompt
+    names = json.dumps({f"a{i}": 1 for i in range(32_769)})
+    with pytest.raises(ChatError, match="a tool's result: an object has more than 32768 names"):
+        model.apply([*asked, {"role": "tool", "content": names}], tools=TOOLS)
+
+
+def test_more_template_variables_than_any_template_has_are_refused() -> None:
+    with pytest.raises(ChatError, match="chat_template_kwargs: there are 101, at most 100") as caught:
+        templates("Qwen-Qwen2.5-7B-Instruct").apply(QUESTION, chat_template_kwargs={f"a{i}": 1 for i in range(101)})
+    assert code_of(caught) is ChatCode.BAD_REQUEST
+
+
 def test_deep_requests_end_no_thread_with_a_small_stack() -> None:
     codes = []
 
