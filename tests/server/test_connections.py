@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import struct
+import threading
 import time
+from collections import Counter
 
 import pytest
 
 import uma_core.metrics.catalog as m
 from uma_core.clock import ManualClock
-from uma_core.server.io.app import RESERVE_PLACES
+from uma_core.server.io.app import RESERVE_PLACES, IoApp
+from uma_core.server.io.client import MESSAGES_PER_TURN
 from uma_core.session.events import HangUp
 
 
@@ -214,3 +217,46 @@ def test_a_quiet_server_sleeps(server):
         before = server.on_loop(lambda: server.loop.n_turns)
         time.sleep(0.3)  # real time must pass: the test observes that no work is done
         assert server.on_loop(lambda: server.loop.n_turns) - before <= 2
+
+
+def test_a_flood_of_requests_leaves_others_their_turn(server, monkeypatch):
+    """Before, a client's requests that had come were all answered in one turn of the loop: no stream had a token
+    meanwhile.
+    """
+    taken = Counter()
+    on_message = IoApp.on_message
+
+    def count(app, client, message):
+        taken[app.loop.n_turns] += 1
+        on_message(app, client, message)
+
+    monkeypatch.setattr(IoApp, "on_message", count)
+    payload = json.dumps({"type": "health"}).encode()
+    with server.connect() as client:
+        frames = (struct.pack("<I", len(payload)) + payload) * 3000
+        sender = threading.Thread(target=client.sock.sendall, args=(frames,))
+        sender.start()
+        for _ in range(3000):
+            assert client.event()["event"] == "reply"
+        sender.join()
+    assert sum(taken.values()) == 3000
+    assert max(taken.values()) <= 3 * MESSAGES_PER_TURN  # by a call, by what was read, and by what was written
+
+
+def test_a_turn_of_slow_requests_is_short(server, monkeypatch):
+    """Before, 32 of a client's requests were answered in one turn, however long each took."""
+    taken, clock = Counter(), ManualClock(time.monotonic_ns())
+
+    def slow(app, client, message):
+        taken[app.loop.n_turns] += 1
+        clock.advance(2_000_000)
+        app.reply(client, message, {})
+
+    monkeypatch.setattr(IoApp, "on_message", slow)
+    monkeypatch.setattr(server.loop, "clock", clock)
+    payload = json.dumps({"type": "health"}).encode()
+    with server.connect() as client:
+        client.sock.sendall((struct.pack("<I", len(payload)) + payload) * 100)
+        for _ in range(100):
+            assert client.event()["event"] == "reply"
+    assert max(taken.values()) <= 3

@@ -133,6 +133,20 @@ def test_call_soon_from_another_thread_ends_the_sleep(loop):
     assert ran == [threading.current_thread()]
 
 
+def test_a_call_that_calls_itself_again_lets_others_have_their_turn(loop):
+    ran = []
+
+    def again():
+        ran.append(loop.n_turns)
+        if len(ran) < 100:
+            loop.call_soon(again)
+
+    loop.call_soon(again)
+    for _ in range(3):
+        loop.turn(0)
+    assert ran == [1, 2, 3]
+
+
 def test_no_wake_up_is_lost(loop):
     """Producers append and wake as fast as they can. The consumer must see everything without a timeout."""
     n_each, queue = 2_000, []

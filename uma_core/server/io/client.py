@@ -32,7 +32,9 @@ from uma_core.types import Peer
 log = logging.getLogger(__name__)
 
 READ_BYTES = 1 << 16
-MESSAGES_PER_TURN = 32  # of one client, a millisecond's work: then others have their turn
+# of one client, whichever comes first: then others have their turn
+MESSAGES_PER_TURN = 32
+TURN_NS = 1_000_000
 SETTLE_NS = 50_000_000  # silence after which a line of less than four bytes cannot be a frame header any more
 HANG_UP_CHECK_NS = 250_000_000  # how often to look for a hang-up while nothing is read from a client
 LINGER_NS = 1_000_000_000
@@ -93,6 +95,7 @@ class Client:
         self._interest = 0
         self._is_pumping = False
         self._wants_pump = False  # it stopped halfway
+        self._is_pump_due = False  # at the next turn of the loop
         self._is_lingering = False
         self._is_blocked = False  # the socket took less than there was
         self._n_expected = 0  # of what waits: bytes that its reader asked for as a whole
@@ -156,7 +159,7 @@ class Client:
         if self._is_pumping or self._is_lingering:
             return
         self._is_pumping = True
-        n_left = MESSAGES_PER_TURN
+        n_left, t_end_ns = MESSAGES_PER_TURN, self._owner.loop.clock.now_ns() + TURN_NS
         try:
             while self.is_open and not self._is_flooded():
                 event = self.connection.next_event()
@@ -169,17 +172,23 @@ class Client:
                 else:
                     self._take(event)
                 n_left -= 1
-                if not n_left:
+                if not n_left or self._owner.loop.clock.now_ns() > t_end_ns:
+                    n_left = 0
                     break
         finally:
             self._is_pumping = False
         if self.is_open:
             self._update_interest()
             self._wants_pump = self._is_flooded()
-            if not n_left:
-                self._owner.loop.call_soon(self.pump)
+            if not n_left and not self._is_pump_due:
+                self._is_pump_due = True
+                self._owner.loop.call_soon(self._pump_again)
             if self.connection.is_ambiguous:
                 self._arm("settle", SETTLE_NS, self._settle)
+
+    def _pump_again(self) -> None:
+        self._is_pump_due = False
+        self.pump()
 
     def _take(self, event: Message | Rejected) -> None:
         if isinstance(event, Rejected):
