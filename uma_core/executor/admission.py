@@ -183,11 +183,11 @@ class AdmissionControl:
         return session
 
     def _overloaded(self, priority: Priority, n_waiting: int, table: SessionTable) -> UmaError:
-        lane, most = priority.name.lower(), self.limits.queue[priority]
+        name, most = priority.name.lower(), self.limits.queue[priority]
         return UmaError(
             ErrorCode.OVERLOADED,
-            f"{n_waiting} {lane} requests wait for a sequence; the limit is {most} (limits.queue_{lane})",
-            lane=lane,
+            f"{n_waiting} {name} requests wait for a sequence; the limit is {most} (limits.queue_{name})",
+            lane=name,
             queue_position=n_waiting,
             retry_after_ms=self._retry_after_ms(table),
         )
