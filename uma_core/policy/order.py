@@ -86,6 +86,16 @@ def is_starved(state: SchedulerState, view: SessionView, times: int = 1) -> bool
     return round_ns > 0 and state.now_ns - view.t_progress_ns >= state.config.starvation_ticks * times * round_ns
 
 
+def starved_first(
+    state: SchedulerState,
+    views: list[SessionView],
+    is_due: Callable[[SchedulerState, SessionView], bool] = is_starved,
+) -> list[SessionView]:
+    """The same order, but of the sessions that starve, the one that has waited longest goes first."""
+    starved = min((v for v in views if is_due(state, v)), key=lambda v: (v.t_progress_ns, v.sid), default=None)
+    return views if starved is None else [starved, *(v for v in views if v is not starved)]
+
+
 def n_rounds_without(state: SchedulerState, since_ns: int, forced_tick: int) -> int:
     """Rounds since a background stream's last token, or since any of them was forced, whichever is less."""
     return int(min((state.now_ns - since_ns) // max(1, index_of(state).round_ns), state.tick - forced_tick))

@@ -10,7 +10,7 @@ gaps, and might always find the same sessions.
 from __future__ import annotations
 
 from uma_core.policy.index import SessionIndex, index_of
-from uma_core.policy.order import fair_share, in_turn, is_starved
+from uma_core.policy.order import fair_share, in_turn, starved_first
 from uma_core.policy.plan import Plan
 from uma_core.policy.rows import decode_items
 from uma_core.policy.state import SchedulerState, SessionView
@@ -43,7 +43,4 @@ def _served(state: SchedulerState, plan: Plan, index: SessionIndex) -> list[Sess
     ordered = in_turn(everybody, state.memory.decode_first)
     if plan.charged:
         ordered.sort(key=fair_share(plan.charged))
-    starved = min((v for v in everybody if is_starved(state, v)), key=lambda v: (v.t_progress_ns, v.sid), default=None)
-    if starved is not None:
-        ordered = [starved, *(v for v in ordered if v is not starved)]
-    return ordered[:cap]
+    return starved_first(state, ordered)[:cap]

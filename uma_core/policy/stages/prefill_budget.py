@@ -50,10 +50,9 @@ def _sliced(state: SchedulerState, plan: Plan, index: SessionIndex, item: PlanIt
     # beside a chat the guard chooses the size
     if not view.n_chunk and not (index.round_ns and "latency_guard" in state.config.stages):
         item = resized(item, view, _bearable(state, view, chunk_limit(state)))
-    cost = state.cost
     quantum = min(PIECE_NS, run_ns)
     # deep in a context a piece may be longer than any run
-    is_coarse = cost.piece_ns(item.n_tokens, view.n_past) > run_ns
+    is_coarse = state.cost.piece_ns(item.n_tokens, view.n_past) > run_ns
     return plan._replace(
         items=(*items, item), run_ns=run_ns, quantum_ns=quantum, min_pieces=int(is_coarse), transfer_ns=budget
     )

@@ -11,7 +11,7 @@ Without resumable prefill all prompts are listed in order, each as a call of its
 from __future__ import annotations
 
 from uma_core.policy.index import SessionIndex, index_of
-from uma_core.policy.order import Key, is_starved, urgency_key, why_first
+from uma_core.policy.order import Key, is_starved, starved_first, urgency_key, why_first
 from uma_core.policy.plan import Plan, PlanItem, PrefillMode
 from uma_core.policy.state import SchedulerState, SessionView
 from uma_core.policy.tbt.limits import tbt_limits
@@ -29,37 +29,33 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
         if not prompts:
             return plan.note("prefill_order: every prefill slot is taken")
     key = urgency_key(state, plan.charged) if len(prompts) > 1 else None
-    ordered = sorted(prompts, key=key) if key else prompts
-    due = (v for v in ordered if is_starved(state, v) and is_starved(state, v, _patience(state, v)))
-    starved = min(due, key=lambda v: (v.t_progress_ns, v.sid), default=None)
-    if starved is not None:
-        ordered = [starved, *(v for v in ordered if v is not starved)]
+    ordered = starved_first(state, sorted(prompts, key=key) if key else prompts, _is_forced)
     if n_slots:
-        items = [_item(state, plan, ordered[0], PrefillMode.SLICED, -1, starved)]
+        items = [_item(state, plan, ordered[0], PrefillMode.SLICED, -1)]
         if n_all > 1:
             others = "1 other waits" if n_all == 2 else f"{n_all - 1} others wait"
-            why = _why_first(state, ordered, starved, key, n_all - 1)
+            why = _why_first(state, ordered, key, n_all - 1)
             plan = plan.note(f"prefill_order: {ordered[0].sid} goes first, {others}: {why}")
     else:
         first = 1 + max((i.call for i in plan.items), default=-1)
-        items = [_item(state, plan, v, PrefillMode.OWN_CALL, call, starved) for call, v in enumerate(ordered, first)]
+        items = [_item(state, plan, v, PrefillMode.OWN_CALL, call) for call, v in enumerate(ordered, first)]
+    if _is_forced(state, ordered[0]):
+        items[0] = items[0]._replace(reason="starved")
     return plan._replace(items=(*plan.items, *items))
 
 
-def _patience(state: SchedulerState, view: SessionView) -> int:
-    """Multiples of `starvation_ticks` after which the prompt is forced: then it may go first."""
-    if "latency_guard" not in state.config.stages:
-        return 1
+def _is_forced(state: SchedulerState, view: SessionView) -> bool:
+    """Whether the prompt waited until it is forced: then it goes first."""
+    if not is_starved(state, view) or "latency_guard" not in state.config.stages:
+        return is_starved(state, view)
     n, cost = view.n_chunk or min(state.cost.chunks[0], view.n_left), state.cost
     need = cost.piece_ns(n, view.n_past) if state.device.n_prefill_slots else cost.prefill_ns(n, view.n_past)
-    return tbt_limits(state, index_of(state)).patience(need)
+    return is_starved(state, view, tbt_limits(state, index_of(state)).patience(need))
 
 
-def _why_first(
-    state: SchedulerState, ordered: list[SessionView], starved: SessionView | None, key: Key | None, n_others: int
-) -> str:
-    if starved is not None:
-        return f"without progress for {(state.now_ns - starved.t_progress_ns) / 1e6:.0f} ms"
+def _why_first(state: SchedulerState, ordered: list[SessionView], key: Key | None, n_others: int) -> str:
+    if _is_forced(state, ordered[0]):
+        return f"without progress for {(state.now_ns - ordered[0].t_progress_ns) / 1e6:.0f} ms"
     if key is None:
         return f"no prefill slot is free for {'it' if n_others == 1 else 'them'}"
     return f"before {ordered[1].sid}{why_first(key(ordered[0]), key(ordered[1]))}"
@@ -75,11 +71,9 @@ def _prompts(index: SessionIndex, plan: Plan) -> list[SessionView]:
     return [v for v in index.prompts + fresh if v.sid not in away]
 
 
-def _item(
-    state: SchedulerState, plan: Plan, view: SessionView, mode: PrefillMode, call: int, starved: SessionView | None
-) -> PlanItem:
+def _item(state: SchedulerState, plan: Plan, view: SessionView, mode: PrefillMode, call: int) -> PlanItem:
     n = view.n_chunk or min(view.n_left, state.device.n_ubatch, state.device.n_batch)
-    reason = "starved" if view is starved else "resume" if view.n_chunk else "open"
+    reason = "resume" if view.n_chunk else "open"
     seq_id = view.seq_id if view.seq_id >= 0 else next(a.seq_id for a in plan.admit if a.sid == view.sid)
     return PlanItem(view.sid, seq_id, Phase.PREFILL, n, n == view.n_left, call, reason, mode)
 

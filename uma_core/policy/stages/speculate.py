@@ -1,14 +1,9 @@
 """Speculate: draft tokens become further rows of a decode call, if they are expected to win more than they cost.
 
-Rules: rows go to the likeliest drafts of all streams, in the number that gives most tokens per time of the call.
-Several rows may pay when one does not: a fifth row may cost more than the next three together. Beside interactive
-streams the step stays within their everyday limit, drafts and the draft model's own time included. A gap that is long
-already gets no drafts. If an everyday gap reads a prompt in pieces, drafts may take the time that one piece leaves. If
-a prompt has rows in the streams' own call, drafts may take half of them. From a prompt whose first token a client
-awaits, drafts take nothing. If a gap holds no other work, the everyday limit applies to each token: a step that should
-bring every stream k tokens may take k times as long, up to a long gap's length. A stream that gets fewer tokens pays
-with those that earlier drafts brought it (`ahead`). So a stream without a draft for a moment does not hold up others,
-and a stream that never drafts is not held up.
+Rules: docs/SPECULATION.md ("How many rows", "The promise"). In short, rows go to the likeliest drafts of all streams,
+in the number that gives most tokens per time of the call (`_rows_of`), within what other work left of an everyday gap
+(`_room`). If a gap holds no other work, its limit applies to each token. A prompt in rows of the streams' own call may
+give up half of them (`_exchange`). A prompt whose first token a client awaits gives up nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +36,6 @@ class DraftRoom(NamedTuple):
     round_ns: int  # part of that limit that the streams' own rows take
 
 
-UNLIMITED = DraftRoom(UNLIMITED_NS, UNLIMITED_NS, UNLIMITED_NS, 0)
 ORDINARY = ("nothing", "normal")  # gaps within the everyday limit; the others are long already
 
 
@@ -61,7 +55,7 @@ def _room(state: SchedulerState, plan: Plan) -> DraftRoom:
     """
     guard = plan.guard
     if guard is None:
-        return UNLIMITED
+        return DraftRoom(UNLIMITED_NS, UNLIMITED_NS, UNLIMITED_NS, 0)
     if guard.kind not in ORDINARY:
         return DraftRoom(0, 0, 0, 0)
     views = views_of(state, plan.decodes)
