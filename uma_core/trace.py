@@ -1,9 +1,6 @@
 """Ticks on record: (state, plan, result) as JSON lines that replay, and as a time line for Perfetto.
 
-    python -m uma_core.trace replay FILE     every recorded state must give the recorded plan again; exit 1 otherwise
-    python -m uma_core.trace show FILE [TICK] [SETTING=VALUE ...]
-        what each tick, or one, had before it and decided, with other settings where some are given (the fields of
-        policy.config.SchedulerConfig: starvation_ticks=16, guard_cap=1.5)
+`python -m uma_core.trace --help` tells how to use it.
 
 Rules: a line is self-contained except for its context (device, configuration, cost tables), which is written once and
 named by number. Everything in `memory` must be a NamedTuple of CARRIED, a number, a string, a tuple or a dict of those.
@@ -295,7 +292,12 @@ def shown(lines: Iterable[str], tick: int | None, settings: Mapping[str, Any]) -
         except TypeError as error:
             raise ValueError(f"{', '.join(settings)}: not among the scheduler's settings") from error
         plan = compose(state.config.stages)(state)
-        told = {"tick": state.tick, "sessions": [_told(view) for view in state.sessions], **explain(plan)}
+        told = {
+            "tick": state.tick,
+            "now_ns": state.now_ns,
+            "sessions": [_told(view) for view in state.sessions],
+            **explain(plan),
+        }
         yield json.dumps(told, indent=1)
 
 

@@ -88,7 +88,7 @@ def order_of_waits(config: SchedulerConfig) -> object:
 
 
 CHAT_AND_PROMPT = planned(talking(0), reading(1, BACK, n_prompt=3000))
-WITH_CREDIT = guarded(error=0.25, n_long=1.0)
+WITH_CREDIT = guarded(error=0.25, credit=1.0)
 WORKERS = [talking(i, BACK, n_past=500) for i in range(6)]
 DEEP_WORKERS = [talking(i, BACK, n_past=9000) for i in range(14)]
 MANY_PROMPTS = [reading(i, BACK, n_prompt=300) for i in range(10, 15)]

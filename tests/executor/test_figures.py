@@ -163,11 +163,11 @@ class TestGuardState:
         ticks(rig, 30)
         rig.submit("paste", LONG, priority=BACK, max_tokens=1)
         ticks(rig, 3)
-        held = pulled(rig, n_long=0.3, error=0.25)
+        held = pulled(rig, credit=0.3, error=0.25)
         assert rig.executor.guard_state() == "active" and held["holds_prompt"]
         (note,) = [n for n in rig.executor.last_plan.notes if n.startswith("latency_guard")]
         assert f"piece {held['need_ms']:.3f} ms > room {held['room_ms']:.3f}" in note and "credit 0.3" in note
-        spent = pulled(rig, n_long=1.0, error=0.25)
+        spent = pulled(rig, credit=1.0, error=0.25)
         assert rig.executor.guard_state() == "open" and not spent["holds_prompt"] and spent["kind"] == "long"
         assert any("on credit 1.0" in note for note in rig.executor.last_plan.notes)
 

@@ -72,7 +72,7 @@ def states(draw) -> SchedulerState:
         max_background_decoders=draw(st.sampled_from([0, 1])),
     )  # fmt: skip
     credit, debt = draw(st.sampled_from([0.0, 0.5, 1.0])), draw(st.sampled_from([-MS, 0, MS]))
-    memory = guarded(n_long=credit, error=draw(st.floats(0.0, 0.25)), debt_ns=debt)
+    memory = guarded(credit=credit, error=draw(st.floats(0.0, 0.25)), debt_ns=debt)
     return state_of(
         *sessions, cost=MIXING if is_mixing else draw(st.sampled_from([CPU, GPU, guess(DEVICE)])),
         mixed_rows=MIX_ROWS if is_mixing else (), config=knobs,

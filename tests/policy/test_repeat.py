@@ -64,13 +64,13 @@ def test_whoever_may_get_something_next_has_every_plan_made(other):
 
 
 def test_a_plan_that_serves_the_background_is_made_anew():
-    plan = POLICY(state_of(talking(0), talking(1, BACK), config=ROOMY, memory=watched(n_long=1.0)))
+    plan = POLICY(state_of(talking(0), talking(1, BACK), config=ROOMY, memory=watched(credit=1.0)))
     assert len(plan.items) == 2 and plan.n_repeats == 0
 
 
 @pytest.mark.parametrize("n_long", [0.95, 0.9, 0.8, 0.75])
 def test_a_held_stream_is_planned_for_when_a_long_gap_may_be_spent(n_long):
-    state = state_of(talking(0), talking(1, BACK), config=ROOMY, memory=watched(n_long=n_long))
+    state = state_of(talking(0), talking(1, BACK), config=ROOMY, memory=watched(credit=n_long))
     n = POLICY(state).n_repeats
     assert 0 < n < 15
     assert n + 1 == first_round_with_background(state)
@@ -89,7 +89,7 @@ def test_a_held_stream_is_planned_for_when_it_starves(rounds_ago):
 def test_a_row_that_exceeds_every_gap_waits_for_its_rarer_turn():
     worker = talking(1, BACK, t_last_ns=NOW - 250 * SOLO)
     state = state_of(
-        talking(0), worker, config=SchedulerConfig(pause_cap=1.8), memory=watched(forced_tick=1000 - 250, n_long=1.0)
+        talking(0), worker, config=SchedulerConfig(pause_cap=1.8), memory=watched(forced_tick=1000 - 250, credit=1.0)
     )
     n = POLICY(state).n_repeats
     assert n == 5 and n + 1 == first_round_with_background(state)
@@ -103,7 +103,7 @@ def test_without_the_guard_nobody_is_held_back():
 
 def test_a_row_that_was_cut_for_its_bytes_is_planned_again():
     """The latency guard let it in, so it may be served as soon as the budget of bytes allows."""
-    state = state_of(talking(0), talking(1, BACK), config=replace(ROOMY, bmt_budget=1.0), memory=watched(n_long=1.0))
+    state = state_of(talking(0), talking(1, BACK), config=replace(ROOMY, bmt_budget=1.0), memory=watched(credit=1.0))
     plan = POLICY(state)
     assert sids(plan, Phase.DECODE) == [0] and plan.n_repeats == 0
 
@@ -121,7 +121,7 @@ def first_round_with_prompt(state):
 
 @pytest.mark.parametrize("n_long", [0.95, 0.9, 0.8, 0.75])
 def test_a_held_prompt_is_planned_for_when_a_long_gap_may_be_spent(n_long):
-    state = state_of(talking(0), reading(1, BACK, **COARSE), memory=watched(n_long=n_long))
+    state = state_of(talking(0), reading(1, BACK, **COARSE), memory=watched(credit=n_long))
     n = POLICY(state).n_repeats
     assert 0 < n < 15
     assert n + 1 == first_round_with_prompt(state)

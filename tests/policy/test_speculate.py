@@ -243,7 +243,7 @@ def test_gaps_stay_within_the_limits() -> None:
             *views,
             cost=rng.choice((FLAT, CPU)),
             draft_token_ns=rng.choice((0, MS // 2, 3 * MS)),
-            memory=guarded(error=rng.random() * 0.2, n_long=rng.random() * 1.2, tick=999),
+            memory=guarded(error=rng.random() * 0.2, credit=rng.random() * 1.2, tick=999),
         )
         plan = planned(at)
         plain = POLICY(at._replace(sessions=tuple(v._replace(survival=(), draft_rates=()) for v in at.sessions)))

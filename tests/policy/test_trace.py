@@ -85,6 +85,7 @@ def test_a_tick_is_shown_with_names_and_with_other_settings(tmp_path, capsys):
     assert trace.main(["show", str(path), number]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["tick"] == int(number) and told["guard"]["holds_prompt"]
+    assert 0 <= told["now_ns"] - min(view["t_progress_ns"] for view in told["sessions"]) < 10_000 * MS
     assert {view["phase"] for view in told["sessions"]} == {"decode", "prefill"}
     assert trace.main(["show", str(path), number, "guard_cap=3.0", "pause_cap=4.0"]) == 0
     assert not json.loads(capsys.readouterr().out)["guard"]["holds_prompt"]

@@ -39,9 +39,9 @@ class TestPromptBesideAChat:
     def test_a_paused_chunk_that_is_too_coarse_waits_for_credit(self):
         paused = reading(1, BACK, n_prompt=1200, n_chunk=256, chunk_fraction=0.2)
         assert prefill_item(run(state_of(talking(0), paused))) is None
-        plan = run(state_of(talking(0), paused, memory=guarded(n_long=1.0)))
+        plan = run(state_of(talking(0), paused, memory=guarded(credit=1.0)))
         assert 1.2 * SOLO < SOLO + plan.run_ns <= 2.0 * SOLO
-        assert plan.memory.latency_guard.n_long == 0.0, "one long gap is spent"
+        assert plan.memory.latency_guard.credit == 0.0, "one long gap is spent"
 
     def test_a_prefill_slot_fills_with_a_restored_beginning_while_no_piece_fits(self):
         restored = reading(1, BACK, n_prompt=1200, n_past=900, n_cached=900, n_chunk=256)
@@ -95,7 +95,7 @@ class TestPromptBesideAChat:
     def test_a_chunk_in_a_call_of_its_own_is_time_that_prompts_got(self, is_forced):
         """It counts once: in the tick by which the next one is judged, and against background streams."""
         view = reading(1, BACK, n_prompt=600, n_past=8, t_progress_ns=NOW - 4 * STARVED)
-        room = guarded(n_long=0.0) if is_forced else guarded(n_long=1.0)
+        room = guarded(credit=0.0) if is_forced else guarded(credit=1.0)
         config = SchedulerConfig(pause_cap=2.0 if is_forced else 20.0)
         plan = run(state_of(talking(0), view, memory=room, config=config, n_prefill_slots=0))
         assert prefill_item(plan) and plan.guard.kind == ("forced" if is_forced else "long")
@@ -108,7 +108,7 @@ class TestBackgroundStreams:
     def test_on_the_cpu_a_second_row_does_not_fit_and_is_forced_at_the_bound(self):
         worker = talking(1, BACK, n_past=100)
         assert sids(run(state_of(talking(0), worker)), Phase.DECODE) == [0]
-        assert sids(run(state_of(talking(0), worker, memory=guarded(n_long=1.0))), Phase.DECODE) == [0], (
+        assert sids(run(state_of(talking(0), worker, memory=guarded(credit=1.0))), Phase.DECODE) == [0], (
             "nor into a long gap"
         )
         starved = worker._replace(t_last_ns=NOW - STARVED)
@@ -126,7 +126,7 @@ class TestBackgroundStreams:
         starved = talking(1, BACK, n_past=100, t_last_ns=NOW - STARVED)
         share = SchedulerConfig().long_tick_share
         left = [
-            run(state_of(talking(0), starved, memory=guarded(n_long=n))).memory.latency_guard.n_long for n in (0.5, 1.0)
+            run(state_of(talking(0), starved, memory=guarded(credit=n))).memory.latency_guard.credit for n in (0.5, 1.0)
         ]
         assert left == [0.0, pytest.approx(0.0)] and share < 0.5
 
@@ -152,7 +152,7 @@ class TestBackgroundStreams:
     def test_as_many_as_fit(self):
         views = [talking(i, BACK) for i in range(1, 7)]
         everyday = run(state_of(talking(0), *views, cost=GPU))
-        long = run(state_of(talking(0), *views, cost=GPU, memory=guarded(n_long=1.0)))
+        long = run(state_of(talking(0), *views, cost=GPU, memory=guarded(credit=1.0)))
         assert 2 <= len(everyday.items) < len(long.items)
 
     def test_the_floor_relaxes_it(self):
@@ -212,10 +212,10 @@ def test_a_chats_arriving_cells_make_a_long_gap_where_a_worker_waits():
         arriving,
         prompt,
     )  # a target so short that there is no everyday room
-    plan = run(state_of(*views, memory=guarded(n_long=0.9), n_prefill_slots=0))
+    plan = run(state_of(*views, memory=guarded(credit=0.9), n_prefill_slots=0))
     assert sids(plan, Phase.DECODE) == [0] and plan.transfer_ns > 0
     assert plan.guard.kind in ("long", "urgent")
-    assert plan.memory.latency_guard.n_long == 0.0
+    assert plan.memory.latency_guard.credit == 0.0
 
 
 def test_a_chats_prompt_may_fill_a_gap_that_a_background_prompt_leaves_room_in():
@@ -257,8 +257,8 @@ def test_a_waiting_prompt_is_forced_when_its_note_says(n_chunk, times):
         view = reading(1, BACK, n_prompt=1200, n_chunk=n_chunk, chunk_fraction=0.2, t_progress_ns=NOW - int(ns))
         return run(state_of(talking(0), view))
 
-    (note,) = plan_after(0).notes
-    ms = int(re.search(r"forced after (\d+) ms without progress$", note)[1])
+    (note,) = plan_after(3 * MS).notes
+    ms = int(re.search(r"3 ms without progress, forced after (\d+)$", note)[1])
     assert ms == pytest.approx(times * STARVED / MS, abs=1)
     assert plan_after((ms - 1) * MS).guard.kind == "nothing"
     assert plan_after((ms + 1) * MS).guard.kind == "forced"

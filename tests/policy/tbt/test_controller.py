@@ -94,7 +94,7 @@ class TestLongGaps:
 
     def test_no_two_are_saved_up(self):
         for _ in range(100):
-            plan = compose(STAGES)(state_of(talking(0), memory=guarded(n_long=1.0)))
+            plan = compose(STAGES)(state_of(talking(0), memory=guarded(credit=1.0)))
         again = compose(STAGES)(state_of(talking(0), COARSE, tick=1001, memory=plan.memory))
         assert prefill_item(again) is not None
         assert prefill_item(compose(STAGES)(state_of(talking(0), COARSE, tick=1002, memory=again.memory))) is None
@@ -102,11 +102,11 @@ class TestLongGaps:
     def test_rounds_of_a_repeated_plan_count(self):
         memory = guarded(tick=980, t_plan_ns=NOW - 20 * SOLO, planned_ns=SOLO)
         plan = compose(STAGES)(state_of(talking(0), tick=1000, memory=memory))
-        assert plan.memory.latency_guard.n_long == pytest.approx(20 * SchedulerConfig().long_tick_share)
+        assert plan.memory.latency_guard.credit == pytest.approx(20 * SchedulerConfig().long_tick_share)
 
     @pytest.mark.parametrize("error", [0.0, 0.05, 0.15, 0.25])
     def test_they_stay_below_the_pause_limit_with_the_error_that_comes_on_top(self, error):
-        plan = compose(STAGES)(state_of(talking(0), COARSE, memory=guarded(n_long=1.0, error=error)))
+        plan = compose(STAGES)(state_of(talking(0), COARSE, memory=guarded(credit=1.0, error=error)))
         gap = SOLO + plan.run_ns
         assert plan.guard.kind == "long"
         assert max(gap * (1.0 + error), gap + 0.3 * SOLO) <= 2.0 * SOLO + 1
@@ -123,7 +123,7 @@ class TestComputedAhead:
     @pytest.mark.parametrize("n_long", [0.0, 1.0])
     def test_other_work_leaves_the_hosts_time_free(self, n_long):
         prompt = COARSE if n_long else reading(1, BACK, n_prompt=3000)
-        memory = guarded(n_long=n_long, error=0.0)
+        memory = guarded(credit=n_long, error=0.0)
         views = talking(0), prompt
         plans = [
             compose(STAGES)(state_of(*views, memory=memory, overhead_ns=self.HOST_NS, computes_ahead=ahead))
@@ -137,6 +137,6 @@ class TestComputedAhead:
         held = compose(STAGES)(state_of(talking(0), reading(1, BACK, n_prompt=3000), memory=memory, **slow))
         assert prefill_item(held) is None
         long = compose(STAGES)(
-            state_of(talking(0), reading(1, BACK, n_prompt=3000), memory=guarded(n_long=1.0, error=0.0), **slow)
+            state_of(talking(0), reading(1, BACK, n_prompt=3000), memory=guarded(credit=1.0, error=0.0), **slow)
         )
         assert long.guard.kind == "long" and SOLO + long.run_ns + slow["overhead_ns"] <= 1.7 * SOLO + 1

@@ -63,7 +63,7 @@ class Gap(NamedTuple):
 
     @property
     def has_long(self) -> bool:
-        return self.memory.n_long >= LONG_GAP
+        return self.memory.credit >= LONG_GAP
 
     def kind_of(self, ns: int, room: Room) -> Kind:
         """The kind of gap that holds work of `ns`; NOTHING if no gap does."""
@@ -75,7 +75,7 @@ class Gap(NamedTuple):
         """Why work does not fit, in numbers."""
         everyday, long = room.in_everyday_ns / 1e6, room.in_long_ns / 1e6
         there = f"long room {long:.3f}" if self.has_long else f"room {everyday:.3f} (long {long:.3f})"
-        return f"{what} {ns / 1e6:.3f} ms > {there}, credit {self.memory.n_long:.2f}"
+        return f"{what} {ns / 1e6:.3f} ms > {there}, credit {self.memory.credit:.2f}"
 
     def extra_ns(self, rows: list[SessionView]) -> int:
         """Time that these background rows add to the streams' own round."""
@@ -92,7 +92,10 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
     limits = tbt_limits(state, index)
     room = room_of(memory, limits, state.config.long_tick_share)
     transfer_ns, kind = _transfer(state, index, room)
-    gap = Gap(state, index, limits, memory, _less(room, transfer_ns), transfer_ns)
+    room = room._replace(
+        in_everyday_ns=max(0, room.in_everyday_ns - transfer_ns), in_long_ns=max(0, room.in_long_ns - transfer_ns)
+    )
+    gap = Gap(state, index, limits, memory, room, transfer_ns)
     item = plan.prompts[0] if plan.prompts else None
     planned = {i.sid for i in plan.decodes}
     wanted = [v for v in index.background if v.sid in planned]
@@ -106,11 +109,7 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
 def seal(state: SchedulerState, plan: Plan) -> Plan:
     """Add the time of drafts to the planned time, by which the tick is judged."""
     memory = plan.memory.latency_guard
-    return (
-        plan.remember(latency_guard=memory._replace(planned_ns=memory.planned_ns + plan.draft_ns))
-        if plan.draft_ns
-        else plan
-    )
+    return plan.remember(latency_guard=memory._replace(planned_ns=memory.planned_ns + plan.draft_ns))
 
 
 def n_rounds_held(state: SchedulerState, plan: Plan) -> int:
@@ -124,13 +123,16 @@ def n_rounds_held(state: SchedulerState, plan: Plan) -> int:
     index, memory, share = index_of(state), plan.memory.latency_guard, state.config.long_tick_share
     if index.prompts and (not plan.guard.holds_prompt or any(map(is_first_awaited, index.prompts))):
         return 0
-    waited = [(state.now_ns - view.t_progress_ns) // index.round_ns for view in index.prompts]
+    waited = [(state.now_ns - view.t_progress_ns) // index.round_ns for view in index.prompts]  # rounds
     if index.background:
         since_ns = min(v.t_last_ns or v.t_progress_ns for v in index.background)
         waited.append(n_rounds_without(state, since_ns, memory.forced_tick))
-    dates = [state.config.starvation_ticks * times - n for n in waited for times in (1, RARELY)]
-    n = min((n for n in dates if n > 0), default=1)
-    return min(n, int((LONG_GAP - memory.n_long) / share) + 1 if share and memory.n_long < LONG_GAP else n) - 1
+    # whether a session starves after one bound or after RARELY, the next plan finds out
+    until = [state.config.starvation_ticks * times - n for n in waited for times in (1, RARELY)]
+    n_rounds = min((n for n in until if n > 0), default=1)
+    if share and memory.credit < LONG_GAP:
+        n_rounds = min(n_rounds, int((LONG_GAP - memory.credit) / share) + 1)
+    return n_rounds - 1
 
 
 def _shared(gap: Gap, item: PlanItem | None, wanted: list[SessionView]) -> Grant:
@@ -189,10 +191,6 @@ def _transfer(state: SchedulerState, index: SessionIndex, room: Room) -> tuple[i
     return ns, Kind.LONG if ns > room.in_everyday_ns else Kind.NORMAL if ns else Kind.NOTHING
 
 
-def _less(room: Room, ns: int) -> Room:
-    return room._replace(in_everyday_ns=max(0, room.in_everyday_ns - ns), in_long_ns=max(0, room.in_long_ns - ns))
-
-
 def _rows(gap: Gap, wanted: list[SessionView], may_run: bool = True) -> Grant:
     """Grant as many background rows as the gap holds: all, or else some in rotation. None unless they `may_run`, even
     if they seem to shorten the round, which corrections of different row counts can bring about.
@@ -209,7 +207,7 @@ def _rows(gap: Gap, wanted: list[SessionView], may_run: bool = True) -> Grant:
     need = gap.extra_ns(chosen) if chosen else gap.extra_ns([oldest])
     kind = Kind.FORCED if why else gap.kind_of(need, gap.room) if chosen else Kind.NOTHING
     if kind is Kind.LONG:
-        why = f", on credit {gap.memory.n_long:.2f}"
+        why = f", on credit {gap.memory.credit:.2f}"
     if len(chosen) < len(wanted):
         more = [*chosen, next(v for v in wanted if v not in chosen)]
         refusal = gap.refusal(f"{len(more)} of them", gap.extra_ns(more), gap.room)
@@ -258,18 +256,21 @@ def _prompt(gap: Gap, item: PlanItem, view: SessionView) -> Grant:
     what = "piece" if item.mode is PrefillMode.SLICED else f"own_call chunk of {item.n_tokens}"  # mixed rows always fit
     why = gap.refusal(what, need, room)
     if kind is Kind.LONG:
-        long, usual = f"long gap on credit {gap.memory.n_long:.2f}", f"room {room.in_everyday_ns / 1e6:.3f}"
+        long, usual = f"long gap on credit {gap.memory.credit:.2f}", f"room {room.in_everyday_ns / 1e6:.3f}"
         note = f"latency_guard: {long}: {what} {need / 1e6:.3f} ms > {usual}"
         return Grant(kind, (), item, room.in_long_ns, need_ns=need, notes=(note,))
+    # copies of a restored beginning come before the chunk's first piece, and are given one starvation bound more
     fills = view.n_cached > 0 and view.n_past > 0 and bool(view.n_chunk) and not view.chunk_fraction
     if is_starved(gap.state, view, gap.limits.patience(need) + fills):
         note = f"latency_guard: one {what} against starvation: {why}"
         return Grant(Kind.FORCED, (), item, 0, 1, need_ns=need, notes=(note,))
-    if fills:  # no piece fits, but copies of a restored beginning do, which come before the first piece
+    if fills:
         note = f"latency_guard: no piece fits, a slot may fill: {why}"
         return Grant(everyday, (), item, room.in_everyday_ns, need_ns=need, holds_prompt=True, notes=(note,))
     forced_ns = gap.limits.patience(need) * gap.state.config.starvation_ticks * gap.sessions.round_ns
-    note = f"latency_guard: the prompt waits: {why}, forced after {forced_ns / 1e6:.0f} ms without progress"
+    idle_ns = gap.state.now_ns - view.t_progress_ns
+    waits = f"{idle_ns / 1e6:.0f} ms without progress, forced after {forced_ns / 1e6:.0f}"
+    note = f"latency_guard: the prompt waits: {why}, {waits}"
     return Grant(need_ns=need, holds_prompt=True, notes=(note,))
 
 
@@ -284,10 +285,10 @@ def _awaited_room(gap: Gap, item: PlanItem, view: SessionView) -> tuple[Room, bo
     room = gap.room._replace(in_everyday_ns=plain)
     sample, need = sized(state, item, view, room)
     if sample.mode is PrefillMode.MIXED:
-        usual = need, left_to_read_ns(state, view) * sample.n_tokens // view.n_left
+        usual_ns, work_ns = need, left_to_read_ns(state, view) * sample.n_tokens // view.n_left
     else:
-        usual = (room.in_everyday_ns // max(1, need) * need,) * 2
-    limit = next_limit_ns(state, view, limits, usual)
+        usual_ns = work_ns = room.in_everyday_ns // max(1, need) * need  # whole pieces
+    limit = next_limit_ns(state, view, limits, (usual_ns, work_ns))
     if limit <= limits.everyday_ns:
         return room, False
     raised = max(0, room_below(limit, limits, gap.memory) - gap.transfer_ns)
@@ -334,7 +335,7 @@ def _remembered(gap: Gap, plan: Plan, grant: Grant) -> TbtMemory:
     return memory._replace(
         tick=state.tick,
         t_plan_ns=state.now_ns,
-        n_long=0.0 if grant.kind >= Kind.LONG else memory.n_long,  # urgent and forced gaps use up any credit
+        credit=0.0 if grant.kind >= Kind.LONG else memory.credit,  # urgent and forced gaps use up any credit
         planned_ns=planned_ns,
         debt_ns=max(-most, min(most, memory.debt_ns + extra_ns - prompt_ns)),
         cursor=grant.rows[-1].sid if grant.rows else memory.cursor,
@@ -355,5 +356,5 @@ def _decision(gap: Gap, grant: Grant, holds_rows: bool) -> TbtDecision:
         long_room_ns=gap.room.in_long_ns,
         need_ns=grant.need_ns,
         error=round(gap.memory.error, 4),
-        credit=round(gap.memory.n_long, 4),
+        credit=round(gap.memory.credit, 4),
     )

@@ -4,16 +4,13 @@ Only two things are learned:
 
 - `error`, the 98th percentile of (a tick's time / its planned time), less 1. It includes every cause: predictions,
   copies, Python, neighbours.
-- `n_long`, a token bucket of long gaps. Every gap adds `long_tick_share` (0.02), a long gap takes 1, and the bucket
-  holds 1 at most: with 2 % of long gaps a stream's p95 is an everyday gap.
+- `credit`, the level of a token bucket of long gaps. Every gap adds `long_tick_share` (0.02), a long gap takes 1, and
+  the bucket holds 1 at most: with 2 % of long gaps a stream's p95 is an everyday gap.
 
     everyday room = everyday limit / (1 + error) - round - host      at least LEAST x (everyday limit - round - host)
     long room     = min(long limit / (1 + error), long limit - RESERVE rounds) - round - host
 
 host: the host overhead where the engine computes ahead, 0 elsewhere (`TbtLimits.host_ns`).
-
-Example: round 16 ms, limits 19.2 and 32 ms, error 5 %. Everyday room: 19.2 / 1.05 - 16 = 2.3 ms. Long room: 32 - 4.8 -
-16 = 11.2 ms.
 """
 
 from __future__ import annotations
@@ -49,7 +46,7 @@ def learn(memory: TbtMemory, state: SchedulerState) -> TbtMemory:
     """Take in the ticks since the last plan. A plan that was repeated is judged by its calls."""
     n_ticks = state.tick - memory.tick
     if not memory.planned_ns or n_ticks < 1:
-        return memory._replace(n_long=min(LONG_GAP, memory.n_long + state.config.long_tick_share))
+        return memory._replace(credit=min(LONG_GAP, memory.credit + state.config.long_tick_share))
     if n_ticks == 1:
         ratios = [(state.now_ns - memory.t_plan_ns) / memory.planned_ns]
     else:
@@ -59,7 +56,7 @@ def learn(memory: TbtMemory, state: SchedulerState) -> TbtMemory:
     for ratio in ratios:
         error += STEP * (1.0 - MISSES) if ratio > 1.0 + error else -STEP * MISSES
         error = min(ERROR_MOST, max(0.0, error))
-    return memory._replace(error=error, n_long=min(LONG_GAP, memory.n_long + state.config.long_tick_share * n_ticks))
+    return memory._replace(error=error, credit=min(LONG_GAP, memory.credit + state.config.long_tick_share * n_ticks))
 
 
 def room_of(memory: TbtMemory, limits: TbtLimits, long_share: float) -> Room:
