@@ -65,7 +65,7 @@ def pack(value: Any) -> Any:
         return {"$": name, "v": [pack(v) for v in value]}
     if isinstance(value, (tuple, list)):
         return [pack(v) for v in value]
-    if isinstance(value, dict) or hasattr(value, "items"):
+    if isinstance(value, Mapping):
         return {"$map": [[pack(k), pack(v)] for k, v in value.items()]}
     raise ValueError(f"cannot record a {type(value).__name__}")
 

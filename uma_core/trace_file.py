@@ -73,7 +73,7 @@ class TraceFile:
     def _run(self) -> None:
         try:
             self._write_all()
-        except (OSError, ValueError) as error:  # ValueError: a user's own stage carries a value that cannot be recorded
+        except (OSError, ValueError) as error:  # ValueError: a value that cannot be recorded
             self.has_failed = True
             log.warning("ticks are no longer written to %s: %s", self.path, error)
         if self.n_dropped:

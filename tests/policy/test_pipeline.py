@@ -12,7 +12,7 @@ from uma_core.engine.fake.cost import CPU_SHAPE
 from uma_core.engine.fake.engine import FakeModel
 from uma_core.policy.config import DEFAULT_STAGES, SchedulerConfig
 from uma_core.policy.index import index_of, indexed
-from uma_core.policy.pipeline import NEEDED_STAGES, REGISTRY, StageSpec, check_serving, compose, explain
+from uma_core.policy.pipeline import NEEDED_STAGES, REGISTRY, check_serving, compose, explain
 from uma_core.policy.plan import check_plan
 from uma_core.types import Phase, Priority
 
@@ -53,11 +53,6 @@ def test_every_stage_can_be_left_out(left_out):
     names = tuple(n for n in DEFAULT_STAGES if n != left_out)
     state = state_of(*FULL_HOUSE, config=SchedulerConfig(stages=names), free_seqs=(4, 5))
     assert check_plan(state, compose(names)(state)) == []
-
-
-def test_an_outside_stage_runs_in_its_place():
-    spec = StageSpec(lambda state, plan: plan._replace(notes=(*plan.notes, "outside")))
-    assert compose(("decode_first", "outside"), {"outside": spec})(state_of(talking(0))).notes == ("outside",)
 
 
 def test_planning_leaves_the_state_alone_and_repeats_exactly():

@@ -1,7 +1,4 @@
-"""What the policy remembers from tick to tick: one field per stage, immutable, written by that stage alone.
-
-Rules: a stage reads no other stage's field. What others need to know, the stage puts into the plan.
-"""
+"""What the policy remembers from tick to tick: one field per stage, immutable, read and written by that stage alone."""
 
 from __future__ import annotations
 
@@ -31,8 +28,6 @@ class TbtMemory(NamedTuple):
 
 
 class PolicyMemory(NamedTuple):
-    """One field per stage."""
-
     fairness: Ledger | None = None  # None: there is only one client
     decode_first: int = -1  # background session that was the last one served in rotation; -1: all are served
     prefill_budget: int = 0  # prompt tokens per tick where prefill is not resumable; 0: not learned yet

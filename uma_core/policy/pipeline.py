@@ -80,26 +80,23 @@ class Pipeline(NamedTuple):
         return plan._replace(n_repeats=n_repeats(state, plan))
 
 
-def compose(names: Iterable[str], extra: dict[str, StageSpec] | None = None) -> Pipeline:
-    """Build a policy from stage names. `extra` adds stages that are not in the registry. Names of retired stages do
-    nothing.
+def compose(names: Iterable[str]) -> Pipeline:
+    """Build a policy from stage names. Names of retired stages do nothing.
 
     Raises ValueError for an unknown name, one that is listed twice, and stages that are not in the order of
     DEFAULT_STAGES.
     """
-    known = {**REGISTRY, **(extra or {})}
     listed = tuple(name for name in names if name not in RETIRED_STAGES)
-    unknown = [name for name in listed if name not in known]
+    unknown = [name for name in listed if name not in REGISTRY]
     if unknown:
-        raise ValueError(f"unknown scheduler stage {unknown[0]!r}; known: {', '.join(sorted(known))}")
+        raise ValueError(f"unknown scheduler stage {unknown[0]!r}; known: {', '.join(sorted(REGISTRY))}")
     twice = sorted({name for name in listed if listed.count(name) > 1})
     if twice:
         raise ValueError(f"scheduler stage {twice[0]!r} is listed twice")
-    ours = [name for name in listed if name in DEFAULT_STAGES]
-    for before, after in itertools.pairwise(ours):
+    for before, after in itertools.pairwise(listed):
         if DEFAULT_STAGES.index(before) > DEFAULT_STAGES.index(after):
             raise ValueError(f"scheduler stage {after!r} must come before {before!r}, which limits what it prepares")
-    return Pipeline(listed, tuple(known[name] for name in listed))
+    return Pipeline(listed, tuple(REGISTRY[name] for name in listed))
 
 
 def check_serving(names: Iterable[str]) -> None:

@@ -37,7 +37,6 @@ class PlanItem(NamedTuple):
 class Admission(NamedTuple):
     sid: int
     seq_id: int
-    reason: str
 
 
 class TbtDecision(NamedTuple):

@@ -69,7 +69,7 @@ def test_a_resumed_chunk_keeps_its_length_and_logits_belong_to_the_last_token():
 
 def test_admitted_in_this_tick_reads_in_this_tick_unless_it_is_restored():
     state = state_of(waiting(7))
-    plan = Plan(admit=(Admission(7, 3, ""),))
+    plan = Plan(admit=(Admission(7, 3),))
     item = prefill_order.run(state, plan).items[0]
     assert (item.sid, item.seq_id) == (7, 3)
     assert prefill_order.run(state, plan._replace(restore=(7,))).items == ()

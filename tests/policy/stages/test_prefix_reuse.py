@@ -14,7 +14,7 @@ MS = 1_000_000
 
 def placed(state: SchedulerState, *sids: int) -> Plan:
     """Run the stage after an admission that took the lowest sequences."""
-    admit = tuple(Admission(sid, seq, "") for sid, seq in zip(sids, state.device.free_seqs, strict=False))
+    admit = tuple(Admission(sid, seq) for sid, seq in zip(sids, state.device.free_seqs, strict=False))
     return prefix_reuse.run(state, Plan(admit=admit))
 
 

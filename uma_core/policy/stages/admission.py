@@ -108,7 +108,7 @@ def _admit(
                 break
             chats_only = chats_only or is_chat or is_old
             continue
-        admitted.append(Admission(view.sid, free.pop(0), f"{view.priority.name.lower()}, {need} cells"))
+        admitted.append(Admission(view.sid, free.pop(0)))
         n_cells -= need
         n_prompts_left -= is_background_prompt
     return admitted, blocked, why

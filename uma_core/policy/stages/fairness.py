@@ -4,8 +4,6 @@ Rules: every tick's measured ns is charged to the clients whose rows and chunks 
 and background rotation put clients with less virtual time first, in steps of FAIR_QUANTUM_NS. A returning client's
 counter is raised to the lowest of those present, so that absence earns no credit.
 With a single client no counters are kept.
-Bound: two clients that both always have work differ by no more than the quantum plus twice the largest charge
-of one tick's uninterruptible choice (one admitted request per sequence).
 """
 
 from __future__ import annotations

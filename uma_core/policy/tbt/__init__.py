@@ -1,5 +1,1 @@
-"""The time between tokens (TBT) of interactive streams: limits -> controller, then the stage that shares the room out.
-
-limits: the longest gaps of each stream. controller: how much room the next gap has. `stages/latency_guard.py`: which
-work gets this room.
-"""
+"""The time between tokens (TBT): how long gaps may be (limits), and how much room the next one has (controller)."""

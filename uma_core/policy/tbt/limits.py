@@ -1,9 +1,5 @@
 """How long the guard lets the gap between two tokens of a stream be (docs/POLICY.md draws it). The limits by which
 metrics judge a gap are set in `seal`.
-
-round: the predicted decode round of all interactive streams. step: the decode call of one of them alone, which a chat
-without company would see. The limits are `guard_cap` (1.2) and `pause_cap` (2.0) steps. A `target_tbt_ms` replaces the
-everyday limit of its stream.
 """
 
 from __future__ import annotations
