@@ -136,7 +136,9 @@ def n_rounds_held(state: SchedulerState, plan: Plan) -> int:
 
 
 def _shared(gap: Gap, item: PlanItem | None, wanted: list[SessionView]) -> Grant:
-    """Divide the gap between prompt and background rows."""
+    """Divide the gap between prompt and background rows. The rows come first if one of them starves, or if they had
+    less time and the prompt does not press.
+    """
     if item is None:
         return _rows(gap, wanted) if wanted else Grant()
     view = _as_awaited(gap, prompt_view(gap.state, item.sid))
