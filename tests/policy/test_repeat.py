@@ -47,7 +47,7 @@ def first_round_with_background(state):
 def test_chats_alone_repeat_their_plan_for_a_while():
     state = state_of(talking(0), talking(1))
     seconds = POLICY(state).n_repeats * rows_time(state, list(state.sessions)) / S
-    assert 0.4 < seconds <= 0.5, "later the cost model and the accounts would learn too late"
+    assert 0.4 < seconds <= 0.5, "the clients' accounts and the limits are as old as the plan"
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,6 @@ def n_repeats(state: SchedulerState, plan: Plan) -> int:
     is_awaited = has_drafts or any((index.waiting, index.moving, plan.admit, plan.park))
     if not index.interactive or len(plan.items) != len(index.interactive) or is_awaited:
         return 0
-    # charges of this time change no order, and the cost model learns only after the last repeat
+    # charges of this time change no order, and limits are as old as their plan
     n_most = FAIR_QUANTUM_NS // index.round_ns
     return min(n_most, n_rounds_held(state, plan)) if index.background or index.prompts else n_most
