@@ -254,7 +254,8 @@ class Sim:
     def tick(self) -> Plan:
         self.engine.hush()
         self._arrive()
-        if self.n_repeats and self.present() == self.planned_for:
+        is_repeated = self.n_repeats and self.clock.now_ns() < self.last_plan.t_repeat_ns
+        if is_repeated and self.present() == self.planned_for:
             return self._repeat()
         self._observe()
         state = self.state()

@@ -92,7 +92,7 @@ def test_two_recordings_at_once_both_have_their_ticks(serve, format):
     stream = daemon.stream(PROMPT, max_tokens=20_000).begun()
     with daemon.connect() as one, daemon.connect() as two:
         one.send(type="trace", id=1, seconds=0.3, format=format)
-        two.send(type="trace", id=2, seconds=0.6, format=format)
+        two.send(type="trace", id=2, seconds=1.8, format=format)
         first, second = one.event(), two.event()
     stream.cancel()
     assert 0 < first["n_ticks"] < second["n_ticks"]

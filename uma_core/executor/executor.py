@@ -208,8 +208,8 @@ class Executor:
             self._follow()
         likeliest = self._speculator.propose(self.last_plan.stretch) if self._speculator is not None else 0.0
         has_drafts = likeliest > 0.0 and likeliest >= self.last_plan.draft_floor
-        can_repeat = self._n_repeats and self._n_changes == self.table.n_changes and not has_drafts
-        if can_repeat and not any(r.is_every_tick for r in self.recorders):
+        is_repeated = self._n_repeats and now < self.last_plan.t_repeat_ns and self._n_changes == self.table.n_changes
+        if is_repeated and not has_drafts and not any(r.is_every_tick for r in self.recorders):
             return self._repeat(now)
         self.settle()
         self.slots.shift()
@@ -450,6 +450,7 @@ class Executor:
         for session in self.table:
             recorder.name(session.sid, session.id)
         self.recorders = (*self.recorders, recorder)
+        self._n_repeats = 0  # a tick that repeats a plan has no record: a short recording would have none
 
     def forget(self, recorder: Sink) -> None:
         self.recorders = tuple(r for r in self.recorders if r is not recorder)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from uma_core.policy.config import DEFAULT_STAGES, RETIRED_STAGES
 from uma_core.policy.deadlines import begin_together
 from uma_core.policy.index import indexed
+from uma_core.policy.order import FAIR_QUANTUM_NS
 from uma_core.policy.plan import Plan, PrefillMode, TbtDecision
 from uma_core.policy.repeat import n_repeats
 from uma_core.policy.stages import (
@@ -77,7 +78,7 @@ class Pipeline(NamedTuple):
         for stage in self.stages:
             plan = stage.seal(state, plan)
         plan = limits.seal(state, plan)
-        return plan._replace(n_repeats=n_repeats(state, plan))
+        return plan._replace(n_repeats=n_repeats(state, plan), t_repeat_ns=state.now_ns + FAIR_QUANTUM_NS)
 
 
 def compose(names: Iterable[str]) -> Pipeline:

@@ -63,8 +63,9 @@ class Plan(NamedTuple):
     quantum_ns: int = 0  # wanted length of its pieces
     min_pieces: int = 0  # pieces that are computed even if run_ns is too short (the starvation bound)
     transfer_ns: int = 0  # time for transfers
-    # for how many further ticks the same plan holds, as long as no session comes, goes or changes its phase
+    # for how many further ticks the same plan holds, as long as no session comes, goes or changes its phase ...
     n_repeats: int = 0
+    t_repeat_ns: int = 0  # ... and until when: ticks may take many times as long as predicted
     memory: PolicyMemory = PolicyMemory()
     notes: tuple[str, ...] = ()  # one per change a stage made, for trace and status
     # sids of sessions whose prompt's beginning is restored from the cache; they have no item in this tick

@@ -9,6 +9,7 @@ times as rarely if round and piece exceed the long limit.
 from __future__ import annotations
 
 from enum import IntEnum
+from math import ceil
 from typing import NamedTuple
 
 from uma_core.policy.chunks import Room, sized
@@ -131,7 +132,7 @@ def n_rounds_held(state: SchedulerState, plan: Plan) -> int:
     until = [state.config.starvation_ticks * times - n for n in waited for times in (1, RARELY)]
     n_rounds = min((n for n in until if n > 0), default=1)
     if share and memory.credit < LONG_GAP:
-        n_rounds = min(n_rounds, int((LONG_GAP - memory.credit) / share) + 1)
+        n_rounds = min(n_rounds, ceil((LONG_GAP - memory.credit) / share))
     return n_rounds - 1
 
 
