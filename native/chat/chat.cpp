@@ -33,7 +33,7 @@ static constexpr int INTERFACE = 3; // raised with every change that uma_gateway
 static constexpr int MAX_JSON_DEPTH = 256, MAX_ANSWER_DEPTH = 1000;
 static constexpr size_t JSON_LEVEL_BYTES = 32 << 10, ANSWER_LEVEL_BYTES = 6 << 10;
 // llama.cpp's JSON looks through all names of an object for each one that is added: 4,000 names take 0.2 s to read and
-// write, 30,000 take 15 s. Results of tools may be whole files, and few templates read them as JSON.
+// write, 16,000 take 5 s. Results of tools may be whole files, and few templates read them as JSON.
 static constexpr int MAX_NAMES = 4096, MAX_RESULT_NAMES = 8 * MAX_NAMES;
 
 struct uma_chat_templates {
