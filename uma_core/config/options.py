@@ -453,8 +453,8 @@ class SchedulerOptions:
     )
     interactive_share: float = option(
         _SCHEDULER.interactive_share,
-        "share of the time that an interactive prompt gets beside background streams, if prefill can be paused; "
-        "the streams decode in the rest",
+        "share of the time that an interactive prompt gets beside background streams, and any prompt alone, if "
+        "prefill can be paused; the streams decode, or KV moves, in the rest",
         min=0.05,
         max=0.99,
     )
