@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from tests.cluster.sockets import Sockets
@@ -15,53 +16,46 @@ from uma_gateway.config import Config
 from uma_gateway.keys import Keys
 
 
-def test_the_head_of_the_endless_stream_ends() -> None:
+def replies(
+    method: str, path: str, receive: Callable[[], Any], models: list[str], call: Callable[..., Any] | None = None
+) -> list[dict[str, Any]]:
+    """Return what a page sends. `call`: in place of the gateway's own questions to daemons."""
     sent: list[dict[str, Any]] = []
-
-    async def receive() -> dict[str, Any]:
-        await asyncio.sleep(WAIT_S)  # a client that stays
-        return {"type": "http.disconnect"}
 
     async def send(message: Any) -> None:
         sent.append(message)
 
     async def work() -> None:
-        config, keys = Config(), Keys("", "")
-        gateway = ClusterGateway(config, keys, Cluster(Sockets({}), bytes(32)), ["m"])
+        gateway = ClusterGateway(Config(), Keys("", ""), Cluster(Sockets({}), bytes(32)), models)
+        if call is not None:
+            gateway.daemon.call = call  # type: ignore[method-assign]
         app = App(lambda: gateway, (pages.FAMILY,))
         app.gateway = gateway
-        scope = {"type": "http", "http_version": "1.1", "method": "HEAD", "path": "/uma/cluster/events"}
+        scope = {"type": "http", "http_version": "1.1", "method": method, "path": path}
         scope |= {"query_string": b"", "root_path": "", "headers": [(b"host", b"localhost")]}
         await app(scope, receive, send)
         await gateway.close()
 
     asyncio.run(asyncio.wait_for(work(), WAIT_S))
+    return sent
+
+
+def test_the_head_of_the_endless_stream_ends() -> None:
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(WAIT_S)  # a client that stays
+        return {"type": "http.disconnect"}
+
+    sent = replies("HEAD", "/uma/cluster/events", receive, ["m"])
     assert sent[0]["status"] == 200 and dict(sent[0]["headers"])[b"content-type"].startswith(b"text/event-stream")
     assert not sent[-1]["more_body"] and not any(message.get("body") for message in sent[1:])
 
 
 def test_a_trace_of_all_may_name_a_model() -> None:
-    sent: list[dict[str, Any]] = []
-
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": b'{"seconds": 1, "model": "n"}'}
-
-    async def send(message: Any) -> None:
-        sent.append(message)
 
     async def call(operation: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
         return {"traceEvents": []}
 
-    async def work() -> None:
-        config, keys = Config(), Keys("", "")
-        gateway = ClusterGateway(config, keys, Cluster(Sockets({}), bytes(32)), ["m", "n"])
-        gateway.daemon.call = call  # type: ignore[method-assign]
-        app = App(lambda: gateway, (pages.FAMILY,))
-        app.gateway = gateway
-        scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": "/uma/cluster/trace"}
-        scope |= {"query_string": b"", "root_path": "", "headers": [(b"host", b"localhost")]}
-        await app(scope, receive, send)
-        await gateway.close()
-
-    asyncio.run(asyncio.wait_for(work(), WAIT_S))
+    sent = replies("POST", "/uma/cluster/trace", receive, ["m", "n"], call)
     assert sent[0]["status"] == 200

@@ -90,3 +90,12 @@ class Rig:
         assert len(table) == 0 and table.n_cells_reserved == 0
         assert table.free_seqs == list(range(self.engine.info.n_seq_max))
         assert all(n == 0 for n in table.n_queued.values())
+
+    def check_cached(self, prompt: str, n: int) -> None:
+        """Check that more than n tokens of a prompt are in the cache, and that what follows them is right."""
+        alone = Rig()
+        for rig in (self, alone):
+            rig.submit("again", prompt, max_tokens=20)
+            rig.run()
+        assert self.finals("again")[0].usage["cached_tokens"] > n
+        assert self.text("again") == alone.text("again")

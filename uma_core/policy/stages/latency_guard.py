@@ -151,7 +151,10 @@ def _shared(gap: Gap, item: PlanItem | None, wanted: list[SessionView]) -> Grant
     grant = _prompt(gap, item, view)
     if not wanted:
         return grant
-    rows = _rows(gap, wanted, may_run=grant.prefill is None)
+    if grant.prefill is not None:  # also if rows seem to shorten the round: row counts are corrected apart
+        note = f"latency_guard: 0 of {len(wanted)} background streams: the prompt has the gap"
+        return grant._replace(notes=(*grant.notes, note))
+    rows = _rows(gap, wanted)
     if not rows.rows:
         return grant._replace(notes=grant.notes + rows.notes, need_ns=grant.need_ns or rows.need_ns)
     return rows._replace(notes=grant.notes + rows.notes, holds_prompt=grant.holds_prompt)
@@ -194,18 +197,17 @@ def _transfer(state: SchedulerState, index: SessionIndex, room: Room) -> tuple[i
     return ns, Kind.LONG if ns > room.in_everyday_ns else Kind.NORMAL if ns else Kind.NOTHING
 
 
-def _rows(gap: Gap, wanted: list[SessionView], may_run: bool = True) -> Grant:
-    """Grant as many background rows as the gap holds: all, or else some in rotation. None unless they `may_run`, even
-    if they seem to shorten the round, which corrections of different row counts can bring about.
+def _rows(gap: Gap, wanted: list[SessionView]) -> Grant:
+    """Grant as many background rows as the gap holds: all, or else some in rotation.
 
     The stream with the oldest token is forced at the starvation bound.
     """
     limit = gap.room.in_long_ns if gap.has_long else gap.room.in_everyday_ns
     chosen, oldest = wanted, min(wanted, key=lambda v: (v.t_last_ns, v.sid))
     why = ""
-    if not may_run or gap.extra_ns(wanted) > limit:
-        chosen = _most(gap, in_turn(wanted, gap.memory.cursor), limit) if may_run else []
-        if not chosen and may_run and _is_starving(gap, wanted, gap.limits.patience(gap.extra_ns([oldest]))):
+    if gap.extra_ns(wanted) > limit:
+        chosen = _most(gap, in_turn(wanted, gap.memory.cursor), limit)
+        if not chosen and _is_starving(gap, wanted, gap.limits.patience(gap.extra_ns([oldest]))):
             chosen, why = [oldest], ", against starvation"
     need = gap.extra_ns(chosen) if chosen else gap.extra_ns([oldest])
     kind = Kind.FORCED if why else gap.kind_of(need, gap.room) if chosen else Kind.NOTHING
@@ -213,8 +215,7 @@ def _rows(gap: Gap, wanted: list[SessionView], may_run: bool = True) -> Grant:
         why = f", on credit {gap.memory.credit:.2f}"
     if len(chosen) < len(wanted):
         more = [*chosen, next(v for v in wanted if v not in chosen)]
-        refusal = gap.refusal(f"{len(more)} of them", gap.extra_ns(more), gap.room)
-        why += f": {refusal if may_run else 'the prompt has the gap'}"
+        why += ": " + gap.refusal(f"{len(more)} of them", gap.extra_ns(more), gap.room)
     notes = (f"latency_guard: {len(chosen)} of {len(wanted)} background streams{why}",) if why else ()
     return Grant(kind, tuple(chosen), need_ns=need, notes=notes)
 
