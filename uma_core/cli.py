@@ -11,12 +11,11 @@ import logging
 import os
 import resource
 import sys
-from contextlib import suppress
 
 import click
 
 from uma_core import __version__, openmp
-from uma_core.config.flags import FlagsCommand, OptionFlag, given_flags, print_values
+from uma_core.config.flags import CannotWrite, FlagsCommand, OptionFlag, chosen, given_flags, print_values, say
 from uma_core.config.load import SCHEMA, Inputs, Sources, load
 from uma_core.config.options import OPTIONS, Config
 from uma_core.errors import ErrorCode, UmaError
@@ -81,35 +80,18 @@ def main() -> int:
     """Parse, build, run; the console script's entry."""
     fill_standard_descriptors()
     try:
-        chosen = _chosen(sys.argv[1:] or ["--help"])
-        return _run(*chosen) if isinstance(chosen, tuple) else 0
+        given = chosen(cli, sys.argv[1:] or ["--help"], PROGRAM)  # None: what was asked for is printed
+        return _run(*given) if isinstance(given, tuple) else 0
     except UmaError as error:
         return _fail(error)
     except MemoryError:
         return _fail(UmaError(ErrorCode.INSUFFICIENT_MEMORY, "the daemon itself has no memory"))
     except click.UsageError as error:
         return _fail(UmaError(ErrorCode.CONFIG_INVALID, error.format_message()))
-    except _CannotWrite as error:
-        return _say(f"cannot write to standard output: {error}", 1)
+    except CannotWrite as error:
+        return say(PROGRAM, f"cannot write to standard output: {error}", 1)
     except click.Abort:
         return 130
-
-
-class _CannotWrite(Exception):
-    pass
-
-
-def _chosen(arguments: list[str]) -> tuple[Config, Sources] | None:
-    """Return the configuration to be served; None if the requested information was printed. Raises: UmaError,
-    _CannotWrite.
-    """
-    try:
-        chosen: tuple[Config, Sources] | None = cli.main(arguments, prog_name=PROGRAM, standalone_mode=False)
-        sys.stdout.flush()
-        return chosen
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for the interpreter's last flush
-        raise _CannotWrite(error.strerror) from None
 
 
 def _check_memory() -> None:
@@ -156,10 +138,4 @@ def _run(config: Config, sources: Sources) -> int:
 
 
 def _fail(error: UmaError) -> int:
-    return _say(" ".join(str(error).split()), error.error.spec.exit_status)
-
-
-def _say(text: str, exit_status: int) -> int:
-    with suppress(OSError):  # standard error accepts no more
-        print(f"{PROGRAM}: {text}".encode(errors="backslashreplace").decode(), file=sys.stderr)
-    return exit_status
+    return say(PROGRAM, " ".join(str(error).split()), error.error.spec.exit_status)

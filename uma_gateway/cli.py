@@ -10,7 +10,6 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import click
 
 from uma_core._version import __version__
-from uma_core.config.flags import FlagsCommand, OptionFlag, given_flags, print_values
+from uma_core.config.flags import CannotWrite, FlagsCommand, OptionFlag, chosen, given_flags, print_values, say
 from uma_core.config.merge import Inputs, merge
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.log import Output, fill_standard_descriptors
@@ -181,41 +180,20 @@ def main() -> int:
     """Parse, build, run; the console script's entry."""
     fill_standard_descriptors()
     try:
-        work = _chosen(sys.argv[1:])
+        work = chosen(cli, sys.argv[1:], PROGRAM)  # None: it was done already
         return int(work()) if callable(work) else 0
     except UmaError as error:
         return _fail(error)
     except click.UsageError as error:
         return _fail(UmaError(ErrorCode.CONFIG_INVALID, error.format_message()))
-    except _CannotWrite as error:
-        return _say(f"cannot write to standard output: {error}", 1)
+    except CannotWrite as error:
+        return say(PROGRAM, f"cannot write to standard output: {error}", 1)
     except click.Abort:
         return 130
 
 
-class _CannotWrite(Exception):
-    pass
-
-
-def _chosen(arguments: list[str]) -> Work | None:
-    """Return the work that was asked for; None if it was done already. Raises: UmaError, UsageError, _CannotWrite."""
-    try:
-        work: Work | None = cli.main(arguments, prog_name=PROGRAM, standalone_mode=False)
-        sys.stdout.flush()
-        return work
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for the interpreter's last flush
-        raise _CannotWrite(error.strerror) from None
-
-
 def _fail(error: UmaError) -> int:
-    return _say(" ".join(str(error).split()), error.error.spec.exit_status)
-
-
-def _say(text: str, exit_status: int) -> int:
-    with suppress(OSError):  # standard error accepts no more
-        print(f"{PROGRAM}: {text}".encode(errors="backslashreplace").decode(), file=sys.stderr)
-    return exit_status
+    return say(PROGRAM, " ".join(str(error).split()), error.error.spec.exit_status)
 
 
 if __name__ == "__main__":

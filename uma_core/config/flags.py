@@ -1,9 +1,14 @@
-"""Options as flags of a click command: generated from their declarations. Knows no particular option."""
+"""Click commands with options as flags, generated from their declarations; and how both programs run them. Knows no
+particular option.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from itertools import groupby
 from typing import Any
 
@@ -78,3 +83,25 @@ def print_values(items: Iterable[tuple[Option, Any]], sources: Sources, as_json:
         click.echo(f"{section}:")
         for opt, value in group:
             click.echo(f"  {opt.name}: {write_value(value)}  # {sources.origins[opt.key]}")
+
+
+class CannotWrite(Exception):
+    """Standard output accepts nothing, as on a full disk."""
+
+
+def chosen(command: click.Command, arguments: list[str], program: str) -> Any:
+    """Return what a command returns, once all that it printed is written. Raises: UmaError, UsageError, CannotWrite."""
+    try:
+        found = command.main(arguments, prog_name=program, standalone_mode=False)
+        sys.stdout.flush()
+        return found
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for the interpreter's last flush
+        raise CannotWrite(error.strerror) from None
+
+
+def say(program: str, text: str, exit_status: int) -> int:
+    """Say one line on standard error, and return the exit status."""
+    with suppress(OSError):  # standard error accepts no more
+        print(f"{program}: {text}".encode(errors="backslashreplace").decode(), file=sys.stderr)
+    return exit_status
