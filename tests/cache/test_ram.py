@@ -22,9 +22,8 @@ class Bench:
     """Segments of prefixes that no sequence holds."""
 
     def __init__(self, budget: int) -> None:
-        self.ram = RamTier(budget)
         self.evicted: list[Segment] = []
-        self.ram.on_evict = self.evicted.append
+        self.ram = RamTier(budget, self.evicted.append)
         self.trees: dict[int, Tree] = {}
 
     def put(self, tokens: list[int], weight: float = 1.0, tenant: int = 1) -> list[Segment]:

@@ -133,7 +133,7 @@ def test_a_chats_first_token_comes_when_the_second_can_follow(
     assert bool(prompt.session.generated) is not is_held_back
     prompt.move(budget_ns=60 * MS)
     for _ in range(2):
-        prompt.calls.deliver_first(prompt.session)
+        prompt.rig.executor.output.deliver_first(prompt.session)
     assert len(prompt.session.generated) == 1
     assert prompt.session.t_first_ns >= prompt.t0 + (50 * MS if is_held_back else CHUNK_NS)
 
@@ -150,7 +150,7 @@ def test_the_engine_wakes_the_reader_where_events_wait() -> None:
     try:
         prompt.read()
         prompt.move()
-        prompt.calls.deliver_first(prompt.session)
+        prompt.rig.executor.output.deliver_first(prompt.session)
         prompt.calls.wake_fd = lambda: fd
         prompt.calls.decode([(PlanItem(1, 0, Phase.DECODE, 1, True, 0, "test"), prompt.session)])
         assert os.eventfd_read(fd) == 1

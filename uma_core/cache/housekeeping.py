@@ -20,7 +20,6 @@ class Housekeeper:
     def __init__(self, cache: PrefixCache) -> None:
         self._cache = cache
         self._job: Chain | None = None
-        cache.on_begin = self.stop
 
     def stop(self) -> None:
         """Give up everything that is half saved: a sequence is wanted."""

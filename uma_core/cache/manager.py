@@ -42,16 +42,26 @@ MIN_SAVE = 16  # tokens: reading fewer again takes less time than is noticed
 class PrefixCache:
     """See the module's docstring. `cost` is the present cost model; the executor keeps it up to date."""
 
-    def __init__(self, engine: Engine, cost: CostModel, registry: Registry, clock: Clock) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        cost: CostModel,
+        registry: Registry,
+        clock: Clock,
+        on_free: Callable[[int], None],
+        wake: Callable[[], None],
+    ) -> None:
+        """`on_free` is called when a lingering sequence may be used again; `wake`, on other threads, when the disk has
+        something to tell.
+        """
         self.settings = CacheSettings()
         self.cost = cost
         self.meters = CacheMeters(registry)
         self.holdings = [Holding(i) for i in range(engine.info.n_seq_max)]
         self.trees: dict[tuple[int, str], Tree] = {}  # by tenant, and by the adapters that computed it
         self.finder = Finder(engine, self.holdings)
-        self.store = Store(engine, self.finder, self.meters, clock, self._tree)
-        self.on_begin: Callable[[], None] = lambda: None  # called when a sequence is about to be taken
-        self.on_free: Callable[[int], None] = lambda seq_id: None  # called when a lingering sequence may be used again
+        self.store = Store(engine, self.finder, self.meters, clock, self._tree, wake)
+        self._on_free = on_free
         self.engine = engine
         self.clock = clock
         self._variants: dict[AdapterSet, str] = {}  # names of adapter sets that were computed
@@ -187,7 +197,6 @@ class PrefixCache:
 
         Sets the session's transfer if that takes time.
         """
-        self.on_begin()
         holding = self.holdings[session.seq_id]
         tree = self._tree_of(session)
         is_own = holding.owner == session.sid
@@ -460,7 +469,7 @@ class PrefixCache:
         if not is_whole:
             self.empty(self.holdings[seq_id])
         self.release(session, seq_id)
-        self.on_free(seq_id)
+        self._on_free(seq_id)
 
     def park(self, session: Session, seq_id: int) -> None:
         """Protect the content of a session that gave up its sequence and will come back."""

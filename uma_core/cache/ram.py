@@ -19,12 +19,12 @@ HEAP_SLACK = 64  # stale heap entries that are tolerated, in addition to one for
 
 
 class RamTier:
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, on_evict: Callable[[Segment], None]) -> None:
         self.budget = budget
         self.n_bytes = 0
         self.n_segments = 0
         self.by_tenant: dict[int, int] = {}
-        self.on_evict: Callable[[Segment], None] = lambda seg: None
+        self._on_evict = on_evict
         self._clock = 0.0
         self._order = itertools.count()
         self._heaps: dict[int, list[tuple[float, int, Segment]]] = {}
@@ -38,7 +38,7 @@ class RamTier:
             if victim is None:
                 return False
             self.drop(victim)
-            self.on_evict(victim)
+            self._on_evict(victim)
         return True
 
     def shrink(self, n_bytes: int) -> int:

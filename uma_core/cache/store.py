@@ -36,10 +36,15 @@ class Store:
     """Owned by the compute thread."""
 
     def __init__(
-        self, engine: Engine, finder: Finder, meters: CacheMeters, clock: Clock, tree_of: Callable[[int, str], Tree]
+        self,
+        engine: Engine,
+        finder: Finder,
+        meters: CacheMeters,
+        clock: Clock,
+        tree_of: Callable[[int, str], Tree],
+        wake: Callable[[], None],
     ) -> None:
-        self.ram = RamTier(0)
-        self.ram.on_evict = lambda seg: meters.evictions["ram"].add()
+        self.ram = RamTier(0, lambda seg: meters.evictions["ram"].add())
         self.disk: DiskTier | None = None
         self.disk_budget = 0
         self.files: OrderedDict[str, tuple[int, Segment | None]] = OrderedDict()  # least recently used first
@@ -49,7 +54,7 @@ class Store:
         self._is_found_unwanted = False  # the files were cleared before they were known
         self._is_short = False  # the system had no memory for the last snapshot
         self._unused = ""  # the directory that was warned of
-        self.wake: Callable[[], None] = lambda: None
+        self._wake = wake
         self._engine = engine
         self._finder = finder
         self._meters = meters
@@ -72,7 +77,7 @@ class Store:
             self._is_indexing = self._is_found_unwanted = False
         if folder and self.disk is None:
             self.disk = DiskTier(
-                folder, self._model, self._clock, lambda: self.wake(), lambda cause: self._meters.removed[cause].add()
+                folder, self._model, self._clock, self._wake, lambda cause: self._meters.removed[cause].add()
             )
             self._is_indexing = True
             self.disk.index(self._index)

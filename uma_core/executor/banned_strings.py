@@ -8,24 +8,26 @@ tokens after it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
+from uma_core.cache.manager import PrefixCache
 from uma_core.engine.api import Engine
 from uma_core.errors import ErrorCode, UmaError
+from uma_core.executor import overflow
 from uma_core.executor.meters import Meters
 from uma_core.session.session import Session
 from uma_core.session.table import SessionTable
+from uma_core.types import Phase
 
 NO_TOKEN = "every token that could come here would complete one of `banned_strings`"
 
 
 class BannedStrings:
-    def __init__(self, engine: Engine, table: SessionTable, meters: Meters) -> None:
+    def __init__(self, engine: Engine, table: SessionTable, meters: Meters, cache: PrefixCache) -> None:
         self._engine = engine
         self._table = table
         self._meters = meters
-        self.on_rewind: Callable[[Session, int], None] = lambda session, n: None  # its KV goes back by n positions
+        self._cache = cache
 
     @staticmethod
     def mark(session: Session) -> Any:
@@ -46,7 +48,7 @@ class BannedStrings:
         assert answer is not None and bans is not None and sampler is not None
         n, token, (session.logprob_sum, session.was_forced, thought) = answer.rewind()
         self._meters.taken_back.add(n)
-        self.on_rewind(session, n)
+        self._rewind(session, n)
         self._table.n_changes += 1
         place = len(session.generated)
         banned = bans.add(place, token, n, answer.n_pending)
@@ -64,3 +66,18 @@ class BannedStrings:
             session.matcher.rewind(n, session.generated)
             sampler.set_mask(session.matcher.mask)
         return None
+
+    def _rewind(self, session: Session, n: int) -> None:
+        """Take back the last n generated tokens of a running session, and their KV.
+
+        The last one that stays is computed again.
+        """
+        session.n_seen = max(session.n_seen, session.n_past)
+        n_left, n_kept = session.n_content - n, session.n_past - n
+        tokens = session.content(n_left)
+        if session.is_shifting and n_left <= session.n_head:  # what began the string was dropped by a shift
+            tokens = overflow.newest(session.text_without(n), session.n_head, self._engine.info.n_ctx_seq)
+            n_kept = min(session.n_head, len(tokens) - 1)
+        session.take_back(n, tokens)
+        session.become(Phase.PREFILL)
+        self._cache.shift(session, n_kept)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from uma_core.cache.manager import PrefixCache
 from uma_core.clock import Clock
 from uma_core.engine.api import (
     NOT_DRAWN,
@@ -27,12 +28,15 @@ from uma_core.errors import ErrorCode, UmaError
 from uma_core.executor.accounting import Accounting
 from uma_core.executor.meters import Meters
 from uma_core.executor.output import Output
+from uma_core.executor.ports import Ports
+from uma_core.executor.prompt_progress import PromptProgress
 from uma_core.policy.cost import CostModel
 from uma_core.policy.plan import Plan, PlanItem
 from uma_core.policy.state import CallReport
 from uma_core.session.embedding import Embedding
 from uma_core.session.scoring import Scoring
 from uma_core.session.session import Session
+from uma_core.speculation.speculator import Speculator
 from uma_core.types import FinishReason, Phase, Priority, TokenId
 
 N_FULL_MOST = 1000  # ticks that a session waits for cells that were reserved for it, before it fails
@@ -42,8 +46,20 @@ Items = Sequence[tuple[PlanItem, Session]]
 
 
 class Calls:
-    def __init__(self, engine: Engine, output: Output, meters: Meters, clock: Clock) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        output: Output,
+        meters: Meters,
+        clock: Clock,
+        cache: PrefixCache,
+        prompt_progress: PromptProgress,
+        speculator: Speculator | None,
+        ports: Ports,
+    ) -> None:
         self._engine = engine
+        self._cache = cache
+        self._prompt_progress = prompt_progress
         self._output = output
         self._meters = meters
         self._clock = clock
@@ -61,14 +77,12 @@ class Calls:
         self._n_kv = 0
         self._t_run_end_ns = 0  # of this tick's prefill run, as planned
         self._t_now_ns = 0  # when the last call had returned
-        # events wait; called before the engine is entered, when the GIL comes free
-        self.announce: Callable[[], None] = lambda: None
-        # the same for decode calls: what the engine writes to when the GIL is free
-        self.wake_fd: Callable[[], int] = lambda: -1
-        self.on_read: Callable[[Session], None] = lambda session: None  # more of a prompt is in the session's sequence
-        self.on_progress: Callable[[Session], None] = lambda session: None  # more of a prompt was computed
-        # last hidden states of a session's positions from one on: what prediction heads read. None: nobody does
-        self.on_hidden: Callable[[Session, int, np.ndarray], None] | None = None
+        self.announce = ports.announce
+        self.wake_fd = ports.wake_fd
+        # takes the last hidden states of a session's positions from one on; None: no prediction heads read them
+        self._see_hidden: Callable[[Session, int, np.ndarray], None] | None = None
+        if speculator is not None and speculator.reads_states and engine.info.capabilities.keeps_hidden:
+            self._see_hidden = speculator.see
 
     # decode calls
 
@@ -99,8 +113,8 @@ class Calls:
         outcome = self._compute(rows, 0, 0)
         now, deliver = self._t_now_ns, self._output.deliver
         if outcome.status is OK:
-            if self.on_hidden is not None:
-                self._tell_hidden(rows, self.on_hidden)
+            if self._see_hidden is not None:
+                self._tell_hidden(rows, self._see_hidden)
             for session, token in zip(rows, outcome.tokens):  # noqa: B905 -- as long as each other
                 session.n_past += 1
                 deliver(session, token, now)
@@ -149,8 +163,8 @@ class Calls:
         outcome = self._compute([session for _, session in items], n_prompt, n_read)
         now = self._t_now_ns
         if outcome.status is OK:
-            if self.on_hidden is not None:
-                self._tell_hidden(rows, self.on_hidden)
+            if self._see_hidden is not None:
+                self._tell_hidden(rows, self._see_hidden)
             self._advance(items, rows, outcome.tokens, now)
             self._begin_next(rows)
         else:
@@ -236,8 +250,8 @@ class Calls:
                 if item.phase is Phase.PREFILL and session.can_decode:
                     session.become(Phase.DECODE)
                 if session.scoring is None:
-                    self.on_read(session)
-                self.on_progress(session)
+                    self._cache.grew(session)
+                self._prompt_progress.on_progress(session)
         if drafted:
             self._verify(rows, tokens, {session.sid: item.n_tokens for item, session in drafted}, known, now)
             return
@@ -441,12 +455,12 @@ class Calls:
 
     def _end_chunk(self, item: PlanItem, session: Session, now: int) -> None:
         session.n_chunk, session.chunk_fraction = 0, 0.0
-        if self.on_hidden is not None and session.asks_model:
+        if self._see_hidden is not None and session.asks_model:
             states = self._engine.prefill_hidden(session.seq_id)
-            self.on_hidden(session, session.n_past + item.n_tokens - len(states), states)
+            self._see_hidden(session, session.n_past + item.n_tokens - len(states), states)
         session.progress(item.n_tokens, now)
         self._count_read(item.n_tokens)
-        self.on_progress(session)
+        self._prompt_progress.on_progress(session)
         is_first = item.want_logits and not session.generated
         token = self._engine.prefill_sample(session.seq_id, self._sampler(session)) if is_first else -1
         session.transfer = self._engine.handover(session.seq_id)  # before its end: the cache wants the last chunk too
@@ -464,15 +478,6 @@ class Calls:
     def _count_read(self, n_tokens: int) -> None:
         self._meters.prefill_tokens.add(n_tokens)
         self._meters.kv_bytes.add(n_tokens * self._engine.info.kv_bytes_per_cell)
-
-    def deliver_first(self, session: Session) -> None:
-        """Hand out the first token, which was kept when the prompt ended.
-
-        The reader's first gap therefore begins when the second token is about to follow.
-        """
-        token, session.first_token = session.first_token, None
-        if token is not None:
-            self._output.deliver(session, token, self._clock.now_ns())
 
     # transfers
 
@@ -496,6 +501,6 @@ class Calls:
                 session.transfer.close()
                 session.transfer = None
                 session.progress(0, self._clock.now_ns())
-                self.on_read(session)
+                self._cache.grew(session)
             if self._clock.now_ns() >= until:
                 return

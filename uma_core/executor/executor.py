@@ -7,7 +7,6 @@ back to `decode_only`.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from typing import Any
 
 from uma_core.cache.admin import cache_admin
@@ -23,6 +22,7 @@ from uma_core.executor.answers import Group
 from uma_core.executor.calls import Calls
 from uma_core.executor.meters import Meters
 from uma_core.executor.output import Output
+from uma_core.executor.ports import Ports, unheard
 from uma_core.executor.prompt_progress import PromptProgress
 from uma_core.executor.queue_positions import QueuePositions, Standing, standings
 from uma_core.executor.residency import Residency, residency
@@ -36,7 +36,7 @@ from uma_core.policy.memory import PolicyMemory
 from uma_core.policy.pipeline import compose
 from uma_core.policy.plan import Plan, PlanItem, PrefillMode, check_plan, decode_only
 from uma_core.policy.state import CallReport, DeviceView, SchedulerState
-from uma_core.session.events import Event, Stale, Submit
+from uma_core.session.events import Stale, Submit
 from uma_core.session.session import Session
 from uma_core.session.table import SessionTable
 from uma_core.speculation.model import Drafter
@@ -53,7 +53,7 @@ SETTLE_TICKS = 16  # ... and ticks: booking many at once would be a pause by its
 
 
 class Executor:
-    """Owns one engine's sessions. The I/O thread reads `events`; `calls.announce` and `calls.wake_fd` wake it."""
+    """Owns one engine's sessions. The I/O thread reads `events`."""
 
     def __init__(
         self,
@@ -64,29 +64,25 @@ class Executor:
         registry: Registry,
         clock: Clock,
         speculator: Speculator | None = None,
-        events: deque[Event] | None = None,
+        ports: Ports | None = None,
     ) -> None:
-        """`speculator`: the source of draft tokens; None: nothing is drafted. `events`: the deque that events go to, in
-        order; None: a deque of its own.
+        """`speculator`: the source of draft tokens; None: nothing is drafted. `ports`: None: the thread that ticks it
+        reads `events`.
         """
+        ports = ports or unheard()
         self.engine = engine
         self.table = SessionTable(engine.info)
         self.meters = Meters(registry)
-        self.events: deque[Event] = deque() if events is None else events
-        self.cache = PrefixCache(engine, cost, registry, clock)
-        self.output = Output(engine, self.table, self.meters, self.events, self.cache)
-        self.calls = Calls(engine, self.output, self.meters, clock)
+        self.events = ports.events
+        self.cache = PrefixCache(engine, cost, registry, clock, self.table.give_back, ports.wake)
         self.housekeeper = Housekeeper(self.cache)
-        self.slots = Slots(engine, self.table, self.cache, self.meters)
         self.prompt_progress = PromptProgress(self.events, clock)
-        self.calls.on_read = self.cache.grew
-        self.calls.on_progress = self.prompt_progress.on_progress
-        self.slots.on_leave = self.calls.deliver_first
-        self.output.banned_strings.on_rewind = self.slots.rewind
         self._speculator = speculator if engine.info.capabilities.n_verify_rows else None
-        if self._speculator is not None and self._speculator.reads_states and engine.info.capabilities.keeps_hidden:
-            self.calls.on_hidden = self._speculator.see
-        self.output.on_finished = self._on_finished
+        self.output = Output(engine, self.table, self.meters, self.events, self.cache, clock, self._on_finished)
+        self.slots = Slots(engine, self.table, self.cache, self.housekeeper, self.output, self.meters)
+        self.calls = Calls(
+            engine, self.output, self.meters, clock, self.cache, self.prompt_progress, self._speculator, ports
+        )
         self.queue_positions = QueuePositions()
         self.admission = admission
         self.cost = cost
@@ -315,7 +311,7 @@ class Executor:
         self._groups = groups
         for group in groups:
             for _, session in group:
-                self.calls.deliver_first(session)
+                self.output.deliver_first(session)
             is_whole = all(_goes(*pair) for pair in group)
             live = group if is_whole else [pair for pair in group if _goes(*pair)]
             if live:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from uma_core.cache.manager import PrefixCache
+from uma_core.clock import Clock
 from uma_core.engine.api import Engine
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.executor.banned_strings import NO_TOKEN, BannedStrings
@@ -32,18 +33,27 @@ class Output:
     """Turns sampled tokens into events and closes sessions. Owned by the executor."""
 
     def __init__(
-        self, engine: Engine, table: SessionTable, meters: Meters, events: deque[Event], cache: PrefixCache
+        self,
+        engine: Engine,
+        table: SessionTable,
+        meters: Meters,
+        events: deque[Event],
+        cache: PrefixCache,
+        clock: Clock,
+        on_finished: Callable[[Session], None],
     ) -> None:
+        """`on_finished` is called for every session that ends, before its parts are freed."""
         self._engine = engine
         self._table = table
         self._meters = meters
         self._events = events
         self._cache = cache
+        self._clock = clock
         self.constraints = Constraints(table, meters)
         self.scores = Scores(engine, table, lambda event: self._events.append(event))
-        self.banned_strings = BannedStrings(engine, table, meters)
+        self.banned_strings = BannedStrings(engine, table, meters, cache)
         self.tick_ns = 0  # how long ticks take
-        self.on_finished: Callable[[Session], None] = lambda session: None
+        self.on_finished = on_finished
 
     def deliver(self, session: Session, token: TokenId, now_ns: int) -> None:
         """Hand one sampled token to the reader, and end the session if it is the last.
@@ -73,6 +83,15 @@ class Output:
             self.finish(session, FinishReason.STOP, now_ns, stop={"text": stream.stopped_by})
         elif len(session.generated) >= session.n_max:
             self.finish(session, FinishReason.LENGTH, now_ns)
+
+    def deliver_first(self, session: Session) -> None:
+        """Hand out the first token, which was kept when the prompt ended.
+
+        The reader's first gap therefore begins when the second token is about to follow.
+        """
+        token, session.first_token = session.first_token, None
+        if token is not None:
+            self.deliver(session, token, self._clock.now_ns())
 
     def _deliver_watched(self, session: Session, token: TokenId, now_ns: int) -> None:
         """A token that may mean more than its text: to a grammar, a stop list, a thought, a prompt that is scored."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+from uma_core.cache.housekeeping import Housekeeper
 from uma_core.cache.manager import PrefixCache
 from uma_core.cache.room import make_cells
 from uma_core.engine.api import Engine
 from uma_core.executor import overflow
 from uma_core.executor.meters import Meters
+from uma_core.executor.output import Output
 from uma_core.executor.residency import residency
 from uma_core.policy.plan import Plan
 from uma_core.session.session import Session
@@ -19,14 +19,22 @@ from uma_core.types import Phase
 class Slots:
     """On the compute thread, between the engine's calls."""
 
-    def __init__(self, engine: Engine, table: SessionTable, cache: PrefixCache, meters: Meters) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        table: SessionTable,
+        cache: PrefixCache,
+        housekeeper: Housekeeper,
+        output: Output,
+        meters: Meters,
+    ) -> None:
         self._engine = engine
         self._table = table
         self._cache = cache
+        self._housekeeper = housekeeper
+        self._output = output
         self._meters = meters
-        self.on_leave: Callable[[Session], None] = lambda session: None  # its KV is about to be lost or to change
         self.can_shift = False  # some session may reach the context's end and go on
-        cache.on_free = table.give_back
 
     def park(self, plan: Plan) -> None:
         """Free the sequences of these sessions.
@@ -37,7 +45,7 @@ class Slots:
             session = self._table.get(sid)
             if session.seq_id < 0 or session.transfer is not None:
                 continue
-            self.on_leave(session)
+            self._output.deliver_first(session)
             if session.phase is Phase.DONE or session.transfer is not None:
                 continue
             session.drop_chunk()
@@ -56,6 +64,8 @@ class Slots:
         meanwhile.
         """
         restored = set(plan.restore)
+        if plan.admit or restored:
+            self._housekeeper.stop()
         for admission in plan.admit:
             self._cache.begin(self._table.get(admission.sid), admission.sid in restored)
             restored.discard(admission.sid)
@@ -84,24 +94,9 @@ class Slots:
         self.can_shift = bool(shifting)
         for session in shifting:
             if _is_full(session, n_ctx) and session.first_token is not None:
-                self.on_leave(session)  # that token follows the context as it was read
+                self._output.deliver_first(session)  # that token follows the context as it was read
             if _is_full(session, n_ctx):
                 self._shift(session)
-
-    def rewind(self, session: Session, n: int) -> None:
-        """Take back the last n generated tokens of a running session, and their KV.
-
-        The last one that stays is computed again.
-        """
-        session.n_seen = max(session.n_seen, session.n_past)
-        n_left, n_kept = session.n_content - n, session.n_past - n
-        tokens = session.content(n_left)
-        if session.is_shifting and n_left <= session.n_head:  # what began the string was dropped by a shift
-            tokens = overflow.newest(session.text_without(n), session.n_head, self._engine.info.n_ctx_seq)
-            n_kept = min(session.n_head, len(tokens) - 1)
-        session.take_back(n, tokens)
-        session.become(Phase.PREFILL)
-        self._cache.shift(session, n_kept)
 
     def _shift(self, session: Session) -> None:
         """Shift one session. Its tokens change together with its cells, so that a session that ends earlier, while

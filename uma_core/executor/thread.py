@@ -11,6 +11,7 @@ from uma_core import threads
 from uma_core.clock import Clock, MonotonicClock
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.executor.executor import Executor
+from uma_core.executor.ports import Ports
 from uma_core.session.events import Call, Cancel, Command, Event, HangUp, Hold, Refused, Submit
 from uma_core.types import FinishReason
 
@@ -38,18 +39,16 @@ class ComputeThread:
         self._wake_fd = wake_fd
         self._commands: deque[Command] = deque()
         self._signal = threading.Event()
+        self.ports = Ports(self.events, self._announce, self._fd_to_wake, self._signal.set)
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
 
     def install(self, executor: Executor) -> None:
-        """Make an executor the current one; its events go to `self.events`.
+        """Make an executor the current one; it was built with `self.ports`.
 
         On the compute thread, or before `start`.
         """
         assert executor.events is self.events
-        executor.calls.announce = self._announce
-        executor.calls.wake_fd = self._fd_to_wake
-        executor.cache.store.wake = self._signal.set
         self.executors = (*self.executors, executor)
         self.current = executor
 

@@ -230,7 +230,7 @@ class Host:
             speculator = Speculator(speculation_of(config), engine.info.is_deterministic, model=drafter)
             scheduler = config.scheduler.to_scheduler_config()
             executor = Executor(
-                engine, self.admission, scheduler, cost, self._registry, self._clock, speculator, self._compute.events
+                engine, self.admission, scheduler, cost, self._registry, self._clock, speculator, self._compute.ports
             )
             executor.set_cache(cache_of(config))
             return executor
