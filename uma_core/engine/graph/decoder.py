@@ -165,11 +165,10 @@ class Decoder:
         for n, n_out in largest_first * 2:  # once for all; the second time those that lost it to one still larger
             self.forwards.of(BatchShape(n, n_out, self._attention.room(self._last.span, n)))
 
-    def draw(self, row: int, sampler: Sampler | None) -> int:
+    def draw(self, row: int, sampler: Any) -> int:
         assert self._last is not None
         self.settle()
-        handle = ffi.NULL if sampler is None else sampler.handle  # type: ignore[attr-defined]
-        return int(lib.uma_forward_draw(self._last.native, row, handle))
+        return int(lib.uma_forward_draw(self._last.native, row, sampler))
 
     def logits(self, row: int) -> np.ndarray:
         assert self._last is not None

@@ -23,11 +23,11 @@ from uma_core.engine.api import (
     EngineInfo,
     Export,
     MemoryUse,
-    PrefillOutcome,
     Rows,
     Sampler,
     Transfer,
 )
+from uma_core.engine.base import DEFAULT_POOLING, GeneratorBase
 from uma_core.engine.graph.decoder import Decoder
 from uma_core.engine.graph.forward import Compute
 from uma_core.engine.graph.load import Loaded, Wish, load
@@ -46,18 +46,16 @@ from uma_core.engine.graph.transfers import (
     split_blob,
 )
 from uma_core.engine.lib import ffi, lib
-from uma_core.engine.llama.base import EngineBase
-from uma_core.engine.llama.engine import DEFAULT_POOLING
 from uma_core.engine.llama.model import Progress
 from uma_core.engine.llama.params import check_threads, n_outputs
 from uma_core.engine.refusals import refusals
 from uma_core.errors import ErrorCode, UmaError
-from uma_core.types import AdapterSet, SeqId, TokenId
+from uma_core.types import AdapterSet, SeqId
 
 WARM_UP_TOKENS = 64  # tokens of a chunk: a row takes as long in larger chunks
 
 
-class GraphEngine(EngineBase):
+class GraphEngine(GeneratorBase[PrefillSlot]):
     """See engine.api.Engine for every method's contract. `options` is the `engine` section of the configuration."""
 
     def __init__(
@@ -212,10 +210,6 @@ class GraphEngine(EngineBase):
             self._abort_flag[0] = 0  # one abort stops one call
         return outcome
 
-    def draw(self, row: int, sampler: Sampler | None) -> TokenId:
-        assert self.decoder is not None
-        return self.decoder.draw(row, sampler)
-
     def begin_next(self, wake_fd: int) -> None:
         assert self.decoder is not None
         self.decoder.begin_next(wake_fd)
@@ -224,23 +218,7 @@ class GraphEngine(EngineBase):
         assert self.decoder is not None
         self.decoder.settle()
 
-    def logits(self, row: int) -> np.ndarray:
-        assert self.decoder is not None
-        return self.decoder.logits(row)
-
-    def hidden(self) -> np.ndarray:
-        assert self.decoder is not None
-        return self.decoder.hidden()
-
     # resumable prefill
-
-    def _slot(self, seq_id: SeqId) -> PrefillSlot | None:
-        return next((slot for slot in self.prefill_slots if slot.seq_id == seq_id), None)
-
-    def _busy_slot(self, seq_id: SeqId) -> PrefillSlot:
-        slot = self._slot(seq_id)
-        assert slot is not None, "no slot serves this sequence"
-        return slot
 
     def prefill_open(self, seq_id: SeqId, tokens: np.ndarray, want_logits: bool, hidden: Rows | None = None) -> bool:
         assert self._loaded is not None
@@ -272,24 +250,6 @@ class GraphEngine(EngineBase):
             self.prefill_close(seq_id)
             raise
         return True
-
-    def prefill_run(self, seq_id: SeqId, until_ns: int, quantum_ns: int, min_pieces: int) -> PrefillOutcome:
-        return self._busy_slot(seq_id).run(until_ns, quantum_ns, min_pieces)
-
-    def prefill_sample(self, seq_id: SeqId, sampler: Sampler | None) -> TokenId:
-        return self._busy_slot(seq_id).sample(ffi.NULL if sampler is None else sampler.handle)  # type: ignore[attr-defined]
-
-    def prefill_logits(self, seq_id: SeqId) -> np.ndarray:
-        return self._busy_slot(seq_id).logits()
-
-    def prefill_hidden(self, seq_id: SeqId) -> np.ndarray:
-        return self._busy_slot(seq_id).hidden()
-
-    def encode_open(self, seq_id: SeqId, inputs: Sequence[np.ndarray], pooling: str) -> bool:
-        raise UmaError(ErrorCode.UNSUPPORTED, "this engine reads inputs chunk by chunk")
-
-    def encode_result(self, seq_id: SeqId) -> list[np.ndarray]:
-        return []
 
     def handover(self, seq_id: SeqId) -> Transfer:
         slot = self._busy_slot(seq_id)

@@ -88,7 +88,7 @@ class DecodeContext:
         params.abort_callback_data = self.abort_flag
         self.handle = new_context(model, params, "decode")
         self.memory = lib.llama_get_memory(self.handle)
-        self.hidden = Hidden(self.gate, model.n_embd)
+        self._hidden = Hidden(self.gate, model.n_embd)
         self.kept = Kept(self.handle, model.hidden_layers, model.n_embd)
         self._is_embedded = False  # the last call's hidden states were wanted, not its logits
         self.n_outputs = int(params.n_outputs_max)
@@ -135,30 +135,29 @@ class DecodeContext:
         if batch.n_rows > self.n_outputs:
             return BAD
         rows = self._rows
-        self.hidden.open(batch.n_rows)
+        self._hidden.open(batch.n_rows)
         rows.out = ffi.NULL
         try:
             rc = lib.uma_decode(self.handle, rows)
         finally:
             rows.out = self._out
-            self.hidden.close()
+            self._hidden.close()
         self.is_broken = rc == lib.UMA_BROKEN
         if rc == NO_CELLS:
             refusals.add()
         return DecodeOutcome(STATUS_OF.get(rc, DecodeStatus.FATAL), [], rows.call_ns, 0)
 
-    def take_hidden(self) -> np.ndarray:
+    def hidden(self) -> np.ndarray:
         """(rows, n) float32: the hidden states for an embedding, or those that are kept of rows with logits."""
         batch, _ = self._views
         if batch is None or self._is_embedded or not self.kept:
-            return self.hidden.take()
+            return self._hidden.take()
         rows: np.ndarray = self.kept.rows(batch.n)
         return rows[batch.want_logits[: batch.n] != 0] if len(rows) else rows
 
-    def draw(self, row: int, sampler: Sampler | None) -> TokenId:
+    def draw(self, row: int, sampler: Any) -> TokenId:
         """Draw the token of the row-th wanted row."""
-        handle = ffi.NULL if sampler is None else sampler.handle  # type: ignore[attr-defined]
-        return int(lib.uma_decode_draw(self.handle, row, handle))
+        return int(lib.uma_decode_draw(self.handle, row, sampler))
 
     def logits(self, row: int) -> np.ndarray:
         """Logits of the row-th wanted row. (llama.h addresses logits by position in the batch.)"""

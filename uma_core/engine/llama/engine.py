@@ -24,14 +24,13 @@ from uma_core.engine.api import (
     EngineInfo,
     Export,
     MemoryUse,
-    PrefillOutcome,
     Rows,
     Sampler,
     Transfer,
 )
+from uma_core.engine.base import DEFAULT_POOLING, GeneratorBase
 from uma_core.engine.devices import backend_name, device_names
 from uma_core.engine.lib import ffi, lib, text
-from uma_core.engine.llama.base import EngineBase
 from uma_core.engine.llama.decode import BAD, DecodeContext
 from uma_core.engine.llama.estimate import compute_bytes, kv_bytes
 from uma_core.engine.llama.kv import MARK_TOKENS_MAX, HostExport, Move, Span
@@ -51,10 +50,10 @@ from uma_core.engine.llama.prefill import PrefillSlot
 from uma_core.engine.llama.probe import discover, proves_direct_kv, warm_up
 from uma_core.engine.refusals import refusals
 from uma_core.errors import ErrorCode, UmaError
-from uma_core.types import AdapterSet, SeqId, TokenId
+from uma_core.types import AdapterSet, SeqId
 
 
-class LlamaEngine(EngineBase):
+class LlamaEngine(GeneratorBase[PrefillSlot]):
     """See engine.api.Engine for every method's contract. `options` is the `engine` section of the configuration."""
 
     def __init__(self, path: str, options: Any, progress: Progress | None = None) -> None:
@@ -203,28 +202,13 @@ class LlamaEngine(EngineBase):
             self._adapters.set(place.handle, adapters)
             place.adapters = adapters
 
-    def draw(self, row: int, sampler: Sampler | None) -> TokenId:
-        assert self.decoder is not None
-        return self.decoder.draw(row, sampler)
-
     def begin_next(self, wake_fd: int) -> None:
         """Begin nothing: with an eval callback, llama_decode returns only when all is computed."""
 
     def settle(self) -> None:
         """Do nothing: no call is begun ahead."""
 
-    def logits(self, row: int) -> np.ndarray:
-        assert self.decoder is not None
-        return self.decoder.logits(row)
-
-    def hidden(self) -> np.ndarray:
-        assert self.decoder is not None
-        return self.decoder.take_hidden()
-
     # resumable prefill
-
-    def _slot(self, seq_id: SeqId) -> PrefillSlot | None:
-        return next((slot for slot in self.prefill_slots if slot.seq_id == seq_id), None)
 
     def _pick_slot(self, seq_id: SeqId) -> PrefillSlot | None:
         """Pick a slot for the sequence. Raises: DECODE_FAILED if no slot can be used any more."""
@@ -254,35 +238,9 @@ class LlamaEngine(EngineBase):
         slot.start(tokens, want_logits, hidden)
         return True
 
-    def prefill_run(self, seq_id: SeqId, until_ns: int, quantum_ns: int, min_pieces: int) -> PrefillOutcome:
-        slot = self._slot(seq_id)
-        assert slot is not None, "prefill_run without prefill_open"
-        return slot.run(until_ns, quantum_ns, min_pieces)
-
-    def prefill_sample(self, seq_id: SeqId, sampler: Sampler | None) -> TokenId:
-        slot = self._slot(seq_id)
-        assert slot is not None
-        return slot.sample(ffi.NULL if sampler is None else sampler.handle)  # type: ignore[attr-defined]
-
-    def prefill_logits(self, seq_id: SeqId) -> np.ndarray:
-        slot = self._slot(seq_id)
-        assert slot is not None
-        return slot.logits()
-
-    def prefill_hidden(self, seq_id: SeqId) -> np.ndarray:
-        slot = self._slot(seq_id)
-        assert slot is not None
-        return slot.take_hidden()
-
-    def encode_open(self, seq_id: SeqId, inputs: Sequence[np.ndarray], pooling: str) -> bool:
-        raise UmaError(ErrorCode.UNSUPPORTED, "this engine reads inputs chunk by chunk")
-
-    def encode_result(self, seq_id: SeqId) -> list[np.ndarray]:
-        return []
-
     def handover(self, seq_id: SeqId) -> Transfer:
-        slot = self._slot(seq_id)
-        assert slot is not None and self.decoder is not None
+        assert self.decoder is not None
+        slot = self._busy_slot(seq_id)
         source = Span(slot.gate, 0, slot.n_cells)
         target = Span(self.decoder.gate, seq_id, self.n_ctx_seq)
         return Move(source, target, slot.n_shared, slot.n_kv, (self.decoder, seq_id)).then(slot.release)
@@ -390,7 +348,6 @@ def _n_drafts(batch: Batch) -> dict[SeqId, int]:
     return dict(zip(sequences.tolist(), (counts - 1).tolist(), strict=True))
 
 
-DEFAULT_POOLING = "last"  # for decoders whose file names none: only the last token has seen all the others
 NO_COPIES = "its KV cannot be copied: a chat goes on in its own sequence only, and no snapshots of it are made"
 ALL_KERNELS = 7  # the bit set of native/runtime/uma_runtime.h
 

@@ -42,7 +42,7 @@ class PrefillSlot:
         self.handle = new_context(model, params, "prefill")
         lib.uma_prefill_bind(self.native, self.handle, bell)
         self.gate = lib.uma_prefill_gate(self.native)
-        self.hidden = Hidden(self.gate, model.n_embd)
+        self._hidden = Hidden(self.gate, model.n_embd)
         self.kept = Kept(self.handle, model.hidden_layers, model.n_embd)
         self._is_embedded = False  # the chunk's hidden states are wanted, not its logits
         self.n_outputs = int(params.n_outputs_max)
@@ -109,7 +109,7 @@ class PrefillSlot:
         self._is_embedded = hidden is not None
         data = np.ascontiguousarray(tokens, np.int32)
         if hidden is not None:
-            self.hidden.open({Rows.NONE: 0, Rows.ALL: n}.get(hidden, 1))
+            self._hidden.open({Rows.NONE: 0, Rows.ALL: n}.get(hidden, 1))
         want = int(want_logits) if hidden is None else int(hidden)
         lib.uma_prefill_start(self.native, ffi.from_buffer("llama_token *", data), n, self.n_kv, want)
 
@@ -134,12 +134,12 @@ class PrefillSlot:
         outcome = PrefillOutcome(status, run.n_pieces, run.fraction, run.elapsed_ns, run.longest_ns)
         if run.is_done:
             self.n_chunk_done, self.n_chunk = self.n_chunk, 0
-            self.hidden.close()
+            self._hidden.close()
         return outcome
 
-    def take_hidden(self) -> np.ndarray:
+    def hidden(self) -> np.ndarray:
         """(rows, n) float32: the hidden states for an embedding, or those that are kept of all tokens."""
-        return self.hidden.take() if self._is_embedded or not self.kept else self.kept.rows(self.n_chunk_done)
+        return self._hidden.take() if self._is_embedded or not self.kept else self.kept.rows(self.n_chunk_done)
 
     def logits(self) -> np.ndarray:
         return view_logits(self.handle, self.n_chunk_done - 1, self.n_vocab)
@@ -157,7 +157,7 @@ class PrefillSlot:
         if self.n_chunk:
             lib.uma_prefill_cancel(self.native)
             self.n_chunk = 0
-        self.hidden.close()
+        self._hidden.close()
         self._fill = None
         if not self.is_broken:
             lib.llama_memory_seq_rm(self.memory, 0, -1, -1)
