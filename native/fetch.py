@@ -191,9 +191,3 @@ def install_headers(source: Path, pin: Pin, headers_dir: Path) -> None:
 def header_target(name: str, pin: Pin, headers_dir: Path) -> Path:
     base = Path(name).name
     return headers_dir / base if base in pin.public_headers else headers_dir / "inner" / base
-
-
-def has_headers(pin: Pin, headers_dir: Path) -> bool:
-    """True when every pinned header is in place and unchanged."""
-    targets = ((header_target(name, pin, headers_dir), sha) for name, sha in pin.headers.items())
-    return all(path.is_file() and sha256_file(path) == sha for path, sha in targets)

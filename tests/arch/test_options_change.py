@@ -18,7 +18,8 @@ import pytest
 
 from perf.simulator import Job, Sim
 from tests.policy.build import CPU, MS, NOW, guarded, reading, state_of, talking, waiting
-from uma_core.config.options import BY_KEY, OPTIONS, Config, EngineOptions, Option
+from uma_core.config.load import SCHEMA
+from uma_core.config.options import OPTIONS, Config, EngineOptions, Option
 from uma_core.engine.ahead import pays
 from uma_core.engine.fake.cost import CPU_SHAPE
 from uma_core.engine.fake.engine import FakeModel
@@ -35,7 +36,7 @@ TESTS = Path(__file__).resolve().parents[1]
 
 
 def config_with(key: str, value: Any) -> Config:
-    opt = BY_KEY[key]
+    opt = SCHEMA.by_key[key]
     config = Config()
     return dataclasses.replace(
         config, **{opt.section: dataclasses.replace(getattr(config, opt.section), **{opt.name: value})}
@@ -187,7 +188,7 @@ LOOKS_INSIDE: dict[str, tuple[Callable[[EngineOptions], object], tuple[Any, ...]
     "kv_mode": (reaches_llama, ("streams", "unified")),
     "kv_type": (reaches_llama, ("f16", "bf16", "q8_0", "q4_0")),
     "flash_attn": (reaches_llama, ("auto", "on", "off")),
-    "isa": (lambda options: options.isa, BY_KEY["engine.isa"].choices),  # its effect: tests/kernels/test_isa.py
+    "isa": (lambda options: options.isa, SCHEMA.by_key["engine.isa"].choices),  # its effect: tests/kernels/test_isa.py
     "moe_top_k": (reaches_llama, (0, 1, 2)),
     "load_mode": (reaches_llama, ("auto", "mmap", "mlock", "mmap+mlock", "none", "direct-io")),
     "metal_residency": (reaches_backends, (False, True)),
@@ -204,7 +205,7 @@ LOOKS_INSIDE: dict[str, tuple[Callable[[EngineOptions], object], tuple[Any, ...]
 @pytest.mark.parametrize("name", LOOKS_INSIDE)
 def test_every_value_of_an_engine_option_reaches_the_engine_as_something_else(name: str) -> None:
     look, values = LOOKS_INSIDE[name]
-    choices = BY_KEY[f"engine.{name}"].choices
+    choices = SCHEMA.by_key[f"engine.{name}"].choices
     assert not choices or choices == values, "every choice is tried"
     seen = [(value, look(dataclasses.replace(EngineOptions(), **{name: value}))) for value in values]
     for (one, before), (other, after) in itertools.combinations(seen, 2):

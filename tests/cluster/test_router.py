@@ -134,7 +134,7 @@ def test_a_silent_daemon_is_told_once_whoever_found_it() -> None:
 def test_a_daemon_that_drains_gets_nothing_and_keeps_what_it_has() -> None:
     router = routers(digest(PROMPT), digest())
     assert node_of(router, ask("r")) == "n0"
-    router.set_open("n0", False)
+    router.shut("n0")
     assert node_of(router, ask("s")) == "n1"
     assert router.node_of("r") == "n0"
     router.heard("n0", digest(PROMPT, state="draining"), 2 * S)
@@ -155,19 +155,19 @@ def test_a_daemon_that_refused_or_lost_a_request_gets_it_again_only_when_no_othe
     avoid = frozenset({"n0"})
     assert node_of(router, ask(avoid=avoid)) == "n1"
     assert router.offer(ask("s", avoid=avoid), S) is None, "it waits for the other one to have room"
-    router.set_open("n1", False)
+    router.shut("n1")
     assert [(one.id, choice.node) for one, choice in router.ready(S) if isinstance(choice, Choice)] == [("s", "n0")]
 
 
 def test_requests_wait_for_daemons_to_come_back_but_not_for_ever() -> None:
     router = routers(digest())
-    router.set_open("n0", False)
+    router.shut("n0")
     for name in ("r", "s"):
         assert router.offer(ask(name), S) is None
     assert list(router.ready(30 * S)) == [], "a daemon that crashed is back by then"
     router.heard("n0", digest(n_seq_max=1, max_requests=1), 31 * S)
     assert [one.id for one, _ in router.ready(31 * S)] == ["r"]
-    router.set_open("n0", False)
+    router.shut("n0")
     assert list(router.ready(90 * S)) == []
     assert list(router.ready(92 * S)) == [(ask("s"), Refusal("unavailable", 1000))]
 
@@ -393,7 +393,7 @@ def test_nothing_is_lost_or_answered_twice(script: list[tuple[str, int, int]]) -
         elif what == "hear" and name in nodes:
             router.heard(name, digest(PROMPT[:which], n_seq_max=1 + priority, active=priority), now)
         elif what == "drain":
-            router.set_open(name, bool(priority % 2))
+            router.shut(name)
         elif what == "remove":
             nodes.discard(name)
             for request in router.remove(name):
@@ -410,7 +410,6 @@ def test_nothing_is_lost_or_answered_twice(script: list[tuple[str, int, int]]) -
         router.ended(request, now)
     for name in nodes:
         router.heard(name, digest(n_seq_max=100), now + S)
-        router.set_open(name, True)
     for one, choice in router.ready(now + S):
         note(one.id, choice)
     assert not waiting or not nodes

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from native import build as native_build
 from uma_core.config.load import SCHEMA, Inputs, diff, load
-from uma_core.config.options import BY_KEY, OPTIONS, Config
+from uma_core.config.options import OPTIONS, Config
 from uma_core.config.presets import PRESETS
 from uma_core.config.schema import check, write_value
 from uma_core.errors import ErrorCode, UmaError
@@ -402,7 +402,7 @@ def test_off_and_on_without_quotes_mean_what_they_say(tmp_path, text, key, value
     path = tmp_path / "config.yaml"
     path.write_text(text)
     config, _ = load(Inputs({}, {}, str(path)))
-    assert SCHEMA.get(config, BY_KEY[key]) == value
+    assert SCHEMA.get(config, SCHEMA.by_key[key]) == value
 
 
 def test_a_boolean_where_it_means_nothing_is_refused(tmp_path):
@@ -437,8 +437,8 @@ def test_a_preset_sets_its_options_and_no_others(name):
     ("key", "value"), [(key, value) for preset in PRESETS.values() for key, value in preset.values.items()]
 )
 def test_what_a_preset_says_its_options_allow(key, value):
-    assert check(BY_KEY[key], value) == value
-    assert type(value) is BY_KEY[key].kind
+    assert check(SCHEMA.by_key[key], value) == value
+    assert type(value) is SCHEMA.by_key[key].kind
 
 
 def test_whatever_is_given_explicitly_goes_before_a_preset(write):

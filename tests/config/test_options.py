@@ -5,7 +5,8 @@ from collections import Counter
 
 import pytest
 
-from uma_core.config.options import BY_KEY, OPTIONS, Config, EngineOptions, SchedulerOptions, conflicts, ns
+from uma_core.config.load import SCHEMA
+from uma_core.config.options import OPTIONS, Config, EngineOptions, SchedulerOptions, conflicts, ns
 from uma_core.config.schema import BadValue, check, parse_text, write_value
 from uma_core.policy.config import SchedulerConfig
 from uma_core.protocol.lines import Mode, detect_mode
@@ -128,12 +129,12 @@ def test_a_config_cannot_be_changed():
 
 
 def test_caps_name_options():
-    assert {opt.extra["cap"] for opt in OPTIONS if "cap" in opt.extra} <= BY_KEY.keys()
+    assert {opt.extra["cap"] for opt in OPTIONS if "cap" in opt.extra} <= SCHEMA.by_key.keys()
 
 
 def test_the_largest_frame_cap_still_tells_text_from_headers():
-    largest = BY_KEY["ipc.max_frame_bytes"].extra["max"]
+    largest = SCHEMA.by_key["ipc.max_frame_bytes"].extra["max"]
     for text in (b"\t\t\t\t", b"Hell", "ü\n\r".encode(), b'{"id'):
         assert detect_mode(text) is Mode.LINES and int.from_bytes(text, "little") > largest
     with pytest.raises(BadValue, match="1024 to 134217728"):
-        check(BY_KEY["ipc.max_frame_bytes"], largest + 1)
+        check(SCHEMA.by_key["ipc.max_frame_bytes"], largest + 1)

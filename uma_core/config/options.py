@@ -694,7 +694,6 @@ def _all_options() -> Iterator[Option]:
 
 
 OPTIONS: tuple[Option, ...] = tuple(_all_options())
-BY_KEY: dict[str, Option] = {opt.key: opt for opt in OPTIONS}
 
 
 def conflicts(config: Config) -> Iterator[tuple[str, str]]:

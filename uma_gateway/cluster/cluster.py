@@ -136,7 +136,7 @@ class Cluster:
                 fields = {"key": self.key.hex(), "since": since, "n_pages": n_pages}
                 digest = await self.transport.call(unit, "digest", self.router.knobs.lost_ns / 1e9, fields)
             except UnitLost:
-                self.router.set_open(unit.name, False)
+                self.router.shut(unit.name)
                 since = None
             except GatewayError as error:  # it is loading or stopping
                 log.debug("%s: %s", unit.name, error)

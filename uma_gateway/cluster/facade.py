@@ -92,12 +92,12 @@ class ClusterDaemon(Daemon):
                     return await self._ask(unit, operation, timeout_s, fields)
                 except UnitLost:
                     n_lost += 1
-                    router.set_open(unit.name, False)  # until its next digest
+                    router.shut(unit.name)  # until its next digest
                 except GatewayError as error:
                     if refusal is not None or error.code not in REFUSALS:
                         raise
                     refusal = error
-                    router.set_open(unit.name, False)
+                    router.shut(unit.name)
             if refusal is not None:
                 raise refusal
             while not any(router.is_open(unit.name) for unit in units) and time.monotonic_ns() <= deadline_ns:

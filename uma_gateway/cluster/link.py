@@ -344,7 +344,7 @@ class RoutedLink:
             )
         except UnitLost:
             self._avoid.add(unit.name)
-            self._cluster.router.set_open(unit.name, False)  # until a digest shows that it is back
+            self._cluster.router.shut(unit.name)  # until a digest shows that it is back
             self._usage["completion_tokens"] = self._usage.get("completion_tokens", 0) + self._n_sent - n_before
             self._count_thought()
             raise
@@ -441,7 +441,7 @@ class RoutedLink:
                 self._n_refusals += 1
                 self._avoid.add(unit.name)
                 # no other request tries the unit before its next digest
-                self._cluster.router.set_open(unit.name, False)
+                self._cluster.router.shut(unit.name)
                 self._cluster.counts["rerouted"] += 1
                 return False
             self._is_done = True

@@ -69,7 +69,7 @@ async def _ask_unit(exchange: Exchange, operation: str, is_open: bool) -> None:
     if unit is None:
         raise GatewayError(Kind.NOT_FOUND, f"there is no daemon {name[:100]!r} here", "unit", "not_found")
     if not is_open:
-        cluster.router.set_open(name, False)  # at once: the daemon's own report comes only with its next digest
+        cluster.router.shut(name)  # at once: the daemon's own report comes only with its next digest
     try:
         reply = await cluster.transport.call(unit, operation, 10.0, {})
     except UnitLost as loss:

@@ -236,11 +236,11 @@ class Router:
                 del self._groups[name]
         return list(node.sent)
 
-    def set_open(self, node_id: str, is_open: bool) -> None:
-        """Note that a daemon drains, or accepts work again. It keeps its requests."""
+    def shut(self, node_id: str) -> None:
+        """Send a daemon that drains or is gone no more requests until its next digest. It keeps those that it has."""
         node = self._nodes.get(node_id)
         if node is not None:
-            node.is_open = is_open and bool(node.heard_ns)
+            node.is_open = False
             node.group.refresh(node, self.knobs)
 
     def heard(self, node_id: str, digest: Mapping[str, Any], t_asked_ns: int, now_ns: int = 0) -> None:
