@@ -4,6 +4,7 @@ vocabulary.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -111,6 +112,33 @@ def test_a_row_is_as_it_was_after_more_edits_than_it_has_tokens() -> None:
     thread.join()
     assert drawn == [5 + int(before[5:16].argmax())]
     assert (logits == before).all()
+
+
+class Compared(int):
+    """A token of a bias that counts how often it is compared."""
+
+    n = 0
+
+    def __eq__(self, other: object) -> bool:
+        Compared.n += 1
+        return int(self) == other
+
+    __hash__ = int.__hash__
+
+
+def test_whether_a_token_is_banned_costs_the_same_however_many_are(small: LlamaEngine) -> None:
+    n = 1_000
+    biases = tuple((Compared(token), -math.inf if token % 4 else -1.0) for token in range(n))
+    sampler = small.sampler(SamplingParams(logit_bias=biases, min_tokens=2, stop_token_ids=(8,)), 0)
+    sampler.ban([12])
+    Compared.n = 0
+    allowed = [token for token in range(n) if sampler.force(token)]
+    ends = [token for token in small.model.eog if token < n and token % 4 == 0]
+    assert allowed == sorted({*range(0, n, 4)} - {8, 12, *ends}) and Compared.n <= n
+    sampler.allow_end()
+    sampler.ban(())
+    assert all(sampler.force(token) for token in (8, 12, *ends)) and not sampler.force(9)
+    sampler.close()
 
 
 def test_greedy_with_a_penalty_and_banned_ends_takes_the_best_that_is_left(small: LlamaEngine) -> None:

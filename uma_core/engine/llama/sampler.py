@@ -213,7 +213,9 @@ class LlamaSampler:
         "_logprobs",
         "_mask",
         "_n_words",
+        "_never",
         "_recent",
+        "_refused",
         "handle",
     )
 
@@ -233,6 +235,8 @@ class LlamaSampler:
         self._is_early = params.min_tokens > 0
         self._early = [*ends, *((token, -ALL) for token in params.stop_token_ids)] if self._is_early else []
         self._here: list[tuple[TokenId, float]] = []
+        # as sets: where no token can be drawn, `force` is asked for each of the vocabulary, and biases may be 20,000
+        self._never = frozenset(token for token, bias in self._fixed if bias == -ALL)
         self._set_edits()
         n_recent = params.n_recent(n_ctx)
         self._recent = ffi.new("llama_token[]", n_recent)
@@ -243,7 +247,9 @@ class LlamaSampler:
         handle.chain = model.links.chain(params, seed & 0xFFFFFFFF, n_ctx)
 
     def _set_edits(self) -> None:
-        edits = self._all_edits()
+        changing = [*(self._early if self._is_early else ()), *self._here]
+        self._refused = frozenset(token for token, _ in changing)
+        edits = [*self._fixed, *changing]
         self._edits = ffi.new("llama_logit_bias[]", edits)
         self.handle.edits, self.handle.n_edits = self._edits, len(edits)
         self.handle.raises = any(bias > 0 for _, bias in edits)
@@ -261,9 +267,6 @@ class LlamaSampler:
         self._mask = ffi.from_buffer("uint32_t *", mask)  # keeps the array alive
         self.handle.mask = self._mask
 
-    def _all_edits(self) -> list[tuple[TokenId, float]]:
-        return [*self._fixed, *(self._early if self._is_early else ()), *self._here]
-
     def allow_end(self, is_allowed: bool = True) -> None:
         if self._early and self._is_early is is_allowed:
             self._is_early = not is_allowed
@@ -275,7 +278,7 @@ class LlamaSampler:
             self._set_edits()
 
     def force(self, token: TokenId | None) -> bool:
-        if token is not None and any(banned == token and bias == -ALL for banned, bias in self._all_edits()):
+        if token is not None and (token in self._never or token in self._refused):
             return False
         self.handle.forced = -1 if token is None else token
         return True
