@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from uma_core.constraint.matcher import Matcher
 from uma_core.constraint.pattern import N_FOLLOWED_EACH, N_FOLLOWED_MOST, Search
 from uma_core.constraint.triggers import Scanner, rules_of
-from uma_core.types import Trigger
+from uma_core.types import Constraint, Trigger
 
 PIECES = ["<", "tool", "<to", "ol>", "x<tool>y", "<tool>", "a", " ", "<|call|>", "", "é"]
 
@@ -55,6 +56,39 @@ def test_a_pattern_begins_at_its_group():
 def test_the_first_of_several_counts():
     triggers = Trigger("word", "tool"), Trigger("word", "x<"), Trigger("pattern", "<t")
     assert feed(scanner(*triggers), "a", "x<tool>y") == b"x<tool>y"
+
+
+@pytest.mark.parametrize(
+    "trigger",
+    [Trigger("word", "<tool>"), Trigger("word", "tool", True), Trigger("pattern", r"(<tool>)[a-z]*$")],
+    ids=["word", "after", "pattern"],
+)
+def test_going_back_reads_no_token_again(compiler, fake, monkeypatch, trigger):
+    """All streams wait meanwhile, and an answer may be long."""
+    constraint = Constraint("gbnf", 'root ::= "<tool>"? ">"? [a-z]*', (trigger,))
+    said = fake.tokenize("a < b <tool>xyz", False, False)
+
+    def after(n):
+        matcher = compiler.compile(fake, constraint)
+        for token in said[:n]:
+            matcher.accept(token)
+        return matcher
+
+    for n_left in range(len(said)):
+        matcher = after(n_left)
+        mark = matcher.mark()
+        for token in said[n_left:]:
+            matcher.accept(token)
+        with monkeypatch.context() as patch:
+            for owner, name in ((Scanner, "push"), (Matcher, "accept")):
+                patch.setattr(owner, name, lambda *args: pytest.fail("a token is read again"))
+            matcher.rewind(len(said) - n_left, mark)
+        alone = after(n_left)
+        for token in said[n_left:]:
+            assert (matcher.mask is None) == (alone.mask is None) and matcher.forced == alone.forced
+            assert matcher.mask is None or (matcher.mask == alone.mask).all()
+            matcher.accept(token)
+            alone.accept(token)
 
 
 HOSTILE = [Trigger("pattern", f"((a?){{20}}){{20}}b{i}") for i in range(20)]

@@ -117,14 +117,19 @@ class Matcher:
             self.forced.clear()
             self._look()
 
-    def rewind(self, n: int, tokens: Sequence[TokenId]) -> None:
-        """Forget the last n tokens; `tokens` remain. Raises: CONSTRAINT_FAILED."""
+    def mark(self) -> Any:
+        """Return what `rewind` needs to go back to here; None: nothing, because no trigger is awaited."""
+        return self._scanner.mark() if self._scanner is not None else None
+
+    def rewind(self, n: int, mark: Any) -> None:
+        """Forget the last n tokens; `mark` was taken before the first of them. Raises: CONSTRAINT_FAILED."""
         self.forced.clear()
         self.is_done = False
-        if self._first is not None:  # the trigger may be among them: begin again from the start
-            self._scanner, self._handle, self.mask = self._first.fork(), self._grammar.copy(), None
-            for token in tokens:
-                self.accept(token)
+        if mark is not None:
+            if self._scanner is None:  # the trigger is among them
+                assert self._first is not None
+                self._scanner, self._handle, self.mask = self._first.fork(), self._grammar.copy(), None
+            self._scanner.go_back(mark)
             return
         if self._lib.llg_matcher_rollback(self._handle, n):
             raise self._failure()

@@ -94,6 +94,15 @@ class Search:
         self._matches: list[tuple[Way, int]] = []  # complete ways, and where they end
         self.n_left = 0  # steps that may still be followed
 
+    def mark(self) -> tuple[Any, ...]:
+        """Return the present state, for `go_back`."""
+        return self._at, dict(self._ways), dict(self._reached)
+
+    def go_back(self, mark: tuple[Any, ...]) -> None:
+        """Return to a mark, of this search or of another one for the same pattern."""
+        self._at, ways, reached = mark
+        self._ways, self._reached = dict(ways), dict(reached)
+
     def push(self, data: bytes, n_most: int = N_FOLLOWED_MOST) -> Found | None:
         """Return the leftmost match as soon as there is one. `data`: a token's text; `$` matches at its end. `n_most`:
         steps that may be followed for it.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from uma_core.constraint.pattern import N_BACK_MOST, N_FOLLOWED_EACH, N_FOLLOWED_MOST, Pattern
 from uma_core.types import TokenId, Trigger
@@ -57,6 +57,18 @@ class Scanner:
     def fork(self) -> Scanner:
         """Return another scanner, at the beginning."""
         return Scanner(self._rules, self._spell, self._encode)
+
+    def mark(self) -> tuple[Any, ...]:
+        """Return the present state, for `go_back`."""
+        searches = [search.mark() for search, _ in self._searches]
+        return searches, self._n_left, tuple(self._recent), self._n_recent, self._end, self._tail
+
+    def go_back(self, mark: tuple[Any, ...]) -> None:
+        """Return to a mark, of this scanner or of another one for the same triggers."""
+        searches, self._n_left, recent, self._n_recent, self._end, self._tail = mark
+        self._recent = deque(recent)
+        for (search, _), each in zip(self._searches, searches, strict=True):
+            search.go_back(each)
 
     def push(self, token: TokenId) -> list[TokenId] | None:
         """Take a token. None: no trigger yet.

@@ -32,8 +32,10 @@ class BannedStrings:
     @staticmethod
     def mark(session: Session) -> Any:
         """What a token is about to change, for `take_back`."""
-        thinking = session.thinking
-        return session.logprob_sum, session.was_forced, thinking.mark() if thinking is not None else None
+        thinking, matcher = session.thinking, session.matcher
+        thought = thinking.mark() if thinking is not None else None
+        searched = matcher.mark() if matcher is not None else None
+        return session.logprob_sum, session.was_forced, thought, searched
 
     @staticmethod
     def lift(session: Session) -> None:
@@ -46,7 +48,7 @@ class BannedStrings:
         """The session goes on from before the banned string. The error that ends it instead."""
         answer, bans, sampler = session.answer, session.bans, session.sampler
         assert answer is not None and bans is not None and sampler is not None
-        n, token, (session.logprob_sum, session.was_forced, thought) = answer.rewind()
+        n, token, (session.logprob_sum, session.was_forced, thought, searched) = answer.rewind()
         self._meters.taken_back.add(n)
         self._rewind(session, n)
         self._table.n_changes += 1
@@ -63,7 +65,7 @@ class BannedStrings:
         if session.thinking is not None:
             session.thinking.go_back(thought)
         if session.matcher is not None:
-            session.matcher.rewind(n, session.generated)
+            session.matcher.rewind(n, searched)
             sampler.set_mask(session.matcher.mask)
         return None
 

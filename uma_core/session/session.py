@@ -59,8 +59,11 @@ class Matcher(Protocol):
     def choose(self) -> None:
         """The next token is to be drawn though it is forced: bring the mask up to date. Raises: CONSTRAINT_FAILED."""
 
-    def rewind(self, n: int, tokens: Sequence[TokenId]) -> None:
-        """The last n tokens were taken back; `tokens` are left. Raises: CONSTRAINT_FAILED."""
+    def mark(self) -> Any:
+        """Return the present state as far as `rewind` needs it."""
+
+    def rewind(self, n: int, mark: Any) -> None:
+        """The last n tokens were taken back; `mark` was taken before the first. Raises: CONSTRAINT_FAILED."""
 
     def fork(self) -> Matcher:
         """Another answer to the same request, from the beginning."""
