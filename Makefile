@@ -4,9 +4,9 @@ VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 EXTRAS := top,http,cluster,perf,test,dev
-# Tests of code that starts no threads or processes which compete for cores: one process for each core runs them. Three
-# processes run the others, a file at a time. These wait for daemons and timers a third of their time, so the first part
-# runs beside them, and takes what they leave.
+# Tests of code that starts no threads or processes that compete for cores: they run in one process per core. Three
+# processes run all other tests, a file at a time. Those wait for daemons and timers a third of the time, so the tests
+# of PURE run at the same time, at a low priority.
 PURE := $(addprefix tests/,arch bindings cluster/test_simulation.py config constraint executor gateway/chat metrics \
 	policy protocol session speculation)
 
@@ -14,7 +14,8 @@ PURE := $(addprefix tests/,arch bindings cluster/test_simulation.py config const
 # daemon's imports would take 2.1 s instead of 0.7, Ray's 6.8 s instead of 2.6 (AMD EPYC).
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv build ext demo test test-deps portable check fuzz audit conversations differential perf gen size clean distclean
+.PHONY: help venv build ext demo test test-deps portable check fuzz audit conversations differential perf gen size \
+	clean distclean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 15
@@ -44,10 +45,10 @@ test: ext ## run the whole test suite
 	wait $$! || status=1; \
 	cat $$pure; rm -f $$pure; exit $$status
 
-test-deps: $(READY) ## install what some tests run beside the product (Debian packages; as root, or with sudo)
+test-deps: $(READY) ## install programs that some tests need (Debian packages; as root, or with sudo)
 	$(PY) -m tests.tools install
 
-portable: ext ## one wheel for every x86-64 processor, run on emulated ones of four generations
+portable: ext ## build one wheel for all x86-64 processors and run it on four emulated ones
 	$(PY) -m tests.portable
 
 check: ext ## lint, types, import rules, generated files up to date
@@ -56,16 +57,16 @@ check: ext ## lint, types, import rules, generated files up to date
 	$(PY) -m pytest -q tests/arch
 	$(PY) -m bindings.generate --check
 
-fuzz: ext ## long random input: the protocol, fields of requests, answers under schemas, options, damaged model files, limits of memory
+fuzz: ext ## long random input: protocol, request fields, answers under schemas, options, model files, memory limits
 	UMA_FUZZ=full $(PY) -m pytest -q -m fuzz
 
-audit: $(READY) ## look for known vulnerabilities in what the HTTP gateway needs (asks the package index)
+audit: $(READY) ## look for known vulnerabilities in the HTTP gateway's dependencies (asks the package index)
 	$(PY) -m tests.audit
 
-conversations: ext ## 1,200 random chats: logits after a cached beginning against those of full reads
+conversations: ext ## compare logits after a cached beginning with those of full prefills, in 1,200 random chats
 	UMA_CACHE_CONVERSATIONS=200 $(PY) -m pytest -q -s tests/cache/test_real.py
 
-differential: ext ## build the pinned llama-server, record its replies for the tests, say what the gateway does differently
+differential: ext ## build the pinned llama-server, record its replies for the tests, list the gateway's differences
 	$(PY) -m tests.gateway.differential
 
 perf: ext ## measure; writes perf/out

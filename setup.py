@@ -1,4 +1,4 @@
-"""Packaging: builds llama.cpp and the bindings on the way, through the build cache.
+"""Packaging: also builds llama.cpp and the bindings, through the build cache.
 
 Everything else is in pyproject.toml.
 """
@@ -22,7 +22,7 @@ from native.progress import Progress  # noqa: E402
 
 
 class State:
-    """Both commands need the libraries; they are prepared once."""
+    """Prepares the libraries once, for both commands."""
 
     progress = Progress()
     native: Native | None = None

@@ -16,7 +16,7 @@ from native.build import HEADERS_DIR, ROOT, Native
 from native.pin import BuildError, sha256_file
 
 MODULE = "uma_core._llama"
-TOPICS = ("runtime", "sampling", "speculation", "llama", "graph")  # a header may use those before it
+TOPICS = ("runtime", "sampling", "speculation", "llama", "graph")  # each header may use the ones before it
 OWN_HEADERS = tuple(ROOT / "native" / topic / f"uma_{topic}.h" for topic in TOPICS)
 _MARKED = re.compile(r"/\* cdef begin \*/(.*?)/\* cdef end \*/", re.DOTALL)
 BAKED = ("llama_version", "ggml_version", "ggml_commit", "backend", "headers", "structs", "enums")
@@ -42,8 +42,8 @@ def type_names(cdef_text: str, *kinds: str) -> list[str]:
 
 
 def enum_table(cdef_text: str) -> str:
-    """Return `type:NAME=value,...;...` for every enum, with the values in the headers' text; the drift check compares
-    the compiler's values with them at import.
+    """Return `type:NAME=value,...;...` for every enum, with the values from the headers' text. At import the
+    drift check compares them with the compiler's values.
     """
     reader = cffi.FFI()
     reader.cdef(cdef_text)

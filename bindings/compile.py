@@ -138,7 +138,7 @@ def own_unit(source: Path, tools: Toolchain, is_native_cpu: bool) -> Unit:
 
 
 def include_flags() -> list[str]:
-    system = (HEADERS_DIR, HEADERS_DIR / "inner")  # we do not mend the warnings of these headers
+    system = (HEADERS_DIR, HEADERS_DIR / "inner")  # no warnings from these headers: they are not ours
     return [f"-I{ROOT / 'native'}", *(f"-isystem{folder}" for folder in system)]
 
 
@@ -158,7 +158,7 @@ def compile_unit(unit: Unit, identity: str, progress: Progress) -> Path:
 
     def produce(entry: Path) -> None:
         progress.note(f"compiling {unit.source.name}")
-        # no paths of this tree inside: the object is shared by all trees
+        # no path of this tree in the object: all trees share it
         command = [
             *unit.command,
             *unit.include,

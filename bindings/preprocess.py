@@ -1,8 +1,8 @@
 """Turns headers into declarations: preprocesses with empty system headers and no compiler macros, then splits at top
 level.
 
-Why it is this short: without __GNUC__ llama.cpp's own macros drop every attribute, and cffi already knows the types of
-the system headers. The result is plain C that cffi reads, except for the few rewrites in `generate`.
+It can be this short because llama.cpp's own macros drop every attribute without __GNUC__, and cffi already knows the
+types of the system headers. The result is plain C that cffi reads, except for the few rewrites in `generate`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Macro:
 
 
 class _Preprocessor(pcpp.Preprocessor):
-    """A pcpp that refuses includes it cannot resolve."""
+    """Raises an error for an include that cannot be resolved."""
 
     def on_error(self, file: str, line: int, msg: str) -> None:
         raise ValueError(f"{file}:{line}: {msg}")

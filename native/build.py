@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-if __name__ == "__main__":  # the folder of this file would shadow other packages' names
+if __name__ == "__main__":  # this file's folder would shadow other packages
     sys.path[0] = str(ROOT)
 
 from native import cache, chat_build, cmake_build, fetch  # noqa: E402
@@ -34,12 +34,12 @@ LIB_DIR = ROOT / "uma_core" / "lib"
 CHAT_LIB_DIR = ROOT / "uma_gateway" / "lib"
 HEADERS_DIR = ROOT / "native" / "headers"
 BUILD_RECORD = "build.json"
-N_KEPT_BUILDS = 8  # a few MB each, CUDA builds some hundred
+N_KEPT_BUILDS = 8  # a few MB each, some hundred for CUDA
 
 
 @dataclass(frozen=True)
 class Native:
-    """The facts about the libraries that the bindings need; uma_core/lib/build.json holds them."""
+    """What the bindings need to know about the libraries; uma_core/lib/build.json holds it."""
 
     backend: str
     llama_version: str
@@ -48,8 +48,8 @@ class Native:
     lib_dir: str
     is_external: bool
     is_native_cpu: bool  # compiled for this CPU's own instructions
-    needs: list[str] = field(default_factory=list)  # the processor must have these: names of native/instructions.py
-    # folders with a CPU backend for better processors, best first, and what each backend needs
+    needs: list[str] = field(default_factory=list)  # instructions that the processor must have (native/instructions.py)
+    # folders of CPU backends for newer processors, best first, and the instructions that each needs
     variants: list[tuple[str, list[str]]] = field(default_factory=list)
     flags: dict[str, str] = field(default_factory=dict)
     extra_args: list[str] = field(default_factory=list)
@@ -78,10 +78,10 @@ def prepare(progress: Progress | None = None, force: bool = False) -> Native:
 
 
 def _check_writable(*folders: Path) -> None:
-    """Check this before minutes of compiling. Raises: BuildError."""
+    """Called before minutes of compiling. Raises: BuildError."""
     for folder in folders:
         if not os.access(folder, os.W_OK):
-            raise BuildError(f"{folder} cannot be written, but the build puts its libraries into its tree: copy that")
+            raise BuildError(f"{folder} is not writable, but libraries are built into it: build in a writable copy")
 
 
 def _from_source(pin: Pin, progress: Progress, force: bool) -> Native:
@@ -132,12 +132,12 @@ def _from_source(pin: Pin, progress: Progress, force: bool) -> Native:
 
 def _from_external(folder: Path, pin: Pin, progress: Progress) -> Native:
     found = use_external(folder, pin)
-    # an install lacks the inner headers; its public ones are the same
+    # an install has no inner headers; its public ones equal the pinned ones
     install_headers(pin, cache.cache_root(), progress)
     mirror(None, LIB_DIR, keep=(BUILD_RECORD, LIBRARY))
     version = (found.facts.llama_version, found.facts.ggml_version, found.facts.ggml_commit)
     tools, is_native_cpu = find_toolchain("cpu", needs_cmake=False), not cmake_build.is_portable()
-    # the needs of our own part: the installed libraries do not say what they need
+    # only what our own code needs: the installed libraries do not say what they need
     needs = needed(tools, cpu_flags(is_native_cpu))
     return Native("external", *version, str(found.lib_dir), True, is_native_cpu, needs, compiler=tools.identity)
 
@@ -155,8 +155,8 @@ def install_headers(pin: Pin, root: Path, progress: Progress) -> None:
 
 
 def cpu_flags(is_native_cpu: bool) -> list[str]:
-    """The compiler's flags for our own part, whose kernels name their instructions themselves: everything that this
-    processor has, or the least that a portable build requires.
+    """Return the compiler flags for our own code: everything that this processor has, or the least that a portable
+    build requires. Kernels choose their instruction sets in their source.
     """
     if is_native_cpu:
         return ["-mcpu=native"] if platform.machine() in ("arm64", "aarch64") else ["-march=native"]
@@ -181,9 +181,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description="Build llama.cpp's libraries into uma_core/lib, through the build cache."
     )
-    parser.add_argument("--force", action="store_true", help="build again although the cache has it")
+    parser.add_argument("--force", action="store_true", help="build again even if the cache has it")
     parser.add_argument(
-        "--pack", metavar="FILE", type=Path, help="only write the needed source to FILE.tar.gz, for UMA_SDIST elsewhere"
+        "--pack", metavar="FILE", type=Path, help="only write the source that a build needs to FILE (.tar.gz)"
     )
     arguments = parser.parse_args()
     try:

@@ -21,12 +21,12 @@ from pathlib import Path
 from native.pin import BuildError, sha256_file
 
 MANIFEST = "manifest.json"
-FORMAT = 1  # raise when the layout of an entry changes
+FORMAT = 1  # increase this when the layout of an entry changes
 
 
 DEPRECATED = (
-    "uma-serve: UMA_CACHE_DIR is deprecated as the name of the build cache, since it is the daemon's option "
-    "cache.disk_dir: set UMA_BUILD_CACHE"
+    "uma-serve: UMA_CACHE_DIR is deprecated as the build cache's folder, because it is also the daemon's option "
+    "cache.disk_dir; set UMA_BUILD_CACHE"
 )
 
 
@@ -55,13 +55,13 @@ def _deprecate() -> None:
 
 
 def make_key(facts: dict[str, object]) -> str:
-    """A name for everything that changes the result. Equal facts give equal keys in every process."""
+    """Return a key for everything that changes the result. Equal facts give equal keys in every process."""
     text = json.dumps({"format": FORMAT, **facts}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 def verify_entry(entry: Path) -> str:
-    """Return "" for a sound entry, else a text that says what is wrong with it."""
+    """Return "" for an intact entry, else what is wrong with it."""
     try:
         files = json.loads((entry / MANIFEST).read_text(encoding="utf-8"))["files"]
         expected = dict(files.items())
@@ -81,7 +81,7 @@ def verify_entry(entry: Path) -> str:
 def get_or_build(
     root: Path, kind: str, facts: dict[str, object], produce: Callable[[Path], None], note: Callable[[str], None]
 ) -> Path:
-    """Return the entry for `facts`; call `produce(scratch)` if there is no sound one.
+    """Return the entry for `facts`; call `produce(scratch)` if there is no intact one.
 
     Blocks: while another process builds the same key. Raises: whatever `produce` raises (nothing is published then),
     BuildError when the cache folder cannot be written.
@@ -92,15 +92,13 @@ def get_or_build(
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / f"{key}.lock").open("a")
     except OSError as error:
-        message = (
-            f"the build cache {folder} cannot be written ({error.strerror}); set UMA_BUILD_CACHE to a folder that can"
-        )
+        message = f"the build cache {folder} is not writable ({error.strerror}); set UMA_BUILD_CACHE to another folder"
         raise BuildError(message) from error
     with lock, _held(lock.fileno(), note):
         if entry.exists():
             wrong = verify_entry(entry)
             if not wrong:
-                os.utime(entry)  # `prune` keeps entries that are in use
+                os.utime(entry)  # `prune` keeps the entries used last
                 return entry
             note(f"the cached {kind} build is unusable ({wrong}); building it again")
             shutil.rmtree(entry)
@@ -124,7 +122,7 @@ def work_beside(entry: Path) -> Iterator[Path]:
 
 
 def prune(root: Path, kind: str, n_keep: int) -> None:
-    """Remove all entries except the `n_keep` used last. Entries that another process holds are left."""
+    """Remove all entries except the `n_keep` used last. Entries that another process has locked stay."""
     folder = root / kind
     entries = [p for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")] if folder.is_dir() else []
     for entry in sorted(entries, key=lambda p: p.stat().st_mtime, reverse=True)[n_keep:]:

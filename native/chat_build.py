@@ -1,7 +1,7 @@
 """Builds the gateway's chat library: llama.cpp's chat templates and parsers behind our C interface, one shared object.
 
 It writes uma_gateway/lib/, which is git-ignored. The library links nothing of llama.cpp: native/chat/stubs.cpp stands
-in. Every symbol except uma_chat_* is hidden, so that the library can never mix with the engine's libraries.
+in. Every symbol except uma_chat_* is hidden, so that none can clash with the engine's libraries.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ def build_chat_library(pin: Pin, progress: Progress, target: Path) -> Path:
 
 
 def chat_source(pin: Pin, progress: Progress) -> Path:
-    """The part of llama.cpp's source that is compiled into the library, and the bundled templates.
+    """Return the cached folder with the source that is compiled into the library, and the bundled templates.
 
-    It is in the cache, read-only.
+    It is read-only.
     """
     root = cache.cache_root()
 
@@ -163,7 +163,7 @@ def _link_command(cxx: Sequence[str], objects: Sequence[Path], output: Path) -> 
 
 
 def _portable(command: Sequence[str]) -> list[str]:
-    """The command without the path of this tree, because all trees share its result."""
+    """Return the command without this tree's path, because all trees share its result."""
     return [word.replace(str(OWN_DIR), "chat") for word in command]
 
 

@@ -33,16 +33,16 @@ _PLAIN = re.compile(r"^lib[\w+-]+\.(so|dylib)$")
 
 
 def cmake_flags(pin: Pin, backend: str) -> dict[str, str]:
-    """All CMake variables of a build that change its result, before the toolchain's own."""
+    """Return the CMake variables that change a build's result, except those of the toolchain."""
     flags = pin.flags_for(backend)
     if os.environ.get("UMA_OPENMP"):
         flags["GGML_OPENMP"] = "OFF" if os.environ["UMA_OPENMP"] in ("0", "off", "OFF", "no") else "ON"
     flags["CMAKE_BUILD_WITH_INSTALL_RPATH"] = "ON"
     flags["CMAKE_INSTALL_RPATH"] = "@loader_path" if sys.platform == "darwin" else "$ORIGIN"
     if sys.platform != "darwin":
-        # A compiler may have only a static C++ runtime. Each library then holds a copy. If the copies see each other's
-        # symbols, half of one works on the locale of another, and llama.cpp's loader crashed that way. If they are
-        # hidden, each copy is whole.
+        # Some compilers have only a static C++ runtime, and each library then holds a copy. If the copies see each
+        # other's symbols, one copy may work on the locale of another: llama.cpp's loader crashed that way. If the
+        # symbols are hidden, each copy is self-contained.
         flags["CMAKE_SHARED_LINKER_FLAGS"] = flags["CMAKE_MODULE_LINKER_FLAGS"] = HIDE_ARCHIVES
     if is_portable():
         flags["GGML_NATIVE"] = "OFF"

@@ -40,11 +40,11 @@ def sdist_path(pin: Pin, cache: Path) -> Path:
 
 
 def fetch_sdist(pin: Pin, cache: Path, progress: Progress) -> Path:
-    """Return a source archive, downloading it at most once. The file that UMA_SDIST names may be a packed one:
-    `extract` verifies it.
+    """Return a source archive, downloading it at most once. The file that UMA_SDIST names is not checked here, because
+    it may be the output of `pack`: `extract` checks its content.
 
     Blocks: on the network when the cache is cold and UMA_SDIST is not set.
-    Raises: BuildError if the archive cannot be had or its hash is wrong.
+    Raises: BuildError if the archive cannot be obtained or its hash is wrong.
     """
     given = os.environ.get("UMA_SDIST")
     if given:
@@ -89,8 +89,7 @@ def download(pin: Pin, folder: Path, progress: Progress) -> Path:
         tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-8:])
         raise BuildError(
             f"could not download {requirement}: connect this machine to a package index once, or set UMA_SDIST to the "
-            "file "
-            f"{sdist_path(pin, folder).name} fetched elsewhere.\n{tail}"
+            f"file {sdist_path(pin, folder).name}, downloaded elsewhere.\n{tail}"
         )
     return found[0]
 
@@ -108,7 +107,7 @@ def client_environment(env: dict[str, str]) -> dict[str, str]:
 
 
 def extract(sdist: Path, pin: Pin, folder: Path) -> Path:
-    """Unpack the needed part of llama.cpp into `folder`; return its root. Its content is the pinned one, file by file.
+    """Unpack the needed part of llama.cpp into `folder`; return its root. All its files are checked against native/PIN.
 
     Raises: BuildError on a member that would leave `folder`, when a file differs, or when this is not an archive.
     """
@@ -172,8 +171,8 @@ def _inside_source_root(name: str, pin: Pin) -> str | None:
 
 
 def install_headers(source: Path, pin: Pin, headers_dir: Path) -> None:
-    """Copy the pinned headers, verified, into `headers_dir` (inner ones below `inner/`). Untouched files keep their
-    time.
+    """Copy the pinned headers, verified, into `headers_dir` (inner ones below `inner/`). Unchanged files are not
+    touched.
 
     Raises: BuildError when a header is missing or differs from native/PIN.
     """

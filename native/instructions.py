@@ -1,7 +1,7 @@
-"""The instructions that a build needs, and the variants of ggml's CPU backend, of which a portable build has several.
+"""The instructions that a build needs, and the variants of ggml's CPU backend that a portable build contains.
 
 Rules: names are those of /proc/cpuinfo, except `lzcnt`; native/processor/processor.c asks the processor for the same
-ones. Only the compiler's own statement counts, never the instructions of this machine's processor.
+ones. What a build needs is read from the compiler's macros, never from this machine's processor.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SOURCE = Path(__file__).resolve().parent / "processor" / "processor.c"
 LIBRARY = "libuma_processor.dylib" if sys.platform == "darwin" else "libuma_processor.so"
 BASELINE = "x86-64-v2"
 
-# instructions that a compiler uses on its own, by the macro that says that it may use them
+# instructions that a compiler may use on its own, by the macro that it defines then
 MACROS = {
     "__SSE3__": "pni",
     "__SSSE3__": "ssse3",
@@ -73,7 +73,7 @@ MACROS = {
 
 
 def needed(tools: Toolchain, flags: list[str]) -> list[str]:
-    """The instructions that code compiled with these flags needs. Raises: BuildError."""
+    """Return the instructions that code compiled with these flags needs. Raises: BuildError."""
     done = subprocess.run([*tools.cc, *flags, "-dM", "-E", "-x", "c", "/dev/null"], capture_output=True, text=True)
     if done.returncode:
         raise BuildError(f"the compiler does not list its macros:\n{done.stderr[-2000:]}")
@@ -118,7 +118,7 @@ _AVX2 = ("SSE42", "AVX", "F16C", "FMA", "AVX2", "BMI2")
 _AVX512 = (*_AVX2, "AVX512")
 _VNNI = (*_AVX512, "AVX512_VBMI", "AVX512_VNNI")
 
-BASE = Variant("base", ("SSE42",))  # beside the other libraries. The variants below are best first, with ggml's names
+BASE = Variant("base", ("SSE42",))  # beside the other libraries. Those below: best first, with ggml's names
 VARIANTS = (
     Variant("sapphirerapids", (*_VNNI, "AVX512_BF16", "AMX_TILE", "AMX_INT8")),
     Variant("zen4", (*_VNNI, "AVX512_BF16")),

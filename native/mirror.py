@@ -1,4 +1,4 @@
-"""Makes a folder of the tree equal to a folder of the cache, touching no file that is equal already."""
+"""Makes a folder of the tree equal to a folder of the cache, without touching files that are already equal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads native/PIN: which llama.cpp source, its hashes, its default flags.
+"""Reads native/PIN: the llama.cpp source, its hashes and its default flags.
 
 Rules: standard library only (it runs before anything is installed); errors are `BuildError` with one clear sentence.
 """

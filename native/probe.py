@@ -1,6 +1,6 @@
 """Asks built libraries what they are and which functions they export.
 
-Rules: the loading happens in a child process, so a library that crashes or prints cannot hurt the build.
+Rules: libraries are loaded in a child process, so that one that crashes or prints cannot harm the build.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class LibraryFacts:
     llama_version: str
     ggml_version: str
     ggml_commit: str
-    missing: tuple[str, ...]  # names that were asked for and that no library exports
+    missing: tuple[str, ...]  # requested names that no library exports
 
 
 def library_paths(lib_dir: Path) -> list[Path]:
@@ -54,7 +54,7 @@ def library_paths(lib_dir: Path) -> list[Path]:
 
 
 def probe(paths: Iterable[Path], names: Iterable[str] = ()) -> LibraryFacts:
-    """Load the libraries in a child process and question them. Raises: BuildError when one does not load."""
+    """Load the libraries in a child process and query them. Raises: BuildError when one does not load."""
     asked = json.dumps({"libraries": [str(p) for p in paths], "names": list(names)})
     done = subprocess.run([sys.executable, "-c", _CHILD], input=asked, capture_output=True, text=True)
     if done.returncode:

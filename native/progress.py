@@ -1,6 +1,6 @@
-"""Shows the progress of a long build, even below pip, which swallows standard output.
+"""Shows the progress of a long build, even under pip, which hides standard output.
 
-Rules: a terminal gets one line that is rewritten; anything else gets a line per tenth of the way.
+Rules: a terminal gets one line that is rewritten; anything else gets a line per tenth of the steps.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ def _open_stream() -> TextIO:
     if sys.stderr.isatty():
         return sys.stderr
     try:
-        # opened without taking it as controlling terminal; held for the life of the process
+        # not as the controlling terminal; stays open for the life of the process
         return os.fdopen(os.open("/dev/tty", os.O_WRONLY | os.O_NOCTTY), "w")
     except OSError:
         return sys.stderr
 
 
 class Progress:
-    """Prints notes and build steps. Everything that a build tool says goes through `feed`."""
+    """Prints notes and build steps. All output of build tools goes through `feed`."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or _open_stream()

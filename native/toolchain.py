@@ -19,8 +19,8 @@ from pathlib import Path
 from native.pin import BuildError
 
 BACKENDS = ("cpu", "cuda", "vulkan", "metal")
-# The headers that ggml's Vulkan backend includes. Headers of 2022 (Debian 12) lack the first one, and the compiler
-# would report that only after ten minutes of compiling shaders.
+# The headers that ggml's Vulkan backend includes. Debian 12's (of 2022) fail the first test, which the compiler would
+# report only after ten minutes of compiling shaders.
 VULKAN_HEADERS = {
     "#include <vulkan/vulkan.hpp>\nvk::LayerSettingEXT setting;": "Vulkan's headers, 1.3.275 or later (Debian 13 or "
     "Ubuntu 24.04: `apt install libvulkan-dev`; elsewhere: UMA_CMAKE_ARGS=-DVulkan_INCLUDE_DIR=FOLDER)",
@@ -54,7 +54,7 @@ def chosen_backend() -> str:
 
 
 def find_toolchain(backend: str, needs_cmake: bool = True) -> Toolchain:
-    """Find everything the backend's build needs. With a warm cache that is only a compiler, not CMake.
+    """Find everything the backend's build needs. With a warm cache only a compiler is needed, not CMake.
 
     Raises: BuildError with one message that lists all missing tools and how to get them.
     """
@@ -80,7 +80,7 @@ def find_toolchain(backend: str, needs_cmake: bool = True) -> Toolchain:
             missing.append("the CUDA toolkit (`nvcc` on PATH, in CUDACXX or below CUDA_HOME)")
     if backend == "vulkan":
         if not shutil.which("glslc"):
-            helpers.append("Vulkan's compiler of shaders (`apt install glslc`)")
+            helpers.append("Vulkan's shader compiler (`apt install glslc`)")
         helpers += _vulkan_headers_missing(cxx) if cxx and needs_cmake else []
     if missing or needs_cmake:
         missing += helpers  # named together, so that one message is enough
@@ -130,7 +130,7 @@ def _compiler(variable: str, names: tuple[str, ...]) -> list[str] | None:
 def _tool(name: str, folder_attribute: str) -> str | None:
     """The program on PATH, or the one inside the PyPI package of the same name."""
     path = shutil.which(name)
-    if path and _version_line([path, "--version"]):  # a wrapper of an uninstalled package exists but cannot run
+    if path and _version_line([path, "--version"]):  # a wrapper script of an uninstalled package cannot run
         return path
     try:
         folder = getattr(importlib.import_module(name), folder_attribute)

@@ -4,7 +4,7 @@ to see which figures they move.
     python -m perf.ablation MECHANISM daemon ...     our daemon without it
 
 Rules: a mechanism is switched off by replacing a function or a constant of the policy in this process. The product
-knows nothing of it.
+does not know about it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from perf.simulated import Point, survey
 from uma_core import policy
 
-MOVED = 0.03  # mean change of a figure over all cases; less is the noise of four seeds
+MOVED = 0.03  # mean change of a figure over all cases; smaller changes are the noise of four seeds
 _P = "uma_core.policy."
 
 
@@ -217,11 +217,11 @@ def moved(whole: dict[Point, float], without: dict[Point, float]) -> dict[str, t
 
 def row(name: str, what: str, changes: dict[str, tuple[float, float, Point]]) -> str:
     """Return a line of the table: the figures that moved, or the largest change that was too small."""
-    told = [f"{figure} {mean:+.0%}" for figure, (mean, _, _) in changes.items() if abs(mean) >= MOVED]
-    if not told:
+    shown = [f"{figure} {mean:+.0%}" for figure, (mean, _, _) in changes.items() if abs(mean) >= MOVED]
+    if not shown:
         figure, (_, most, where) = max(changes.items(), key=lambda item: abs(item[1][1]))
-        told = [f"none; most: {figure} {most:+.0%} ({where.case}, {where.profile}, {where.machine})"]
-    return f"| {name} | {what} | {', '.join(told)} |"
+        shown = [f"none; most: {figure} {most:+.0%} ({where.case}, {where.profile}, {where.machine})"]
+    return f"| {name} | {what} | {', '.join(shown)} |"
 
 
 def main(argv: list[str]) -> int:

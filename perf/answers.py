@@ -1,7 +1,7 @@
 """How much speculation gains when a trained model answers real tasks: our daemon's modes beside llama-server's.
 
-Every server is a process of its own and gets each task once, in turn with the others, so that none drafts from an
-answer that it gave before. All get the same tokens, and answer greedily until the model ends.
+Every server runs in its own process and gets each task once, alternating with the others, so that none drafts from
+an answer that it gave before. All get the same tokens, and answer greedily until the model ends.
 """
 
 from __future__ import annotations
@@ -156,9 +156,7 @@ def _figures(server: Server, logs: Sequence[StreamLog], n_streams: int) -> Figur
 
 
 def table(found: dict[tuple[str, int, str], list[Figures]], names: list[str]) -> str:
-    """Return tokens a second as multiples of ours without speculation in the same repeat: median, least and
-    greatest.
-    """
+    """Return tokens a second as multiples of ours without speculation in the same repeat: median, lowest, highest."""
     rows = []
     for kind, n in dict.fromkeys((kind, n) for kind, n, _ in found):
         base = found[kind, n, names[0]]

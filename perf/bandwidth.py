@@ -1,5 +1,5 @@
-"""What share of the memory's speed a decode step reaches: bytes of the weights over the step's time, beside a plain
-read of the same memory.
+"""The share of the memory bandwidth that a decode step reaches: bytes of the weights over the step's time, beside a
+plain read of the same memory.
 
 The plain read covers the same pages that the matrix products read, with as many threads, in the same minute; steps and
 reads take turns.
@@ -21,7 +21,7 @@ from uma_core.config.options import EngineOptions
 from uma_core.engine.api import Batch
 from uma_core.engine.graph.engine import GraphEngine
 
-PIECE_BYTES = 16 << 20  # a thread's turn in the plain read; small, so that none waits long for the last one
+PIECE_BYTES = 16 << 20  # read by a thread at a time; small, so that no thread waits long for the last one
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def _turns(
 ) -> Iterator[tuple[int, int]]:
     """Yield (ns of a step, ns of a read), without the first of each, which warms up.
 
-    Of three calls in a row the median counts.
+    Each is the median of three calls in a row.
     """
     words = np.frombuffer(memory, np.uint64, len(memory) // 8)
     for i in range(rounds + 1):

@@ -1,5 +1,5 @@
-"""The cost of batches for a model on this machine: decode steps of more and more rows, and prompt chunks of more and
-more tokens.
+"""The cost of batches for a model on this machine: decode steps of increasing numbers of rows, and prompt chunks of
+increasing numbers of tokens.
 
 One engine in one process. Calls of all sizes take turns, and the fastest of each counts: other work makes a call
 slower, never faster. Only ratios are printed.
@@ -19,8 +19,8 @@ from uma_core.engine.select.open import estimate_engine, open_engine
 ROWS = (1, 2, 4, 8, 16)
 CHUNKS = (16, 32, 64, 128, 256, 512, 1024)
 N_WARM = 2
-NEAR = 0.95  # of the best reading speed; a larger chunk is then not worth its memory
-# in a step of n rows that takes at most this many times a single row's step, streams hardly slow each other down
+NEAR = 0.95  # of the best prefill speed; a larger chunk is then not worth its memory
+# streams hardly slow each other down in a step that takes at most this many times a single row's step
 CHEAP = 1.5
 
 

@@ -1,6 +1,6 @@
-"""Random quantised blocks, made at the speed of a copy: one random pool, read at ever other places.
+"""Random quantised blocks, made at the speed of a copy: each is read from another place in one random pool.
 
-Two periods that share no factor (quants and scales) keep rows from repeating, so logits do not tie.
+The pools of quants and scales have lengths without a common factor, so rows do not repeat and logits do not tie.
 """
 
 from __future__ import annotations
@@ -86,11 +86,8 @@ class BlockPool:
         if kind not in self._quantised:
             import gguf
 
-            # here: files of other types are made before the bindings are built
-            from uma_core.engine.lib import (
-                ffi,
-                lib,
-            )
+            # imported here: files of other types are made before the bindings are built
+            from uma_core.engine.lib import ffi, lib
 
             n_weights, n_bytes, _ = BLOCKS[kind]
             weights = self._rng.standard_normal((_N_QUANTISED, n_weights), np.float32)

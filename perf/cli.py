@@ -64,14 +64,14 @@ _MODEL = click.option(
 _TRAINED = click.option("--model", required=True, metavar="PATH", help="A trained GGUF.")
 _TEXT = click.argument("text", type=_FILE, nargs=-1, required=True)
 _ISA = click.option(
-    "--isa", envvar="UMA_ISA", default="auto", show_default=True, help="Our kernels of another instruction set."
+    "--isa", envvar="UMA_ISA", default="auto", show_default=True, help="Instruction set of our kernels."
 )
 _GPU_LAYERS = click.option(
     "--gpu-layers", type=click.IntRange(min=-1), default=0, show_default=True, help="Layers on the GPU; -1: all."
 )
 _THREADS = _count("--threads", 2, "Compute threads.")
 _SERVER_THREADS = _count("--threads", 2, "Compute threads of every server.")
-_REPEATS = _count("--repeats", 5, "How often everything is measured.")
+_REPEATS = _count("--repeats", 5, "Number of repeats of everything.")
 _ROUNDS = _count("--rounds", 9, "Calls of each engine per case; the median is shown.")
 
 
@@ -81,12 +81,12 @@ def _counts(ctx: click.Context, param: click.Parameter, value: str) -> list[int]
     except ValueError:
         counts = [0]
     if min(counts) < 1:
-        raise click.BadParameter(f"{value!r} is not a list of whole numbers from 1 on, such as 1,4")
+        raise click.BadParameter(f"{value!r} is not a list of positive whole numbers, such as 1,4")
     return counts
 
 
 class _Group(click.Group):
-    """Says in a line what is refused, such as a model that is not there, or what failed, such as a server's start."""
+    """Reports in one line what was refused, such as a missing model, or what failed, such as a server's start."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -117,7 +117,7 @@ def list_() -> None:
 
 
 def _shared(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of everything that runs servers."""
+    """Add the options that all commands with servers share."""
     for option in (
         _MODEL,
         _SERVER_THREADS,
@@ -131,8 +131,8 @@ def _shared(command: Callable[..., Any]) -> Callable[..., Any]:
         _count("--scale", 1, "Multiply all lengths (4 for a large GPU)."),
         click.option("--seed", default=1, show_default=True, help="Seed of prompts and arrivals."),
         _GPU_LAYERS,
-        click.option("--max-minutes", default=float("inf"), help="Start no repeat that would end later."),
-        _count("--beside", 1, "Repeats at a time, each on cores of its own (Linux)."),
+        click.option("--max-minutes", default=float("inf"), help="Start no repeat that would end after this time."),
+        _count("--beside", 1, "Repeats to run at once, each on its own cores (Linux)."),
         _out(_OUT),
     ):
         command = option(command)
@@ -156,7 +156,7 @@ def _shared(command: Callable[..., Any]) -> Callable[..., Any]:
     help="Ours, as uma[:VARIANT]; `--ours none` to leave it out.",
 )
 @click.option(
-    "--http", "has_http", is_flag=True, help="Each of ours through its HTTP gateway, too, as uma-http[:VARIANT]."
+    "--http", "has_http", is_flag=True, help="Also run each of ours through its HTTP gateway, as uma-http[:VARIANT]."
 )
 @_shared
 def run(
@@ -173,7 +173,7 @@ def run(
 
 
 @main.command(short_help="Run the acceptance table and print a verdict per row.")
-@click.option("--quick", is_flag=True, help="One repeat, without the 16k and 32k contexts: a look, not evidence.")
+@click.option("--quick", is_flag=True, help="One repeat, without the 16k and 32k contexts: a quick look, not evidence.")
 @_count("--long-repeats", 2, "Repeats of the 16k and 32k contexts, which take minutes each.")
 @click.option("--only", multiple=True, help="Judge only these scenarios. Repeatable.")
 @click.option(
@@ -181,12 +181,10 @@ def run(
     type=click.Choice(ENGINES),
     default="auto",
     show_default=True,
-    help="Engine of our daemon; graph: beside --engine llama too.",
+    help="Engine of our daemon; graph: compared with --engine llama too.",
 )
-@click.option("--http", "has_http", is_flag=True, help="With the rows that hold through the HTTP gateway.")
-@click.option(
-    "--also-isa", "isas", multiple=True, help="Our daemon with these kernels too, beside the same peers. Repeatable."
-)
+@click.option("--http", "has_http", is_flag=True, help="Add the rows for the HTTP gateway.")
+@click.option("--also-isa", "isas", multiple=True, help="Also run our daemon with these kernels. Repeatable.")
 @_shared
 def accept(
     quick: bool,
@@ -228,7 +226,7 @@ def accept(
 )
 @_shared
 def stages(stages: tuple[str, ...], names: tuple[str, ...], **options: Any) -> None:
-    """A/B of policy STAGES (default: all that are not needed): our daemon as it is against the same without each."""
+    """A/B of policy STAGES (default: all optional ones): our daemon as it is against the same without each."""
     from uma_core.policy.config import DEFAULT_STAGES
     from uma_core.policy.pipeline import NEEDED_STAGES
 
@@ -243,11 +241,11 @@ def stages(stages: tuple[str, ...], names: tuple[str, ...], **options: Any) -> N
     "--daemon",
     "is_daemon",
     is_flag=True,
-    help="On the real daemon, interleaved with the whole one; else in the simulator.",
+    help="Use the real daemon, interleaved with the complete one, instead of the simulator.",
 )
 @click.option("--constants", "are_constants", is_flag=True, help="Halve and double the policy's tuned numbers instead.")
-@_count("--seeds", 4, "Simulations of each case on a machine that is not exact.")
-@_count("--processes", 2, "Simulations at a time.")
+@_count("--seeds", 4, "Simulations of each case on a noisy machine.")
+@_count("--processes", 2, "Simulations to run at once.")
 @click.option(
     "--scenario",
     "names",
@@ -273,7 +271,7 @@ def ablate(
         raise click.UsageError("--constants goes with neither MECHANISMS nor --daemon")
     unknown = [name for name in mechanisms if name not in MECHANISMS]
     if unknown:
-        raise click.BadParameter(f"no mechanism {', '.join(unknown)}; known are {', '.join(MECHANISMS)}")
+        raise click.BadParameter(f"no mechanism {', '.join(unknown)}; known: {', '.join(MECHANISMS)}")
     chosen = mechanisms or tuple(name for name, m in MECHANISMS.items() if is_daemon or m.is_simulated)
     if is_daemon:
         labels = (OURS, *(f"{OURS}:without-{name}" for name in chosen))
@@ -301,7 +299,7 @@ def ablate(
 @main.command(short_help="Measure the time between decode calls.")
 @_MODEL
 @_THREADS
-@_count("--repeats", 3, "How often everything is measured.")
+@_count("--repeats", 3, "Number of repeats of everything.")
 @_out(_OUT / "tick")
 def tick(model: str, threads: int, repeats: int, out: Path) -> None:
     """Measure the time between decode calls for 1, 4 and 16 sequences, inside our executor."""
@@ -325,9 +323,7 @@ def tick(model: str, threads: int, repeats: int, out: Path) -> None:
 
 @main.command(short_help="Measure what the HTTP gateway costs.")
 @_REPEATS
-@click.option(
-    "--step-ms", default=5.0, show_default=True, help="Between two tokens of a stream: as a model would take."
-)
+@click.option("--step-ms", default=5.0, show_default=True, help="Time between two tokens of a stream, as with a model.")
 @_out(_OUT / "gateway")
 def gateway(repeats: int, step_ms: float, out: Path) -> None:
     """Measure what the HTTP gateway costs a token and a first token, on an engine that costs nothing."""
@@ -349,7 +345,7 @@ def gateway(repeats: int, step_ms: float, out: Path) -> None:
 @click.option("--only", multiple=True, help="Only cases whose name contains this. Repeatable.")
 @_ISA
 def engines(model: str, threads: int, rounds: int, only: tuple[str, ...], isa: str) -> None:
-    """Time decode ticks and prompt chunks of both engines, call by call in turn."""
+    """Time decode ticks and prompt chunks of both engines, alternating call by call."""
     from perf.engines import BASE, CASES, VARIANTS, Bench  # loads the engine
 
     cases = tuple(case for case in CASES if not only or any(part in case.name for part in only))
@@ -362,7 +358,7 @@ def engines(model: str, threads: int, rounds: int, only: tuple[str, ...], isa: s
     bench.close()
 
 
-@main.command(short_help="Tell what batch sizes cost MODEL on this machine.")
+@main.command(short_help="Show the cost of batch sizes on this machine.")
 @_MODEL
 @click.option(
     "--threads",
@@ -381,7 +377,7 @@ def engines(model: str, threads: int, rounds: int, only: tuple[str, ...], isa: s
 @_count("--rounds", 7, "Calls of each size; the fastest counts.")
 @_ISA
 def batches(model: str, threads: int, engine: str, gpu_layers: int, depth: int, rounds: int, isa: str) -> None:
-    """Tell what batch sizes cost MODEL on this machine, and which options follow (docs/TUNING.md)."""
+    """Show what batch sizes cost with a model on this machine, and the options that follow (docs/TUNING.md)."""
     from perf.batches import advice, measure, table  # loads the engine
     from uma_core.config.options import EngineOptions
 
@@ -397,14 +393,14 @@ def batches(model: str, threads: int, engine: str, gpu_layers: int, depth: int, 
 @click.option(
     "--streams", metavar="N,...", callback=_counts, default="1,2,4,8", show_default=True, help="How many at a time."
 )
-@click.option("--storm/--no-storm", "has_storm", default=True, help="Beside a prefill storm, too.")
+@click.option("--storm/--no-storm", "has_storm", default=True, help="Also measure beside a prefill storm.")
 @_REPEATS
 @click.option(
     "--mode",
     type=click.Choice(("auto", "lookup", "draft")),
     default="auto",
     show_default=True,
-    help="Of speculation; where rows are not exact, as on a GPU, auto drafts nothing.",
+    help="Speculation; if rows are not exact, as on a GPU, auto drafts nothing.",
 )
 @_GPU_LAYERS
 @_out(_OUT / "replay")
@@ -463,7 +459,7 @@ def replay(
 @click.option(
     "--streams", metavar="N,...", callback=_counts, default="1,4", show_default=True, help="How many at a time."
 )
-@_count("--repeats", 5, "Each has tasks of its own.")
+@_count("--repeats", 5, "Number of repeats, each with its own tasks.")
 @_out(_OUT / "answers", "Folder for logs.")
 def answers(
     model: Path, tasks: tuple[Path, ...], draft: Path | None, kinds: str, streams: list[int], repeats: int, out: Path
@@ -490,19 +486,19 @@ def answers(
     "--prices",
     default="2:1.05,4:1.17,8:1.37,16:2",
     show_default=True,
-    help="What a call of so many rows takes (ROWS:TIME), in steps of one row.",
+    help="Time of a call with this many rows (ROWS:TIME), in steps of one row.",
 )
 def drafts(prices: str) -> None:
-    """Replay recorded texts through the lookups and the policy: how much holds, by match, what four streams and one
-    win, and what each constant is worth. No engine.
+    """Replay recorded texts through the lookups and the policy, without an engine: how many draft tokens hold by
+    match, what four streams and one gain, and what each constant is worth.
     """
     from perf.drafts import study
 
     try:
-        told = {int(n): float(price) for n, price in (each.split(":") for each in prices.split(","))}
+        times = {int(n): float(price) for n, price in (each.split(":") for each in prices.split(","))}
     except ValueError:
         raise click.BadParameter(f"{prices!r} is not a list of ROWS:PRICE", param_hint="--prices") from None
-    for line in study(told):
+    for line in study(times):
         click.echo(line)
 
 
@@ -517,7 +513,7 @@ def cluster(repeats: int) -> None:
 
     found: dict[int, list[float]] = {1: [], 2: []}
     for i in range(repeats):
-        for n_daemons in (1, 2) if i % 2 == 0 else (2, 1):  # what drifts meets both alike
+        for n_daemons in (1, 2) if i % 2 == 0 else (2, 1):  # so that drift affects both alike
             found[n_daemons].append(rate(n_daemons))
         one, two = found[1][-1], found[2][-1]
         click.echo(f"one daemon {one:7.1f} tokens/s, two {two:7.1f}: {two / one:.3f}x")
@@ -530,7 +526,7 @@ def cluster(repeats: int) -> None:
 @_SERVER_THREADS
 @_REPEATS
 @click.option("--engine", type=click.Choice(ENGINES), default="auto", show_default=True, help="Engine of our daemon.")
-@_out(_OUT / "quants", "Folder for results, one each.")
+@_out(_OUT / "quants", "Folder for results, with one folder for each shape.")
 def quants(shapes: tuple[str, ...], threads: int, repeats: int, engine: str, out: Path) -> None:
     """Measure our daemon beside llama-server for each type of weights: one, four and eight streams, and prompts
     (about 3 minutes a SHAPE); with 8 threads or more, four and sixteen streams.
@@ -538,7 +534,7 @@ def quants(shapes: tuple[str, ...], threads: int, repeats: int, engine: str, out
     scenario = "rates" if threads < 8 else "rates-16"
     unknown = [name for name in shapes if name not in RATES]
     if unknown:
-        raise click.BadParameter(f"no bound for {', '.join(unknown)}; known are {', '.join(RATES)}")
+        raise click.BadParameter(f"no bound for {', '.join(unknown)}; known: {', '.join(RATES)}")
     ours = OURS if engine == "auto" else f"{OURS}:engine={engine}"
     for shape in shapes or RATES:
         plan = Plan((Job(scenario, (ours, PEER), repeats),), shape, threads, out / shape)
@@ -547,13 +543,13 @@ def quants(shapes: tuple[str, ...], threads: int, repeats: int, engine: str, out
         _execute(plan, criteria, 1, {} if engine == "auto" else {"engine": engine})
 
 
-@main.command(short_help="Tell what share of the memory's speed one stream reaches.")
+@main.command(short_help="Show the share of the memory bandwidth that one stream reaches.")
 @click.argument("models", nargs=-1, metavar="[SHAPE|PATH...]")
 @_count("--threads", 2, "Compute threads, and threads of the plain read.")
 @_count("--rounds", 15, "Steps and reads, in turn.")
 @_ISA
 def bandwidth(models: tuple[str, ...], threads: int, rounds: int, isa: str) -> None:
-    """Tell what share of the memory's speed one stream's steps reach; default: 1B Q8_0 and Q4_K_M."""
+    """Show the share of the memory bandwidth that one stream's steps reach; default: 1B Q8_0 and Q4_K_M."""
     from perf.bandwidth import measure  # loads the engine
 
     click.echo("| model | kernels | weights, GB | a step reads, GB/s | a plain read, GB/s | share |")
@@ -567,7 +563,7 @@ def bandwidth(models: tuple[str, ...], threads: int, rounds: int, isa: str) -> N
         click.echo(f"| {_name_of(model)} | {found.isa} | {found.n_bytes / 1e9:.3f} | {' | '.join(columns)} |")
 
 
-@main.command(name="threads", short_help="Tell how decode steps and prompts scale with threads.")
+@main.command(name="threads", short_help="Show how decode steps and prompts scale with threads.")
 @click.option("--model", default="1b-q4_k_m", show_default=True, metavar="SHAPE|PATH", help="A shape, or a GGUF file.")
 @click.option(
     "--counts",
@@ -575,11 +571,11 @@ def bandwidth(models: tuple[str, ...], threads: int, rounds: int, isa: str) -> N
     callback=_counts,
     default="1,2,4,8,16,32",
     show_default=True,
-    help="Numbers of threads; those beyond the processors are left out.",
+    help="Numbers of threads; those above the number of processors are left out.",
 )
 @_ROUNDS
 def threads_(model: str, counts: list[int], rounds: int) -> None:
-    """Tell how decode steps and prompts scale with threads, beside llama.cpp's."""
+    """Show how decode steps and prompts scale with threads, beside llama.cpp's."""
     from perf.threads import measure, table  # loads the engine
     from uma_core.config.options import EngineOptions
     from uma_core.engine.llama.params import n_threads_of
@@ -595,12 +591,12 @@ def threads_(model: str, counts: list[int], rounds: int) -> None:
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="Then this many daemons at once; 0: none. 1000 take minutes.",
+    help="Also simulate this many daemons; 0: none. 1000 take minutes.",
 )
 @_count("--requests", 1_000_000, "Requests to these daemons.")
 def router(sessions: int, nodes: int, requests: int) -> None:
-    """Simulate the cluster's router: cached tokens and times to the first token beside other ways to route, and what
-    a choice costs.
+    """Simulate the cluster's router: cached tokens and times to the first token beside other ways to route, and the
+    cost of a choice.
     """
     from perf import routing
 
@@ -626,14 +622,14 @@ def perplexity(text: tuple[Path, ...], model: str, n_tokens: int, threads: int) 
         click.echo(f"{name:24} {value:9.4f} over {n} tokens, {100 * (value / base - 1):+.4f} %")
 
 
-@main.command(short_help="Tell how far predictions with quantised weights are off.")
+@main.command(short_help="Measure the error of predictions with quantised weights.")
 @_TEXT
 @_TRAINED
 @click.option("--type", "kinds", multiple=True, help="Only these types of weights. Repeatable.")
 @_count("--tokens", 3_000, "Most tokens of the text to use.", "n_tokens")
 @_THREADS
 def fidelity(text: tuple[Path, ...], model: str, kinds: tuple[str, ...], n_tokens: int, threads: int) -> None:
-    """Tell how far predictions with quantised weights are from exact ones of the same weights, beside ggml's
+    """Measure how far predictions with quantised weights are from exact ones with the same weights, beside ggml's
     kernels, over the TEXT files.
     """
     from perf.fidelity import TYPES, fidelities  # loads the engine
@@ -654,12 +650,12 @@ def fidelity(text: tuple[Path, ...], model: str, kinds: tuple[str, ...], n_token
 @main.command(short_help="Compare greedy continuations with llama.cpp's.")
 @_TEXT
 @_TRAINED
-@_count("--prompts", 200, "Pieces of the text, of 5 to 400 tokens.", "n_prompts")
-@_count("--tokens", 32, "Tokens that each prompt is continued by.", "n_new")
+@_count("--prompts", 200, "Number of prompts: pieces of the text, of 5 to 400 tokens.", "n_prompts")
+@_count("--tokens", 32, "Tokens to continue each prompt with.", "n_new")
 @_THREADS
 def greedy(text: tuple[Path, ...], model: str, n_prompts: int, n_new: int, threads: int) -> None:
-    """Compare greedy continuations of pieces of the TEXT files with llama.cpp's, and partings with its kernels'
-    noise.
+    """Compare greedy continuations of pieces of the TEXT files with llama.cpp's, and the logit gaps at which they
+    differ with the noise of its kernels.
     """
     from perf.greedy import compare, noise  # loads the engine
 
@@ -690,7 +686,7 @@ def _load(folder: Path) -> Results:
 @main.command(name="report")
 @click.argument("folder", type=_FOLDER)
 def report_(folder: Path) -> None:
-    """Write the tables and plots of stored results again."""
+    """Rewrite the tables and plots of stored results."""
     results = _load(folder)
     _write(results, folder, scorecard.criteria_of(results))
 
@@ -720,7 +716,7 @@ def _plan(jobs: tuple[Job, ...], options: dict[str, Any], quick: bool = False) -
 
 
 def _name_of(model: str) -> str:
-    """Return the name of a shape or of a file; the names of shapes have dots too."""
+    """Return the name of a shape or of a file; names of shapes have dots, so `Path.stem` would cut them."""
     return Path(model).name.removesuffix(".gguf")
 
 
@@ -746,7 +742,7 @@ def _execute(plan: Plan, criteria: tuple[Criterion, ...], n_lanes: int, more: di
 def _check_names(names: Sequence[str], known: Sequence[str]) -> None:
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise click.BadParameter(f"no scenario {', '.join(unknown)} here; known are {', '.join(known)}")
+        raise click.BadParameter(f"no scenario {', '.join(unknown)} here; known: {', '.join(known)}")
 
 
 def _results(settings: dict[str, Any]) -> Results:

@@ -22,7 +22,7 @@ MODEL = "fake"
 N_SEQ = 8
 FLAGS = ("--engine", "fake", "--model", "step-20ms", "--calibrate", "off", "--log-level", "error")
 START_S = 60.0
-RUN_S = 60.0  # five times what it takes
+RUN_S = 60.0  # five times what a run takes
 
 
 class Sockets:
@@ -41,7 +41,7 @@ class Sockets:
         return await self._daemons[unit.name].call(operation, timeout_s, fields)
 
     async def load(self, model: str) -> None:
-        """Do nothing: the daemons are there."""
+        """Do nothing: the daemons are running."""
 
     async def close(self) -> None:
         for daemon in self._daemons.values():

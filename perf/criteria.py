@@ -184,16 +184,16 @@ RATES: dict[str, tuple[float, float, float]] = {
     "1b-q4_k_m": (0.70, 3.0, 2.0),
     **dict.fromkeys(("1b-q6_k", "1b-q5_k_m", "1b-iq4_xs", "1b-q4_0"), (0.75, 2.5, 1.7)),
     **dict.fromkeys(("1b-moe64-q8_0", "1b-moe64-q4_k_m", "1b-moe64-mxfp4"), (0.85, 1.8, 2.0)),
-    "0.5b-q8_0": (0.59, 4.4, 1.0),  # as it was measured before
+    "0.5b-q8_0": (0.59, 4.4, 1.0),  # as measured earlier
     "1b-q8_0": (0.85, 3.0, 1.0),
 }
 
 GATEWAY_CRITERIA: tuple[Criterion, ...] = (  # the gateway's own cost, on an engine that costs nothing
     *(
-        Criterion("gateway", f"its CPU time for a token, {n} at once, µs", f"x{n}_token_us", 60.0, ours=HTTP)
+        Criterion("gateway", f"CPU time per token, {n} streams, µs", f"x{n}_token_us", 60.0, ours=HTTP)
         for n in (1, 4, 16)
     ),
-    Criterion("gateway", "the first token comes later by, ms", "first_later_ms", 3.0, ours=HTTP),
+    Criterion("gateway", "delay of the first token, ms", "first_later_ms", 3.0, ours=HTTP),
 )
 
 TICK_CRITERIA: tuple[Criterion, ...] = tuple(
@@ -204,8 +204,8 @@ TICK_CRITERIA: tuple[Criterion, ...] = tuple(
 
 
 def for_engine(engine: str) -> tuple[Criterion, ...]:
-    """Return the same promises for our daemon with `--engine ENGINE`; any engine other than llama's must also be faster
-    than that one.
+    """Return the same promises for our daemon with `--engine ENGINE`; any engine but llama must also be faster than
+    llama.
     """
     if engine == "auto":
         return ON_CPU
@@ -250,8 +250,8 @@ def labels_for(scenario: str, criteria: Sequence[Criterion] = ON_CPU) -> tuple[s
 
 def judge(results: Results, criterion: Criterion) -> Verdict:
     """Compare the median over the repeats of all runs, and the repeats themselves, with the limit; ratios are first
-    taken repeat by repeat. A figure that all of our repeats lost is missed; a figure that no repeat was to have was not
-    measured.
+    taken repeat by repeat. A figure that all of our repeats failed to give is missed; one that no repeat should have
+    given was not measured.
     """
     c = criterion
     cell = results.cells.get(c.scenario, {}).get(c.ours, Cell())

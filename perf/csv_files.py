@@ -1,6 +1,6 @@
 """Figures as CSV files, under the names and columns that documents and notebooks expect.
 
-Every token is in tokens/ (results.py).
+The times of all tokens are in tokens/ (results.py).
 
 figures.csv          scenario,server,repeat,figure,value  all scenarios
 long_ctx.SERVER.csv  ctx,tps                              context-*: prompt and generated tokens/s by document's tokens

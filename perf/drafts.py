@@ -1,5 +1,5 @@
 """Replays recorded texts through the lookups: what they would have drafted, how much of it holds, and which constants
-follow.
+suit.
 
 No engine and no clock: the policy gives rows to drafts, and a call takes the time in `PRICES`, in steps of one row.
 """
@@ -53,7 +53,7 @@ class Text(NamedTuple):
 
 
 class Constant(NamedTuple):
-    """A constant that this study chooses, by how fast this many streams are answered."""
+    """A constant that this study chooses, by the speed of this many streams."""
 
     module: ModuleType
     name: str
@@ -99,7 +99,7 @@ class Tally:
         return percentile(self.steps_ns, 95) / STEP_NS
 
     def judge(self, draft: Draft, token: TokenId) -> None:
-        """Compare a proposed draft with the tokens that came."""
+        """Compare a proposed draft with the next token."""
         if not draft.tokens:
             return
         is_right = draft.tokens[0] == token
@@ -231,8 +231,8 @@ def study(prices: Mapping[int, float]) -> Iterator[str]:
         )
         for each in recorded()
     ]
-    told = ", ".join(f"{n} rows {price:g}" for n, price in prices.items())
-    yield f"calls, in steps of one row: {told}. Tokens a second as multiples of those without drafts"
+    by_rows = ", ".join(f"{n} rows {price:g}" for n, price in prices.items())
+    yield f"calls, in steps of one row: {by_rows}. Tokens a second as multiples of those without drafts"
     for n in (4, 1):
         found = replay(texts, cost, n)
         for workload, tally in found.items():
@@ -241,7 +241,7 @@ def study(prices: Mapping[int, float]) -> Iterator[str]:
                 f"{tally.n_held:6} of {tally.n_drafted:6} drafted tokens held, {tally.n_tokens} tokens"
             )
     for agreement in Agreement:
-        yield f"part of first draft tokens that held, by the bit length of the match (now: PRIOR), {PLACES[agreement]}"
+        yield f"share of first draft tokens that held, by the bit length of the match (now: PRIOR), {PLACES[agreement]}"
         for workload, tally in found.items():
             counts = tally.by_match[agreement][1:]
             line = " ".join(f"{held / seen:5.2f}/{seen:<4}" if seen else "   -      " for seen, held in counts)

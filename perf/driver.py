@@ -78,7 +78,7 @@ class Driver:
     def __init__(self, endpoint: Endpoint, phase: Phase, seed: str) -> None:
         self._endpoint = endpoint
         self._phase = phase
-        # make the texts first: the time for that is not the server's
+        # made first: the server does not spend this time
         self._payloads = {a.name: endpoint.encode(a, text_of(seed, a, phase.name)) for a in phase.asks}
         self._selector = selectors.DefaultSelector()
         self._links: dict[str, _Link] = {}  # connections of apps
@@ -191,7 +191,7 @@ class Driver:
             return
         stream.t_done = time.monotonic_ns()
         stream.error = "" if stream.ask.burden else error
-        for gate in ("first", "done"):  # a failed request must not let others wait for ever
+        for gate in ("first", "done"):  # a failed request must not keep others waiting for ever
             self._pass_gate(stream.ask.name, gate, stream.t_done)
 
     def _pass_gate(self, name: str, gate: str, now: int) -> None:

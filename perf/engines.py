@@ -25,7 +25,7 @@ VARIANTS = ("llama.cpp", "llama.cpp + our kernels", "graph")
 FOREVER = 2**62
 N_UBATCH = 256
 BASE = EngineOptions(n_ubatch=N_UBATCH)
-N_WARM = 3  # the first call builds its graph; ggml's CUDA backend records it in the ones after
+N_WARM = 3  # the first call builds its graph; ggml's CUDA backend records it in later ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Bench:
         self._n_vocab = self.engines["graph"].info.n_vocab
 
     def measure(self, case: Case, rounds: int) -> Iterator[Timing]:
-        """Time a case. Blocks; one timing per variant, its calls taken in turn with the others'."""
+        """Time a case. Blocks; one timing per variant, its calls alternating with the others'."""
         for engine in self.engines.values():
             self._fill(engine, case)
         times: dict[str, list[float]] = {variant: [] for variant in self._variants}
@@ -124,7 +124,7 @@ class Bench:
                 _finish(engine.import_state(seq_id, blob, case.n_kv))
 
     def _content(self, n_bytes: int) -> memoryview:
-        """Return so many bytes of K and V with a usual distribution: normal f16."""
+        """Return this many bytes of K and V with a usual distribution: normal f16."""
         if self._blob[0] != n_bytes:
             row = np.random.default_rng(1).standard_normal(n_bytes // 2, np.float32).astype(np.float16)
             self._blob = (n_bytes, row.view(np.uint8).data)

@@ -1,7 +1,7 @@
 """The cost of the HTTP gateway: its CPU time per token, and how much later the first token comes than on the socket.
 
-A token's time is that of long streams less that of short ones, because a request has a time of its own
-(`x*_request_us`; its limit is the first token's delay). `x*_token_all_us` is the time of long streams divided by their
+A token's time is that of long streams less that of short ones, because a request also takes time (`x*_request_us`; its
+limit is the first token's delay). `x*_token_all_us` is the time of long streams divided by their
 tokens, requests included.
 
 The daemon behind the gateway runs the simulated engine at a model's pace (perf/paced.py). The socket and the gateway
@@ -26,7 +26,7 @@ from perf.stats import StreamLog, median
 from perf.wire import chat_request
 
 COUNTS = (1, 4, 16)  # streams at once
-N_TOKENS = 390  # of each: as long as a short answer; each token is an event of its own
+N_TOKENS = 390  # of each stream: a short answer; every token is a separate event
 N_SHORT = 4  # tokens of a stream that consists of little more than its request
 N_ROUNDS = 3
 N_FIRST = 40  # short requests, of each kind

@@ -135,7 +135,7 @@ def add_vocabulary(writer: gguf.GGUFWriter, n_vocab: int) -> None:
 
 
 def cache_dir() -> Path:
-    """Return the folder in which made models are kept, outside the source tree."""
+    """Return the folder in which generated models are kept, outside the source tree."""
     return cache_root() / "perf"
 
 

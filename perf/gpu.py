@@ -1,7 +1,7 @@
 """The whole measurement on a machine with CUDA and no network. perf/gpu.sh sets the environment and runs this.
 
-One build of llama.cpp serves both sides: our bindings (UMA_LLAMA_DIR) and llama-server (UMA_PEER_DIR). Everything that
-took time is kept in UMA_GPU_DIR, so that a command that was cut short continues where it was.
+One build of llama.cpp serves both sides: our bindings (UMA_LLAMA_DIR) and llama-server (UMA_PEER_DIR). Slow steps
+keep their results in UMA_GPU_DIR, so that an interrupted command continues where it stopped.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def measure(arguments: argparse.Namespace) -> Results:
 
 
 def graph(arguments: argparse.Namespace) -> int:
-    """Compare the graph engine with llama_decode, in processes of their own. This process does not load the bindings,
+    """Compare the graph engine with llama_decode, in separate processes. This process does not load the bindings,
     which `build` may just have made.
     """
     command = [
@@ -157,9 +157,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--scale", type=int, default=4)
     parser.add_argument("--threads", type=int, default=4)
-    parser.add_argument(
-        "--minutes", type=float, default=9.2, help="start no repeat that would end later than this after the start"
-    )
+    parser.add_argument("--minutes", type=float, default=9.2, help="start no repeat that would end later than this")
     arguments = parser.parse_args()
     try:
         if arguments.phase in ("build", "all"):

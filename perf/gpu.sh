@@ -1,10 +1,10 @@
 #!/bin/sh
-# Measures beside llama-server on a machine without network (one with CUDA, where nothing else is said), from what
-# `python -m perf.gpu_pack` packed.
+# Measures beside llama-server on a machine without a network, by default with CUDA, from what `python -m perf.gpu_pack`
+# packed.
 #   sh perf/gpu.sh all                 build, make the model, measure: fits in 9 to 10 minutes on 16 cores
 #   sh perf/gpu.sh build               the first half: libraries, peer, bindings, model
 #   sh perf/gpu.sh measure [OPTIONS]   the second half, any number of times
-#   sh perf/gpu.sh graph               after build: is the graph engine right there, and how fast beside llama_decode; 3 minutes
+#   sh perf/gpu.sh graph               after build: check and time the graph engine beside llama_decode; 3 minutes
 #   UMA_BACKEND=cpu sh perf/gpu.sh build --model 0.5b-q8_0
 #   UMA_BACKEND=cpu sh perf/gpu.sh perf accept --beside 5 ...   any command of `python -m perf`
 # Environment: UMA_BACKEND, UMA_GPU_DIR (keeps builds and models between commands), UMA_GPU_PACK (default perf/out/gpu),

@@ -1,8 +1,7 @@
 """The graph engine beside llama_decode on a GPU: whether it is right, and how fast. `sh perf/gpu.sh graph` runs every
-part in a process of its own.
+part in a separate process.
 
-An assertion inside ggml ends a process; then the other parts still report their results. A part prints, and writes
-UMA_GPU_OUT/graph-PART.json.
+So an assertion inside ggml ends only one part. A part prints its results and writes UMA_GPU_OUT/graph-PART.json.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ N_TOKENS = 10_000
 N_PROMPTS, N_NEW = 60, 24
 ROUNDS = 11
 N_BUSY, N_ROUNDS, N_STEPS = 6, 50, 20  # processes at once, rounds of each, steps of a round
-PART_S = 150  # a part that takes longer counts as hung
+PART_S = 150  # a part that takes longer is considered hung
 CASES = (
     *(Case("decode", n, n_kv) for n_kv in (256, 2048) for n in (1, 4, 8)),
     *(Case("prefill", 512, n_kv) for n_kv in (0, 2048)),
@@ -66,7 +65,7 @@ def trained() -> Iterator[str]:
         if path.exists():
             yield str(path)
         else:
-            print(f"{path.name}: not here")
+            print(f"{path.name}: missing")
 
 
 def facts(arguments: argparse.Namespace) -> Rows:
@@ -108,8 +107,8 @@ def perplexity(arguments: argparse.Namespace) -> Rows:
 
 
 def greedy(arguments: argparse.Namespace) -> Rows:
-    """Do the same as `python -m perf greedy`: partings, beside how far llama.cpp's own modes move the difference of two
-    logits.
+    """Do the same as `python -m perf greedy`: the gaps at which continuations differ, beside how far llama.cpp's own
+    modes move the difference of two logits.
     """
     rows: Rows = []
     for path in trained():
@@ -196,7 +195,7 @@ def _worst(name: str, model: str, threads: int, alone: np.ndarray) -> float:
 
 
 def _rounds(name: str, model: str, threads: int) -> Iterator[np.ndarray]:
-    """Yield (steps, n_vocab) logits after a prompt of made-up tokens, again and again: processes begin at other
+    """Yield (steps, n_vocab) logits after a prompt of made-up tokens, repeatedly, because processes begin at different
     times.
     """
     options = replace(BOTH[name], model=model, threads=threads, n_ctx=1024)
@@ -328,7 +327,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def run_all(arguments: list[str]) -> int:
-    """Run every part in a process of its own. Returns how many failed."""
+    """Run every part in a separate process. Returns how many failed."""
     failed = []
     for part in PARTS:
         print(f"== {part}", flush=True)
@@ -340,7 +339,7 @@ def run_all(arguments: list[str]) -> int:
         if end:
             failed.append(part)
             print(f"== {part} ended with {end}", flush=True)
-    print(f"failed: {', '.join(failed)}" if failed else "every part ended well", flush=True)
+    print(f"failed: {', '.join(failed)}" if failed else "every part succeeded", flush=True)
     return len(failed)
 
 
@@ -350,8 +349,8 @@ def main() -> int:
     parser.add_argument("--model", default="8b-q8_0", help="shape of the speed parts")
     parser.add_argument("--busy-model", default="0.5b-q8_0", help="shape of the part with several processes")
     parser.add_argument("--threads", type=int, default=4)
-    parser.add_argument("--tokens", type=int, default=N_TOKENS, help="of the perplexity part")
-    parser.add_argument("--prompts", type=int, default=N_PROMPTS, help="of the greedy part")
+    parser.add_argument("--tokens", type=int, default=N_TOKENS, help="tokens of the perplexity part")
+    parser.add_argument("--prompts", type=int, default=N_PROMPTS, help="prompts of the greedy part")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="calls per case of the speed parts")
     arguments = parser.parse_args()
     if arguments.part == "all":
@@ -364,7 +363,7 @@ def main() -> int:
         traceback.print_exc()
         return 1
     (out / f"graph-{arguments.part}.json").write_text(json.dumps(rows, indent=1))
-    if arguments.part not in ("speed", "recorded"):  # they printed theirs as they came
+    if arguments.part not in ("speed", "recorded"):  # those print each row at once
         print("\n".join(map(_line, rows)), flush=True)
     return 0 if all(row.get("is_ok", True) for row in rows) else 1
 

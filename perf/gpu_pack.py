@@ -18,7 +18,7 @@ from perf.peer_build import pack
 from perf.results import commit_id
 
 SOURCE = "llama.cpp.tar.xz"
-# packages that a machine with a usual scientific Python does not have
+# packages that are not part of a usual scientific Python
 _PACKAGES = ("gguf", "cffi", "pycparser", "pcpp", "llguidance>=1.9,<1.10")
 PLATFORMS = ("manylinux2014_x86_64", "manylinux_2_31_x86_64")
 
@@ -26,11 +26,11 @@ PLATFORMS = ("manylinux2014_x86_64", "manylinux_2_31_x86_64")
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("folder", nargs="?", type=Path, default=Path("perf/out/gpu"))
-    parser.add_argument("--python", default="3.12", help="the Python version over there")
+    parser.add_argument("--python", default="3.12", help="Python version of that machine")
     parser.add_argument(
-        "--platform", action="append", default=[], help=f"its wheels' platform; repeatable (default: {PLATFORMS})"
+        "--platform", action="append", default=[], help=f"platform of its wheels; repeatable (default: {PLATFORMS})"
     )
-    parser.add_argument("--package", action="append", default=[], help="a further package to carry")
+    parser.add_argument("--package", action="append", default=[], help="an additional package; repeatable")
     arguments = parser.parse_args()
     folder: Path = arguments.folder
     folder.mkdir(parents=True, exist_ok=True)

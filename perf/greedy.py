@@ -1,8 +1,9 @@
-"""Greedy continuations of the same prompts: how many equal llama.cpp's, and how close the choice was where they part.
+"""Greedy continuations of the same prompts: how many equal llama.cpp's, and how close the choice was where they
+differ.
 
-A greedy choice changes with the difference of two logits. llama.cpp's own modes move it too (other batch shapes,
-attention that is not fused). The most that they move it is the kernels' noise; a parting at a smaller difference is
-rounding, not an error.
+A greedy choice depends on the difference of two logits. llama.cpp's own modes (other batch shapes, attention that is
+not fused) change this difference too. The most that they change it is the kernels' noise. If the choice differs at a
+smaller difference, that is rounding, not an error.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ OURS = (
 class Choice(NamedTuple):
     """One token, chosen after the same text."""
 
-    # in llama.cpp's logits: how far its token is above the other one, which this mode chose or which is the second best
+    # in llama.cpp's logits: how far its token is above this mode's choice, or above the second best if they agree
     gap: float
     moved: float  # difference between that gap and the same two logits' gap in this mode
     is_same: bool
@@ -64,7 +65,7 @@ class Choice(NamedTuple):
 
 @dataclass(slots=True)
 class Tally:
-    """The choices of one mode, over all prompts; a continuation counts until it parts."""
+    """The choices of one mode, over all prompts. A continuation counts up to its first different choice."""
 
     n_same: int = 0  # continuations
     choices: list[Choice] = field(default_factory=list)
@@ -75,7 +76,7 @@ class Tally:
 
     @property
     def partings(self) -> list[float]:
-        """The gaps at which continuations part, widest first."""
+        """The gaps at which continuations differ, widest first."""
         return sorted((choice.gap for choice in self.choices if not choice.is_same), reverse=True)
 
     @property
@@ -94,7 +95,7 @@ class Reader:
         self._mode = mode
         n_ctx = mode.n_streams * -(-(LONGEST + n_new) // 256) * 256
         sizes = {"n_seq": mode.n_streams, "n_ctx": n_ctx, "n_batch": mode.n_batch, "n_ubatch": mode.n_batch}
-        sizes["prefill_lanes"] = int(mode.n_streams > 1)  # llama.cpp's engine copies KV only where it has prefill slots
+        sizes["prefill_lanes"] = int(mode.n_streams > 1)  # llama.cpp's engine copies KV only if it has prefill slots
         self.engine = open_engine(replace(mode.options, model=model, threads=threads, **sizes))  # type: ignore[arg-type]
         self._batch = Batch(mode.n_batch)
 
@@ -131,7 +132,7 @@ class Reader:
 
 
 def prompts_of(tokens: np.ndarray, n: int) -> list[np.ndarray]:
-    """Return `n` pieces from all over a text, of SHORTEST to LONGEST tokens, short ones as often as long ones."""
+    """Return `n` pieces from all over a text. Their lengths, SHORTEST to LONGEST tokens, are uniform on a log scale."""
     lengths = np.exp(np.random.default_rng(1).uniform(np.log(SHORTEST), np.log(LONGEST + 1), n)).astype(int)
     starts = np.linspace(0, max(0, len(tokens) - LONGEST), n).astype(int)
     return [tokens[start : start + length] for start, length in zip(starts, lengths, strict=True)]
@@ -142,7 +143,7 @@ def compare(
 ) -> dict[str, Tally]:
     """Return tallies by mode, llama.cpp's own modes first.
 
-    `counts`: prompts, and tokens by which each is continued. Blocks: minutes for hundreds.
+    `counts`: prompts, and tokens of each continuation. Blocks: minutes for hundreds of prompts.
     """
     n_prompts, n_new = counts
     with ExitStack() as stack:

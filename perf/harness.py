@@ -1,8 +1,8 @@
-"""Runs scenarios against servers, interleaved: in every repeat each scenario meets all servers in turn (A B, B A, A B
+"""Runs scenarios against servers, interleaved: in every repeat each scenario runs on all servers in turn (A B, B A, A B
 ...).
 
-All servers of a group are up at once and only one is asked at a time; an idle one costs no CPU, which every
-phase checks: `foreign_cores` counts everything on the machine that is neither the server nor the client.
+All servers of a group run at once, but only one gets requests at a time. An idle one must use no CPU; every phase
+checks that: `foreign_cores` counts everything on the machine that is neither the server nor the client.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Job:
     scenario: str
     labels: tuple[str, ...]
     repeats: int
-    peer_repeats: float = math.inf  # servers that are not ours take part in only this many
+    peer_repeats: float = math.inf  # other servers take part in only this many
 
     def in_turn(self, repeat: int) -> tuple[str, ...]:
         """Return the servers in the order of this repeat; every other repeat reverses it."""
@@ -128,7 +128,9 @@ class Harness:
                     continue
                 if not self._has_time(job):
                     late.add(job)
-                    self._results.notes.append(f"{job.scenario}: {repeat} of {job.repeats} repeats, the time was up")
+                    self._results.notes.append(
+                        f"{job.scenario}: {repeat} of {job.repeats} repeats before the time was up"
+                    )
                     continue
                 self._run_job(job, repeat, servers)
                 self._results.save(self._plan.out)

@@ -1,4 +1,5 @@
-"""Whether tokens came from a given model. Teacher forcing: the model reads a stream's text and rates every token of it.
+"""Checks whether tokens came from a given model, by teacher forcing: the model reads a stream's text and rates
+every token of it.
 
 A greedy token has the largest logit. Batches of other shapes round differently, so a near tie may turn out the other
 way. A token of another model lies whole standard deviations below the top.
@@ -20,7 +21,7 @@ NEAR_TIE = 0.35  # standard deviations of a row's logits
 
 
 class Judge:
-    """Owns an engine of its own, in this process."""
+    """Owns an engine in this process."""
 
     def __init__(self, model: Path) -> None:
         self._engine = open_engine(

@@ -1,7 +1,7 @@
-"""Runs repeats beside each other, for scenarios of many minutes on a machine with many cores.
+"""Runs repeats at the same time, for scenarios of many minutes on a machine with many cores.
 
-A lane is a process on cores of its own. It takes every n-th repeat, and measures its servers in turn as usual. Lanes
-share the memory's bandwidth and the last cache, so absolute times are not comparable with those of repeats one by one.
+A lane is a process on its own cores. It takes every n-th repeat, and measures its servers in turn as usual. Lanes
+share memory bandwidth and the last-level cache, so absolute times are not comparable with those of sequential repeats.
 The two sides of a pair have similar neighbours, not the same ones.
 """
 
@@ -42,8 +42,8 @@ def run_beside(plan: Plan, n_lanes: int, make: MakeServer, results: Results, say
 
 
 def lanes_of(plan: Plan, n_lanes: int) -> list[Plan]:
-    """Return the plan of each lane; at most as many lanes as repeats. Load from other lanes is no reason to measure
-    again.
+    """Return the plan of each lane; at most as many lanes as repeats. Load from other lanes never causes a repeat of
+    a measurement.
     """
     n = min(n_lanes, max(job.repeats for job in plan.jobs))
     return [dataclasses.replace(plan, lane=(i, n), out=plan.out / f"lane-{i}", quiet_cores=math.inf) for i in range(n)]
@@ -62,7 +62,7 @@ def cores_of_lanes(cores: Sequence[int], n_lanes: int, n_threads: int) -> list[l
 
 
 def join(results: Results, lanes: Sequence[Results]) -> None:
-    """Put the lanes' figures together: the first of each lane, then the second of each."""
+    """Interleave the lanes' figures: the first of each lane, then the second of each."""
     for lane in lanes:
         results.titles |= lane.titles
         results.notes += lane.notes
@@ -87,7 +87,7 @@ def _say_in(lane: int) -> Say:
 
 
 def _wait(workers: Sequence[BaseProcess]) -> None:
-    """Start the workers and wait. Whatever happens, none is left running. Raises: ServerError if one fails."""
+    """Start the workers and wait. None is left running in any case. Raises: ServerError if one fails."""
     try:
         with asked_to_end():
             for worker in workers:

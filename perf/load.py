@@ -11,7 +11,7 @@ _ALPHABET = string.ascii_letters + string.digits + "     ,."
 
 
 def _burdens() -> dict[str, dict[str, Any]]:
-    """Return large requests, by name. A request that is too long for the context is refused after it was read."""
+    """Return large requests, by name. A request that is too long for the context is refused only after it was read."""
     rng = random.Random(1)
     roles = ("user", "assistant")
     return {
@@ -38,12 +38,12 @@ class Ask:
     at_ms: float = 0.0
     after: tuple[str, ...] = ()
     gate: str = "done"  # "first" (token) or "done"
-    is_interactive: bool = True  # a reader waits for its tokens: a column of the CSV, and the reason to measure it
+    is_interactive: bool = True  # a reader waits for its tokens; a column of the CSV
     priority: str | None = None  # sent with the request; None: the server infers it
-    app: str = ""  # asks of one app share a connection if the protocol allows it; "": a connection of its own
+    app: str = ""  # asks of one app share a connection if the protocol allows it; "": its own connection
     # (name, tokens): texts of the prompt; equal names have equal texts, which servers may find in their caches
     parts: tuple[tuple[str, int], ...] = ()
-    burden: str = ""  # a name of BURDENS, sent instead of a prompt; it is done when it is answered, even by a refusal
+    burden: str = ""  # a name of BURDENS, sent instead of a prompt; done when it is answered, even by a refusal
     has_schema: bool = False  # a JSON Schema that does not let the answer end before its last token
 
 
@@ -54,7 +54,7 @@ class Phase:
     name: str
     asks: tuple[Ask, ...]
     timeout_s: float = 600.0
-    lasts_s: float = 0.0  # least duration, whatever is asked
+    lasts_s: float = 0.0  # least duration, even if all requests end sooner
     is_restarted: bool = False  # the server is restarted before the phase
 
     def __post_init__(self) -> None:
@@ -63,22 +63,22 @@ class Phase:
             raise ValueError(f"phase {self.name}: two asks share a name")
         unknown = {needed for ask in self.asks for needed in ask.after} - set(names)
         if unknown:
-            raise ValueError(f"phase {self.name}: waits for {', '.join(sorted(unknown))}, which it does not have")
+            raise ValueError(f"phase {self.name}: waits for unknown asks: {', '.join(sorted(unknown))}")
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """A scenario's requirements of a server."""
+    """What a scenario requires of a server."""
 
     n_seq: int = 4
     n_ctx_seq: int = 4096  # cells of each sequence
     shape: str = ""  # "": the run's model
-    has_disk: bool = False  # a cache directory, if the server can have one
+    has_disk: bool = False  # a cache directory, if the server supports one
 
 
 @dataclass(frozen=True, slots=True)
 class Sizing:
-    """How a run scales a scenario: lengths, not times. 4 on a large GPU, else 1."""
+    """How a run scales a scenario: lengths, not times. `scale` is 4 on a large GPU, else 1."""
 
     scale: int = 1
     is_quick: bool = False
@@ -120,7 +120,7 @@ def text_of(seed: str, ask: Ask, phase: str = "") -> str:
 
 
 def prompt(seed: str, n: int) -> str:
-    """Return n characters of printable ASCII that no other seed shares, from the first ones on."""
+    """Return n characters of printable ASCII. Texts of different seeds differ from the first characters on."""
     rng = random.Random(seed)
     return "".join(rng.choices(_ALPHABET, k=n))
 

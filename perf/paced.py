@@ -1,8 +1,8 @@
 """`python -m perf.paced daemon --engine fake ...`: our daemon on the simulated engine, with UMA_PERF_STEP_MS of time
 between two tokens.
 
-A measurement with such a daemon covers everything except a model: its tokens come one by one, as a model's do, and cost
-nothing.
+A measurement with such a daemon covers everything except the model: tokens come one by one, as from a model, but cost
+no CPU time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STEP = "UMA_PERF_STEP_MS"
 def open_paced(options: EngineOptions, path: str) -> FakeEngine:
     step_ns = float(os.environ[STEP]) * 1e6
     cost = dataclasses.replace(INSTANT, decode=((1, step_ns), (1024, step_ns)))
-    model = dataclasses.replace(fake_open.model_of(options), eog_every=0)  # nothing ends before it was asked to
+    model = dataclasses.replace(fake_open.model_of(options), eog_every=0)  # answers do not end early
     return FakeEngine(model, cost, MonotonicClock())
 
 

@@ -35,7 +35,7 @@ def peer_dir() -> Path:
     if given:
         folder = Path(given).expanduser().resolve()
         if not (folder / "bin" / SERVER).is_file():
-            raise BuildError(f"UMA_PEER_DIR={folder}: there is no bin/{SERVER} in it")
+            raise BuildError(f"UMA_PEER_DIR={folder}: it has no bin/{SERVER}")
         return folder
     progress = Progress()
     pin, backend = load_pin(), chosen_backend()
@@ -69,8 +69,8 @@ def peer_flags(pin: Pin, backend: str) -> dict[str, str]:
 
 
 def pack(sdist: Path, pin: Pin, target: Path) -> None:
-    """Write the part of a source archive from which libraries and programs are built: a tenth of it, for a machine
-    without a network.
+    """Write the tenth of a source archive from which libraries and programs are built, for a machine without a
+    network.
     """
     with tempfile.TemporaryDirectory() as scratch:
         unpack(sdist, pin, Path(scratch))

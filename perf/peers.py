@@ -41,5 +41,5 @@ def make_server(label: str, settings: Settings, folder: Path) -> Server:
     if name == EXAMPLE:
         return LlamaCppPythonServer(label, settings, folder, example_server())
     raise ServerError(
-        f"no server {label!r}; there are: {OURS}[:VARIANT], {HTTP}[:VARIANT], {', '.join(PEER_VARIANTS)}, {EXAMPLE}"
+        f"no server {label!r}; choose from {OURS}[:VARIANT], {HTTP}[:VARIANT], {', '.join(PEER_VARIANTS)}, {EXAMPLE}"
     )

@@ -1,4 +1,4 @@
-"""Perplexity of a text by each engine: the same windows, the same tokens, probabilities from every row's logits."""
+"""Perplexity of a text by each engine: with the same windows and tokens, and probabilities from every row's logits."""
 
 from __future__ import annotations
 

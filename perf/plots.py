@@ -1,4 +1,4 @@
-"""Draws two pictures per scenario from its CSV files: when each stream's tokens came, and how long the gaps were.
+"""Draws two pictures per scenario from its CSV files: when each stream's tokens arrived, and how long the gaps were.
 
 matplotlib is an extra; without it there are no pictures, and nothing else changes.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 from perf.results import TOKENS, Results, csv_name, read_tokens
 
-_COLOURS = ("#1f77b4", "#999999")  # for streams with a reader that waits, and without
+_COLOURS = ("#1f77b4", "#999999")  # interactive streams, and others
 
 
 def can_plot() -> bool:

@@ -1,6 +1,6 @@
 """Recorded texts: prompts and their answers, for measuring speculation.
 
-`python -m perf.recorded` makes `recorded.json` again from a checkout with its history. Edits show lines before and
+`python -m perf.recorded` regenerates `recorded.json` from a checkout with its history. Edits show lines before and
 after commits. Agents, extractions and summaries are composed from the repository's own files in the form in which
 assistants write; prose is the repository's pages.
 """

@@ -21,7 +21,7 @@ from perf.stats import percentile
 from perf.wire import frame
 
 OFF = "off"
-N_TOKENS = 256  # of an answer: its first 96 repeat too little (JSON was 1.38x as fast with drafts, with 256 1.74x)
+N_TOKENS = 256  # of an answer; the first 96 repeat too little (JSON was 1.38x as fast with drafts, but 1.74x with 256)
 N_TURNS_EACH = 4  # of the agent's turns, for each stream
 N_STORM, N_STORM_PROMPT, STORM_EVERY_S = 6, 1200, 0.4
 SAME_STEP_NS = 200_000  # tokens of one step arrive together: within this much of each other
@@ -29,14 +29,12 @@ TIMEOUT_S = 180.0
 
 
 class ReplayServer(UmaServer):
-    """Serves recorded answers. It drafts nothing from earlier answers, because each text is answered again and
-    again.
-    """
+    """Serves recorded answers. It drafts nothing from earlier answers, because each text is answered many times."""
 
     def command(self) -> list[str]:
         command = super().command()
         command[command.index("uma_core")] = "perf.replayed"
-        # drawn tokens are replaced after drawing: a step that was begun with one would be computed in vain
+        # drawn tokens are replaced: a step that was begun ahead with one would be wasted
         return [*command, "--history-tokens", "0", "--engine", "graph", "--decode-ahead", "off"]
 
 
@@ -83,8 +81,8 @@ class Replayer:
                         buffer += data
 
     def measure(self, case: Case, mode: str, repeat: int) -> dict[str, float]:
-        """Return tokens a second of all streams, and the gaps between their steps and tokens. Each repeat has other
-        texts.
+        """Return tokens a second of all streams, and the gaps between their steps and tokens. Each repeat has
+        other texts.
 
         Raises: OSError if the daemon fails.
         """
@@ -168,14 +166,14 @@ class Replayer:
     def _send(self, **message: Any) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX)
         sock.connect(self._path)
-        # a request that draws has a sampler, by which the engine knows which recorded answer to give
+        # with a temperature the request has a sampler, whose seed tells the engine which recorded answer to give
         sock.sendall(frame({**message, "temperature": 1, "stream": True}))
         return sock
 
 
 def pace(spans: Sequence[tuple[int, int, int]]) -> float:
     """Return the tokens a second of a stream with these answers, each given by the times of its first and last token
-    and its number of tokens: all tokens by all time, so that a slow answer counts by its longer time.
+    and its number of tokens: all tokens by all time, so that a slow answer has the weight of its longer time.
     """
     return 1e9 * sum(n - 1 for _, _, n in spans) / max(1, sum(last - first for first, last, _ in spans))
 
@@ -217,9 +215,9 @@ def words(case: Case, on: list[dict[str, float]], off: list[dict[str, float]], a
         )
         for name in ("step_p95_ms", "step_max_ms", "token_p95_ms")
     }
-    told = "  ".join(f"{name[:-3]} {a:.2f} (off {b:.2f})" for name, (a, b) in figures.items())
+    times = "  ".join(f"{name[:-3]} {a:.2f} (off {b:.2f})" for name, (a, b) in figures.items())
     held = percentile([row["accepted"] for row in on], 50)
     return (
-        f"{case.name:24} {percentile(ratios, 50):.2f}x tokens/s ({ratios[0]:.2f} to {ratios[-1]:.2f})  {told}  "
+        f"{case.name:24} {percentile(ratios, 50):.2f}x tokens/s ({ratios[0]:.2f} to {ratios[-1]:.2f})  {times}  "
         f"held {held:.2f} of {percentile([row['drafted_per_token'] for row in on], 50):.2f} a token"
     )

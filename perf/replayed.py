@@ -34,8 +34,8 @@ def seed_of(which: int) -> int:
 
 
 def vocabulary() -> Any:
-    """Return the embedded model's vocabulary, in which the recorded texts are read: 8,192 tokens, ids that every larger
-    vocabulary has.
+    """Return the embedded model's vocabulary, which tokenizes the recorded texts: 8,192 tokens, with ids that every
+    larger vocabulary has.
     """
     from uma_core.engine.llama.model import LlamaModel, Parts
 

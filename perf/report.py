@@ -10,7 +10,7 @@ from perf.peers import HTTP, OURS, PEER
 from perf.results import Results
 from perf.stats import Spread, spread
 
-# figure -> what the tables call it; the order of the rows
+# figure -> its name in tables, in the order of their rows
 NAMES: dict[str, str] = {
     "ttft_ms": "TTFT, ms",
     "ttft_p50_ms": "TTFT p50, ms",
@@ -56,10 +56,10 @@ NAMES: dict[str, str] = {
     "total_tok_s": "prompt and generated tokens/s",
     "makespan_ms": "makespan, ms",
     "failed_n": "streams not completed",
-    "token_us": "CPU time of the gateway for a token, µs",
-    "token_all_us": "the same with the requests' own time spread over their tokens, µs",
+    "token_us": "CPU time of the gateway per token, µs",
+    "token_all_us": "CPU time of the gateway per token, requests included, µs",
     "request_us": "CPU time of the gateway for a request of 4 tokens, µs",
-    "first_later_ms": "first token later than on the socket, ms",
+    "first_later_ms": "delay of the first token against the socket, ms",
     "first_ms": "first token through HTTP, ms",
     "server_cpu_cores": "server CPU, cores",
     "server_cpu_ms_per_token": "server CPU per generated token, ms",
@@ -69,7 +69,7 @@ NAMES: dict[str, str] = {
     "tick_overhead_us": "between decode calls, µs",
     "tick_overhead_share": "between decode calls, share of the ticks",
     "device_idle_share": "device idle, share of the time with requests",
-    "copy_free_ratio": "prompts' KV used where it lay, share",
+    "copy_free_ratio": "prompt KV used in place, share",
     "memory_gb_s": "memory traffic of engine calls, GB/s",
     "foreign_cores": "other processes, cores",
     "rss_mb": "server RSS, MiB",
@@ -110,7 +110,7 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def with_spread(s: Spread, runs: Sequence[Sequence[float]] = ()) -> str:
-    """Write the median, and least to greatest if there were repeats; the median of each run if there were several."""
+    """Write the median, and the range if there were repeats; the median of each run if there were several."""
     if s.n < 2:
         return number(s.median)
     medians = [number(spread(run).median) for run in runs if run]
@@ -163,8 +163,8 @@ def own_lines(results: Results) -> list[str]:
     lines = []
     for figure in OWN_FIGURES:
         cells = {scenario: row[OURS].spread(figure) for scenario, row in results.cells.items() if OURS in row}
-        told = [f"{number(s.median)} ({scenario})" for scenario, s in cells.items() if not math.isnan(s.median)]
-        lines += [f"{figure_name(figure)}: {', '.join(told)}"] if told else []
+        values = [f"{number(s.median)} ({scenario})" for scenario, s in cells.items() if not math.isnan(s.median)]
+        lines += [f"{figure_name(figure)}: {', '.join(values)}"] if values else []
     return lines
 
 

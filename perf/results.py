@@ -1,6 +1,6 @@
 """Results of a run as values, and as the files that keep them.
 
-Everything later (tables, plots, docs) starts from these.
+All tables, plots and pages are made from these.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Simulates a cluster's router: hundreds of daemons, a million requests, no daemon and no network.
+"""Simulates a cluster's router: hundreds of daemons and a million requests, without real daemons or a network.
 
 A simulated daemon has sequences, reads one prompt at a time, keeps the pages of the prompts that it read (the least
 recently used are dropped), and reports its digest at intervals, as a real one does. All policies see the same figures
@@ -121,7 +121,7 @@ class _SimNode:
         }
 
     def read(self, pages: tuple[int, ...]) -> int:
-        """Return how many pages of a prompt are there; from now on all are."""
+        """Return how many pages of a prompt are cached. Afterwards all of them are."""
         n_cached = next((i for i, page in enumerate(pages) if page not in self.pages), len(pages))
         for page in pages:
             self.pages[page] = None
@@ -333,7 +333,7 @@ class UniformTrace:
 
 
 def agent(policy: str, setup: Setup | None = None, n_sessions: int = 200, n_kinds: int = 5) -> Outcome:
-    """Simulate 200 sessions of agents on 8 daemons, unless told otherwise."""
+    """Simulate sessions of agents, by default 200 on 8 daemons."""
     trace = AgentTrace(n_sessions, seed=1, n_kinds=n_kinds)
     return Simulation(setup or Setup(), policy, trace.arrivals(), trace.follow).run()
 

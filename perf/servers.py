@@ -33,7 +33,7 @@ ALLOCATOR_WARNING = "failed to find a memory slot"
 
 
 class ServerError(Exception):
-    """A server did not start, or ended by itself; the message holds the end of its log."""
+    """A server did not start, or ended unexpectedly; the message holds the end of its log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Server(ABC):
     def start(self) -> None:
         """Start the server. Blocks until it answers. Raises: ServerError."""
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        self._log = self.log_path.open("ab" if self._is_known else "wb")  # a restart goes on with its log
+        self._log = self.log_path.open("ab" if self._is_known else "wb")  # a restart appends to its log
         self._is_known = True
         self._process = subprocess.Popen(
             self.command(),
@@ -141,7 +141,7 @@ class Server(ABC):
     def usage(self) -> Usage:
         """CPU and memory of the process. Raises: ServerError when it has ended."""
         if self._process is None or self._process.poll() is not None:
-            raise ServerError(f"{self.label} ended by itself:\n{self.log_tail()}")
+            raise ServerError(f"{self.label} ended unexpectedly:\n{self.log_tail()}")
         return usage(self._process.pid)
 
     def log_tail(self, n_lines: int = 15) -> str:
@@ -154,7 +154,7 @@ class Server(ABC):
 
 @contextlib.contextmanager
 def running(servers: list[Server]) -> Iterator[list[Server]]:
-    """Start all servers, and stop all whatever happens: a request to end this process ends the servers too."""
+    """Start all servers, and stop all of them in any case: SIGTERM to this process ends the servers too."""
     with asked_to_end():
         try:
             for server in servers:
@@ -167,9 +167,7 @@ def running(servers: list[Server]) -> Iterator[list[Server]]:
 
 @contextlib.contextmanager
 def asked_to_end() -> Iterator[None]:
-    """Turn a request to end this process into an exception inside, so that the processes that it started can be ended
-    first.
-    """
+    """Turn SIGTERM into an exception inside, so that the processes that this one started can be ended first."""
     previous = signal.signal(signal.SIGTERM, _leave)
     try:
         yield
@@ -267,7 +265,7 @@ class UmaServer(Server):
 
 
 class UmaHttpServer(UmaServer):
-    """Our daemon, asked through its HTTP gateway: both processes are its CPU and its memory.
+    """Our daemon behind its HTTP gateway; CPU and memory are those of both processes.
 
     Variants: those of the daemon.
     """
@@ -279,7 +277,7 @@ class UmaHttpServer(UmaServer):
         self._gateway_log: IO[bytes] | None = None
 
     def start(self) -> None:
-        super().start()  # if the gateway does not answer, it stops all that it started
+        super().start()  # below: if the gateway does not answer, everything is stopped
         deadline = time.monotonic() + self.settings.start_timeout_s
         while not is_answered(f"http://127.0.0.1:{self.port}/health"):
             if self._gateway is None or self._gateway.poll() is not None or time.monotonic() > deadline:
@@ -315,7 +313,7 @@ class UmaHttpServer(UmaServer):
     def stop(self) -> None:
         gateway, self._gateway = self._gateway, None
         if gateway is not None:
-            gateway.kill()  # its answers are not needed any more
+            gateway.kill()  # its answers are no longer needed
             gateway.wait()
         if self._gateway_log is not None:
             self._gateway_log.close()
@@ -329,7 +327,7 @@ class UmaHttpServer(UmaServer):
     def gateway_usage(self) -> Usage:
         """Return the usage of the gateway alone. Raises: ServerError if it has ended."""
         if self._gateway is None or self._gateway.poll() is not None:
-            raise ServerError(f"{self.label}: the gateway ended by itself; {self.log_path}.gateway says why")
+            raise ServerError(f"{self.label}: the gateway ended unexpectedly; {self.log_path}.gateway says why")
         return usage(self._gateway.pid)
 
     def endpoint(self) -> Endpoint:
@@ -353,7 +351,7 @@ def _stages_without(stage: str) -> list[str]:
     from uma_core.policy.config import DEFAULT_STAGES
 
     if stage not in DEFAULT_STAGES:
-        raise ServerError(f"no stage {stage!r}; there are: {', '.join(DEFAULT_STAGES)}")
+        raise ServerError(f"no stage {stage!r}; choose from {', '.join(DEFAULT_STAGES)}")
     return [name for name in DEFAULT_STAGES if name != stage]
 
 
@@ -416,7 +414,7 @@ class LlamaServer(HttpServer):
             self._flags = _LLAMA_VARIANTS[variant]
         else:
             names = ", ".join(_LLAMA_VARIANTS)
-            raise ServerError(f"llama-server has no variant {variant!r}; there are: {names}, draft=PATH")
+            raise ServerError(f"llama-server has no variant {variant!r}; choose from {names}, draft=PATH")
 
     def command(self) -> list[str]:
         s = self.settings

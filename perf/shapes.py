@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-FORMAT_VERSION = 1  # part of the cache key: raise it when the same shape results in other bytes
+FORMAT_VERSION = 1  # part of the cache key: increase it when the same shape gives other bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ SHAPES: dict[str, Shape] = {
 def find(name: str) -> Shape:
     """Return the shape of that name. Raises: KeyError that lists the known names."""
     if name not in SHAPES:
-        raise KeyError(f"no shape {name!r}; there are: {', '.join(SHAPES)}")
+        raise KeyError(f"no shape {name!r}; choose from {', '.join(SHAPES)}")
     return SHAPES[name]
 
 
@@ -170,8 +170,8 @@ def _attention(p: str, shape: Shape, kv: int, layer: int) -> list[TensorSpec]:
 
 
 def _delta_net(p: str, shape: Shape, layer: int) -> list[TensorSpec]:
-    """Return the tensors of a delta net with as many heads of keys as of values; a state halves with about each
-    token.
+    """Return the tensors of a delta net with as many heads of keys as of values; each token roughly halves a
+    state.
     """
     n, dim, embd = shape.n_state_head, shape.n_state_dim, shape.n_embd
     most, _ = kinds(shape, layer)

@@ -1,6 +1,6 @@
-"""Uses of a shared model, in the simulator: cases, device profiles, and the figures that users feel.
+"""Uses of a shared model, in the simulator: cases, device profiles, and the figures that users notice.
 
-Every figure is better if it is smaller. Times between tokens (TBT) are in steps of the same chat alone on the same
+Smaller is better for every figure. Times between tokens (TBT) are in steps of the same chat alone on the same
 machine.
 """
 
@@ -57,7 +57,7 @@ class Run(NamedTuple):
 
     chats: list[Job]  # the jobs whose time between tokens counts
     urgent: list[Job]  # the jobs whose time to the first token counts
-    n_background: float  # prompt tokens read and tokens made for the background while the chats were there
+    n_background: float  # background prompt tokens read, and tokens generated, while the chats ran
     makespan_ns: int
 
 
@@ -194,7 +194,7 @@ def solo(profile: Profile, machine: Machine, seed: int, n_prompt: int) -> Job:
 
 
 def figures(case: str, profile: Profile, machine: Machine, seed: int = 1) -> Figures:
-    """Return what users felt in one simulation.
+    """Return what users would notice in one simulation.
 
     `background`: seconds of the device for a thousand tokens' worth of background work.
     """

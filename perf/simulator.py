@@ -50,7 +50,7 @@ class Machine(NamedTuple):
 
     sigma: float = 0.0  # every call and every piece takes longer by |normal(0, sigma)|
     drift: float = 0.0  # other programs take up to this share of the machine, in periods of some seconds
-    stall: float = 0.0  # chance, in the time of a decode step, of a stall of 0.2 to 1 decode steps
+    stall: float = 0.0  # chance per decode step's time of a stall of 0.2 to 1 decode steps
     misjudged: float = 1.0  # a piece takes this many times as long as calibration measured
     is_guessed: bool = False  # nothing was calibrated
 
@@ -103,8 +103,8 @@ class Job:
 class SimEngine(FakeEngine):
     """Interrupts itself when a request arrives while time passes.
 
-    `overrated`: a real engine estimates the time of a chunk from the chunk before. This one expects so many times the
-    real time, reports so much less progress with each run, and jumps to the end with the last one.
+    `overrated`: a real engine estimates the time of a chunk from the chunk before. This one expects this many times the
+    real time, so each run reports that much less progress, and the last one jumps to the end.
     """
 
     next_arrival: Callable[[], int] = staticmethod(lambda: 1 << 62)
@@ -424,7 +424,7 @@ class Sim:
 
     # the loop
     def run(self, max_ticks: int = 200_000) -> Sim:
-        """Run until everything is done. Fails if nothing moves although something could."""
+        """Run until everything is done. Fails if nothing progresses although something could."""
         n_idle = 0
         while (self.jobs or self.future) and self.tick_no < max_ticks:
             before = self.clock.now_ns()
@@ -448,7 +448,7 @@ def percentile(values: list[int], p: float) -> float:
 
 
 def peer_makespan(cost: FakeCost, model: FakeModel, jobs: list[Job]) -> tuple[int, list[int]]:
-    """A plain server: FIFO over slots; each step decodes all and fills 2048 rows with prompts in slot order.
+    """Simulate a plain server: FIFO over slots; each step decodes all and fills 2048 rows with prompts in slot order.
 
     Returns makespan and TTFTs. Every step is one ubatch of decode rows and prompt ubatches of n_ubatch.
     """

@@ -12,8 +12,8 @@ _NS_PER_MS = 1e6
 
 
 def percentile(values: Sequence[float], q: float) -> float:
-    """Return the q-th percentile (0..100) by linear interpolation. NaN without values, or if any value is NaN: a lost
-    value has no place in an order.
+    """Return the q-th percentile (0..100) by linear interpolation. NaN without values, or if any value is NaN,
+    because a lost value cannot be ordered.
     """
     if not values or any(map(math.isnan, values)):
         return math.nan
@@ -34,8 +34,8 @@ class Spread:
 
     n: int
     median: float
-    low: float  # least
-    high: float  # greatest
+    low: float  # lowest
+    high: float  # highest
 
 
 def spread(values: Iterable[float]) -> Spread:
@@ -170,8 +170,9 @@ def stream_figures(stream: StreamLog, prefix: str = "") -> dict[str, float]:
 
 
 def against_solo(loaded: StreamLog, *solos: StreamLog, prefix: str = "") -> dict[str, float]:
-    """Return how much worse a stream fared than the same stream alone; if there are several runs alone, than their
-    mean. Pauses are in solo steps (the median gap).
+    """Return how much worse a stream fared than the same stream alone, or than the mean of several runs alone.
+
+    Pauses are in solo steps (the median gap).
     """
     own, solo = stream_figures(loaded), mean_of([stream_figures(run) for run in solos])
     step = solo["itl_p50_ms"]
@@ -191,7 +192,7 @@ def mean_of(rows: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def worst_of(rows: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Return the greatest of each figure; NaN if any value is, so that a lost stream cannot hide."""
+    """Return the largest of each figure; NaN if any value is, so that a lost stream cannot hide."""
     return {name: max((row[name] for row in rows), key=lambda v: math.inf if math.isnan(v) else v) for name in rows[0]}
 
 

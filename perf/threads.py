@@ -1,4 +1,4 @@
-"""Decode steps and prompts by number of threads: ours beside llama.cpp's, call by call in turn."""
+"""Decode steps and prompts by number of threads: ours beside llama.cpp's, alternating call by call."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class FrameParser:
         return Tick(name, "done") if kind == "reply" else None
 
 
-# An answer of thousands of rows: no stream under it ends by itself.
+# An answer of thousands of rows, so that no stream ends early.
 SCHEMA = {
     "type": "array",
     "minItems": 2_000,
@@ -195,7 +195,7 @@ class SseParser:
 
 
 def http_request(path: str, message: dict[str, Any], more: str = "") -> bytes:
-    """Return a POST request. `more`: further lines of the head."""
+    """Return a POST request. `more`: additional header lines."""
     body = json.dumps(message, separators=(",", ":")).encode()
     head = (
         f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{more}Content-Type: application/json\r\nContent-Length: "

@@ -1,5 +1,5 @@
 // Included before json-schema-to-grammar.cpp. Its messages about a client's schema go to the caller instead of standard
-// error, and the build_grammar of grammars.cpp stands before its own.
+// error, and the build_grammar that others call is the one of grammars.cpp.
 #pragma once
 
 #include <cstdio>

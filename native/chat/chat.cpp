@@ -26,14 +26,14 @@ using json = common_json;
 
 static constexpr int INTERFACE = 3; // raised with every change that uma_gateway/chat/library.py has to follow
 
-// Templates, readers of schemas and parsers of answers recurse with the nesting of their input, and a stack overflow
-// would end the process. With the bundled templates one level of an answer takes up to 4.1 KB of stack. How much one
-// level of a request takes depends on the template: 4.3 KB with these. uma_gateway/chat/check.py tries each template on
-// 8 MB.
+// Templates, schema readers and answer parsers recurse with the nesting of their input, and a stack overflow would end
+// the process. With the bundled templates one level of an answer takes up to 4.1 KB of stack, and one level of a
+// request 4.3 KB. Other templates may need more for a request, so uma_gateway/chat/check.py tries each template on 8
+// MB.
 static constexpr int MAX_JSON_DEPTH = 256, MAX_ANSWER_DEPTH = 1000;
 static constexpr size_t JSON_LEVEL_BYTES = 32 << 10, ANSWER_LEVEL_BYTES = 6 << 10;
-// llama.cpp's JSON looks through all names of an object for each one that is added: 4,000 names take 0.2 s to read and
-// write, 16,000 take 5 s. Results of tools may be whole files, and few templates read them as JSON.
+// llama.cpp's JSON type searches all names of an object whenever one is added: 4,000 names take 0.2 s to read and
+// write, 16,000 take 5 s. Tool results may be whole files, and few templates read them as JSON.
 static constexpr int MAX_NAMES = 4096, MAX_RESULT_NAMES = 8 * MAX_NAMES;
 
 struct uma_chat_templates {
@@ -42,9 +42,9 @@ struct uma_chat_templates {
     common_chat_templates_ptr templates;
 };
 
-// A parse reads the whole answer, at 5 to 10 ns per byte. All parses together may read PARSED_PER_BYTE bytes for each
-// byte of the answer, and PARSED_AT_LEAST bytes more for the answer. So a token inside a structure (numbers, names of
-// arguments) is parsed at once in the first 6 KB of such tokens, and then whenever the answer has grown by 0.4 %.
+// A parse reads the whole answer, at 5 to 10 ns per byte. All parses together may read PARSED_AT_LEAST bytes, plus
+// PARSED_PER_BYTE bytes for each byte of the answer. So tokens inside a structure (numbers, argument names) are parsed
+// at once in the first 6 KB of such tokens, and then whenever the answer has grown by 0.4 %.
 static constexpr size_t PARSED_PER_BYTE = 512, PARSED_AT_LEAST = 8 << 20;
 
 struct uma_chat_parser {
@@ -54,16 +54,16 @@ struct uma_chat_parser {
     std::string text;              // of the answer so far
     common_chat_msg message;       // the sum of the differences given out so far
     std::vector<std::string> ids;  // of its tool calls
-    int depth = 0, deepest = 0;    // of the brackets in the text
+    int depth = 0, deepest = 0;    // nesting of brackets in the text
     size_t n_parsed = 0;           // bytes read by all parses together
     delimiter_tries tries;
-    // While the answer continues in a free text, it is only scanned for the end of that text, and it is added where the
-    // parser would put it:
+    // While the answer continues in free text, new text is only scanned for the end of the free text, and is added
+    // where the parser would put it:
     free_text open;
     std::string common_chat_msg::* open_text = nullptr; // content or reasoning
     bool is_open_argument = false;                      // the last call's arguments
     bool is_open_escaped = false;                       // as the inside of a JSON string
-    std::string untold;                                 // white space that the parser leaves out until more follows
+    std::string untold;                                 // white space to give out when more follows
 };
 
 // A failure with its kind. Every other exception is the library's fault.
@@ -207,8 +207,8 @@ static json parse_request(const char * text, int max_depth = MAX_JSON_DEPTH) {
     return json::parse(text);
 }
 
-// Refuses the same in texts that llama.cpp parses as JSON in turn: the arguments of tool calls, and with some templates
-// the results of tools.
+// Applies the same limits to texts that llama.cpp parses as JSON in turn: the arguments of tool calls, and with some
+// templates the results of tools.
 static void refuse_costly_texts(const std::vector<common_chat_msg> & messages, int max_depth) {
     for (const auto & message : messages) {
         for (const auto & call : message.tool_calls)
@@ -252,8 +252,7 @@ static common_chat_templates_inputs read_inputs(const uma_chat_templates & handl
     return inputs;
 }
 
-// Reads all schemas before a template is rendered with them, so that an unreadable schema can be told from a template's
-// failure.
+// Reads all schemas before a template is rendered with them, to tell an unreadable schema from a failing template.
 static void check_schemas(const common_chat_templates_inputs & inputs) {
     if (!inputs.json_schema.empty()) common_chat_schema_from_json(json::parse(inputs.json_schema));
     if (inputs.tool_choice == COMMON_CHAT_TOOL_CHOICE_NONE) return;
@@ -312,8 +311,8 @@ struct parsed {
     bool is_whole; // the text does not end in the middle of something
 };
 
-// Works as common_chat_parse, which does not say whether an answer is whole, nor whether a part of an answer has the
-// template's form so far.
+// Like common_chat_parse, but it also says whether the answer is whole, and it fails if the text so far does not have
+// the template's form.
 static parsed parse(const uma_chat_parser & handle, const std::string & text) {
     common_peg_parse_context context(handle.generation_prompt + text, COMMON_PEG_PARSE_FLAG_LENIENT);
     const auto result = handle.arena.parse(context);
@@ -331,7 +330,7 @@ static parsed parse(const uma_chat_parser & handle, const std::string & text) {
 }
 
 // llama.cpp holds back text that may be the beginning of a delimiter, so an answer that ends with "<" would lose it.
-// With a mark after it, it is text. But a call that was cut off must not become text because of the mark.
+// Followed by a mark, the "<" can only be text. But the mark must not turn a call that was cut off into text.
 static parsed parse_whole(uma_chat_parser & handle) {
     parsed plain = parse(handle, handle.text);
     handle.n_parsed += handle.text.size();
@@ -346,7 +345,7 @@ static parsed parse_whole(uma_chat_parser & handle) {
     return plain;
 }
 
-// A parse of less text finds less than was given out before. Text that was given out stays in the message.
+// A parse may find less text than was already given out. The message keeps what was given out.
 static void keep_told(std::string & found, const std::string & told) {
     if (found.size() < told.size() && !told.compare(0, found.size(), found)) found = told;
 }
@@ -384,7 +383,7 @@ static std::string escaped(const std::string & text) {
 
 static bool is_space(const std::string & text) { return text.find_first_not_of(" \t\r\n\v\f") == std::string::npos; }
 
-// Returns whether `longer` is `shorter` with `text` after it. White space that `shorter` leaves out goes to *untold.
+// Returns whether `longer` is `shorter` followed by `text`. White space that `shorter` leaves out goes to *untold.
 static bool is_continued(const std::string & shorter, const std::string & longer, const std::string & text,
     std::string * untold) {
     if (longer.size() < shorter.size() + text.size() || longer.compare(0, shorter.size(), shorter)) return false;
@@ -393,7 +392,7 @@ static bool is_continued(const std::string & shorter, const std::string & longer
     return is_space(*untold);
 }
 
-// Parses a trial text that the open part surely takes. So it finds out to which part of the message such text is added,
+// Parses a trial text that certainly belongs to the open part, to find out which part of the message such text extends,
 // and how.
 static bool find_target(uma_chat_parser & handle) {
     const std::string trial = handle.open.is_string() ? "a' True \\\" \\\\ \\/ \\n b" : "a \"b' True\n\\c";
@@ -422,11 +421,10 @@ static bool find_target(uma_chat_parser & handle) {
             || !is_continued(told.*text, tried.*text, trial, &handle.untold)) return false;
         handle.open_text = text;
     }
-    return true; // also if no part of the message grows: text that is left out is not given out
+    return true; // also if no part of the message grows: the parser then leaves this text out
 }
 
-// Called after a parse: if the end of the answer is open, it prepares to scan the text that follows instead of parsing
-// it.
+// Called after a parse. If the answer ends in an open part, later text is scanned instead of parsed.
 static open_end open_after(uma_chat_parser & handle) {
     handle.open = free_text();
     const std::string input = handle.generation_prompt + handle.text;

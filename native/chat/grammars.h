@@ -1,3 +1,3 @@
 #pragma once
 
-extern thread_local bool writes_grammars; // of the requests that this thread applies
+extern thread_local bool writes_grammars; // for the requests of this thread

@@ -1,7 +1,7 @@
 // Evaluates llama.cpp's parser expressions (common/peg-parser.cpp) without a syntax tree, and notes which of them look
-// past the end of the text. A parser that never did decides the same whatever text follows. So an answer can be
-// streamed at a cost that does not grow with its length: while only one parser has seen the end, and it only searches
-// for its delimiter, nothing else has to be evaluated.
+// past the end of the text. An expression that does not gives the same result whatever text follows. So an answer can
+// be streamed at a cost that does not grow with its length: while only one expression has seen the end, and it only
+// searches for its delimiter, nothing else has to be evaluated.
 #include "open_end.h"
 
 #include "unicode.h"

@@ -15,7 +15,7 @@ struct open_end {
     size_t end = 0;
     // parsers that asked for text after the end; 2: two or more
     int n_looks = 0;
-    common_peg_parser_id last = COMMON_PEG_INVALID_PARSER_ID; // the last that did
+    common_peg_parser_id last = COMMON_PEG_INVALID_PARSER_ID; // the last of them
     size_t last_start = 0;                                   // where it began
     size_t n_begun = 0;                                      // bytes at the end that are the beginning of a delimiter
     // `last` consumed the text to its end, and holds no half delimiter or escape
@@ -43,8 +43,8 @@ class free_text {
     bool is_open() const { return is_open_; }
     bool is_string() const { return !delimiters_; }
 
-    // Returns the part of `held + text` that surely belongs to the free text. If the free text ends there, is_open()
-    // becomes false, and the rest is not looked at.
+    // Returns the part of `held_ + text` that certainly belongs to the free text. If the free text ends there,
+    // is_open() becomes false, and the rest is not looked at.
     std::string take(std::string_view text);
 
   private:

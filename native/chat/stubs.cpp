@@ -48,7 +48,7 @@ llama_token llama_vocab_bos(const llama_vocab * vocab) { return model_of(vocab)-
 llama_token llama_vocab_eos(const llama_vocab * vocab) { return model_of(vocab)->eos.empty() ? LLAMA_TOKEN_NULL : EOS; }
 bool llama_vocab_get_add_bos(const llama_vocab * vocab) { return model_of(vocab)->add_bos; }
 bool llama_vocab_get_add_eos(const llama_vocab * vocab) { return model_of(vocab)->add_eos; }
-// jinja only
+// only Jinja templates are used
 int32_t llama_chat_apply_template(const char *, const llama_chat_message *, size_t, bool, char *, int32_t) {
     return -1;
 }

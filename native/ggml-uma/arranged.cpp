@@ -1,4 +1,4 @@
-// Memory for arranged weights. Setting a tensor arranges it; a tensor cannot be read back.
+// Memory for arranged weights. Writing a tensor arranges it; it cannot be read back.
 #include "arranged.h"
 
 #include <algorithm>
@@ -17,8 +17,8 @@ void free_buffer(ggml_backend_buffer_t buffer) { std::free(buffer->context); }
 void * base(ggml_backend_buffer_t buffer) { return buffer->context; }
 
 // Sets rows as they are in the file: rows of one matrix, or of several experts' matrices one after another. In each
-// matrix the rows begin at a panel's border, and end at one or at the matrix's end. Threads may set different rows at
-// the same time.
+// matrix the rows begin at a panel's border, and end at a border or at the matrix's end. Threads may set different rows
+// at the same time.
 void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
     const uma_mm_table * table = uma_kernels()->mm;
     const uma_type type = uma_type_of(tensor->type);
@@ -50,7 +50,7 @@ ggml_backend_buffer_t allocate(ggml_backend_buffer_type_t type, size_t size) {
     void * memory = std::aligned_alloc(LARGE_PAGE, padded);
     if (!memory) return nullptr;
 #if defined(__linux__)
-    madvise(memory, padded, MADV_HUGEPAGE); // a kernel without them goes on with small ones
+    madvise(memory, padded, MADV_HUGEPAGE); // without large pages the kernel uses small ones
 #endif
     return ggml_backend_buffer_init(type, BUFFER, memory, size);
 }

@@ -10,7 +10,7 @@ enum {
     MIN_PART_CELLS = 256, // merging a shorter part costs more than spreading it over threads saves
 };
 
-// How one operation is cut. Everything follows from its shape and the number of threads.
+// How one operation is cut into tasks. Everything follows from its shape and the number of threads.
 struct cut {
     int64_t n_streams, n_kv_heads, n_rows, n_cells;
     int group, rows, parts;                  // query heads per KV head; rows per task; parts of the cells
@@ -36,8 +36,8 @@ static struct cut cut_of(const struct ggml_tensor * op, int n_threads) {
     return c;
 }
 
-// Partial results lie in slots of one task each. There is a slot per task, or one per thread if a task's results are
-// merged immediately.
+// A slot holds one task's partial results. There is one slot per task, or one per thread if the results of each task
+// are merged immediately.
 static size_t slot_queries(const struct cut * c) { return (size_t)c->rows * (size_t)c->group; }
 static size_t n_slots(const struct cut * c, int n_threads) {
     return c->parts > 1 ? (size_t)c->n_tasks : (size_t)n_threads;

@@ -49,8 +49,8 @@ static inline bool uma_reads_plain(enum uma_type type) {
     return type <= UMA_Q6_K || type == UMA_BF16 || type == UMA_F32;
 }
 
-// True if our product can read these weights, which are of one of our types. It reads plain ones from `min_rows` rows
-// on.
+// True if our product can read these weights, which are of one of our types. It reads plain weights only for `min_rows`
+// rows or more.
 static inline bool uma_can_read(const struct ggml_tensor * w, int64_t n_rows) {
     return uma_is_arranged(w)
         || (uma_reads_plain(uma_type_of(w->type)) && n_rows >= uma_kernels()->mm->min_rows && uma_is_plain(w));

@@ -60,7 +60,7 @@ traits * traits_of(const ggml_tensor * op) {
 }
 
 class operations final : public ggml::cpu::extra_buffer_type {
-    // llama.cpp asks this when it places weights: it places none here.
+    // llama.cpp asks this when it places weights; none are placed here.
     bool supports_op(ggml_backend_dev_t, const ggml_tensor *) override { return false; }
 
     ggml::cpu::tensor_traits * get_tensor_traits(const ggml_tensor * op) override {

@@ -23,12 +23,12 @@ enum uma_ggml_op { UMA_GGML_MUL_MAT, UMA_GGML_MUL_MAT_ID, UMA_GGML_ATTENTION, UM
 // Returns 0, or -1 when this processor has only the portable kernels, which are not faster than ggml's.
 int uma_ggml_register(void);
 
-// Choose the operations that are ours from the next graph on: a bit set of 1 << enum uma_ggml_op; 0: none. After
-// registration all are. Do not call this while a graph is being computed: a graph is planned and computed under one
-// setting.
+// Choose the operations to take over from the next graph on: a bit set of 1 << enum uma_ggml_op; 0: none. After
+// registration all are on. Do not call this while a graph is being computed: a graph must be planned and computed under
+// one setting.
 void uma_ggml_enable(uint32_t ops);
 
-// Returns whether a product with these weights is ours, whatever its number of rows.
+// Returns whether we compute products with these weights, for any number of rows.
 int uma_ggml_multiplies(const struct ggml_tensor * weights);
 
 // Returns whether models load best without ggml's rearranged copies of weights (llama_model_params.use_extra_bufts =
@@ -45,7 +45,7 @@ size_t uma_ggml_arranged_bytes(const struct ggml_tensor * weights);
 // registration, and only for tensors for which uma_ggml_arranged_bytes returned bytes.
 struct ggml_backend_buffer_type * uma_ggml_arranged_type(void);
 
-// How often an operation was computed here, since the process started.
+// Returns how many times we have computed an operation since the process started.
 uint64_t uma_ggml_count(enum uma_ggml_op op);
 
 // The instruction set in use, as `uma_kernels()->name`.

@@ -1,5 +1,5 @@
-// Fits a graph that was laid out for its longest batch to a shorter one: sizes that depend on the rows are linear in
-// them, and each tensor only takes less of its place.
+// Fits a graph that was laid out for its longest batch to a shorter one. Sizes that depend on the number of rows are
+// linear in it, and each tensor only uses less of its memory.
 #include "graph/uma_graph.h"
 
 #include "ggml.h"
@@ -12,7 +12,7 @@ typedef struct measures {
 
 typedef struct part {
     struct ggml_tensor * tensor;
-    measures most, step; // those of the longest batch; the difference that one more row makes
+    measures most, step; // for the longest batch; the change for each further row
 } part;
 
 struct uma_fitting {
@@ -67,7 +67,7 @@ uma_fitting * uma_fitting_new(struct ggml_context * graph, struct ggml_context *
         p->step   = along(&more, &p->most, -1);
         f->n_parts += depends(&p->step);
     }
-    if (t || u) { // not alike
+    if (t || u) { // the graphs differ
         free(f);
         return NULL;
     }

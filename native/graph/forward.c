@@ -1,4 +1,5 @@
-// A graph's inputs from a batch, and one decode call over it: entered once per call so that the GIL is taken once.
+// Fills a graph's inputs from a batch and makes one decode call, as one C function, so that the GIL is released only
+// once.
 #include "graph/uma_graph.h"
 
 #include "ggml-backend.h"
@@ -8,7 +9,7 @@
 
 enum { PAGE = 64 };
 
-// For a token without an embedding ggml would end the process.
+// ggml would abort the process on a token without an embedding.
 static bool are_tokens_known(const uma_forward * f, const uma_rows * rows) {
     for (int32_t i = 0; i < rows->n; i++) {
         if (rows->token[i] < 0 || rows->token[i] >= f->n_vocab) {
@@ -40,7 +41,7 @@ static void fill_cells(const uma_cells * c, int64_t page, int64_t row, int32_t a
 bool uma_forward_fill(uma_forward * f, const uma_rows * rows) {
     int32_t n_out = 0;
     if (f->n_inputs) {
-        ggml_backend_synchronize(f->backend); // a chunk that was given up may still be computing
+        ggml_backend_synchronize(f->backend); // an abandoned chunk may still be computing
     }
     for (int32_t i = 0; i < rows->n; i++) {
         const int32_t * pages = f->pages + (int64_t) rows->seq_id[i] * f->n_pages_seq;
@@ -73,8 +74,7 @@ void uma_forward_fetch(uma_forward * f) {
     f->has_logits = 1;
 }
 
-// Each output's best token, and its logit into its place among `logits`: bytes instead of megabytes, which somebody
-// would have to read.
+// Fetches each output's best token, and that token's logit to its place in `logits`: bytes instead of megabytes.
 static void fetch_best(uma_forward * f) {
     const int32_t n_out = (int32_t) f->best->ne[0];
     ggml_backend_tensor_get_async(f->backend, f->best, f->best_id, 0, ggml_nbytes(f->best));
@@ -88,10 +88,10 @@ static void fetch_best(uma_forward * f) {
     }
 }
 
-// A graph that is computed again is the same one: ggml's CUDA backend, which records graphs, then need not compare it
-// node by node.
+// Gives a graph an id, which it keeps when it is computed again. ggml's CUDA backend, which records graphs, then need
+// not compare it node by node.
 static void name_graph(struct ggml_cgraph * graph) {
-    static _Atomic uint64_t n_named = 0; // a model that is loaded computes beside the one that serves
+    static _Atomic uint64_t n_named = 0; // a model being loaded computes beside the one in service
     if (!graph->uid) {
         graph->uid = ++n_named;
     }
@@ -122,7 +122,7 @@ void uma_forward_settle(uma_ahead * ahead) {
     }
 }
 
-// The graph is of one span: the rows that follow may need another.
+// The graph reads one span of cells; the next rows may need another.
 static bool is_within(const uma_forward * f, const uma_rows * rows) {
     int64_t span[2];
     uma_mask_span(rows, f->pages, f->n_pages_seq, f->mask->n_pool, span);
@@ -154,7 +154,7 @@ static bool are_greedy(const uma_rows * rows) {
 static llama_token draw(void * forward, int32_t row, uma_sampler * sampler) {
     uma_forward * f = forward;
     float * logits = f->logits + (int64_t) row * f->n_vocab;
-    if (!f->has_logits && !(sampler && sampler->forced >= 0)) { // a token that is known needs no logits
+    if (!f->has_logits && !(sampler && sampler->forced >= 0)) { // a forced token needs no logits
         const int32_t id = f->best_id[row];
         if (id < 0 || id >= f->n_vocab || !isfinite(logits[id])) {
             return -1;
@@ -162,7 +162,7 @@ static llama_token draw(void * forward, int32_t row, uma_sampler * sampler) {
         if (uma_allows(sampler, id)) {
             return id;
         }
-        uma_forward_fetch(f); // the device does not know the next best token
+        uma_forward_fetch(f); // the device finds only the best token
     }
     return uma_sample(logits, f->n_vocab, sampler);
 }

@@ -6,9 +6,9 @@
 
 #include <string.h>
 
-// ggml's CUDA kernels need the number of cells to be a multiple of 256. A decode step of few rows whose span has grown
-// could not be begun ahead, so its token comes half a step late (and recorded graphs are recorded again). Larger
-// multiples make that rare, but read some cells that no row sees.
+// ggml's CUDA kernels need the number of cells to be a multiple of 256. When the span of a decode step with few rows
+// grows, the step cannot be begun ahead, so its token comes half a step late (and recorded graphs are recorded again).
+// Larger multiples make that rare, but read some cells that no row sees.
 enum { PAGE = 64, STEP = 256, FEW_ROWS = 16, STEP_OF_FEW = 1024 };
 
 static const uint16_t UNSEEN = 0xFC00; // -inf as f16; 0 is seen
@@ -28,7 +28,7 @@ void uma_mask_span(const uma_rows * rows, const int32_t * pages, int32_t n_pages
     int64_t low = INT64_MAX, high = 0;
     for (int32_t i = 0; i < rows->n; i++) {
         if (i + 1 < rows->n && rows->seq_id[i + 1] == rows->seq_id[i]) {
-            continue; // a later row of the sequence sees all that this one sees
+            continue; // a later row of the sequence sees everything that this one sees
         }
         const int32_t * own = pages_of(&t, rows->seq_id[i]);
         for (int32_t j = 0; j <= rows->pos[i] / PAGE; j++) {
@@ -59,10 +59,10 @@ void uma_mask_fit(uma_forward * f, int64_t first, int64_t n_cells) {
             t->nb[2] = t->nb[3] = t->nb[1] * (size_t) t->ne[1];
         }
     }
-    f->graph->uid = 0; // a backend that recorded the graph must look at it again
+    f->graph->uid = 0; // a backend that recorded the graph must check it again
 }
 
-// Positions begin..end of a sequence, seen or unseen.
+// Marks positions begin..end of a sequence as seen or unseen.
 static void paint(const uma_mask * m, uint16_t * row, const int32_t * pages, int64_t begin, int64_t end,
     uint16_t value) {
     while (begin < end) {

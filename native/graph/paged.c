@@ -15,7 +15,7 @@ typedef struct slot {
 
 static char * scratch_of(const uma_paged * p, int ith) { return p->scratch + (size_t) ith * p->scratch_bytes; }
 
-// The two slots of a thread: the results of a part, and the sums of several.
+// Returns one of a thread's two slots: 0 holds the results of one part, 1 the sum over several parts.
 static slot own_slot(const uma_paged * p, int ith, int which) {
     const size_t parts = uma_pad64(uma_paged_queries_most(p) * sizeof(struct uma_attn_part)),
         out = uma_pad64(uma_paged_queries_most(p) * p->dim * sizeof(float));
@@ -24,7 +24,7 @@ static slot own_slot(const uma_paged * p, int ith, int which) {
     return (slot) { (struct uma_attn_part *) (void *) at, (float *) (void *) (at + parts) };
 }
 
-// A span's results of one KV head lie together: row by row, the group's query heads in each.
+// Slots are in the order (row slot, KV head, query head of its group).
 static slot slot_at(const uma_paged * p, int64_t row_slot, int32_t head) {
     const size_t query = ((size_t) row_slot * (size_t) p->shape.n_head_kv + (size_t) head) * (size_t) p->group;
     return (slot) { p->parts + query, p->out + query * p->dim };
@@ -44,7 +44,7 @@ static enum uma_type kv_type_of(enum ggml_type type) {
     }
 }
 
-// The cells begin..end of a span, into a slot.
+// Computes cells begin..end of a span into a slot.
 static void compute_part(const struct ggml_tensor * dst, const uma_paged * p, const uma_page_span * s, int64_t begin,
     int64_t end, int32_t head, slot to, int ith) {
     const struct ggml_tensor * q = dst->src[0];
@@ -69,7 +69,7 @@ static int64_t part_end(const uma_page_span * s, int64_t cell) {
     return uma_part_end(cell) < s->end ? uma_part_end(cell) : s->end;
 }
 
-// All parts of a span, added up: the slot of the sums.
+// Computes all parts of a span and adds them up. Returns the slot with the sum.
 static slot compute_span(const struct ggml_tensor * dst, const uma_paged * p, const uma_page_span * s, int32_t head,
     int ith) {
     const slot part = own_slot(p, ith, 0), sum = own_slot(p, ith, 1);
@@ -86,7 +86,7 @@ static slot compute_span(const struct ggml_tensor * dst, const uma_paged * p, co
     return sum;
 }
 
-// Results of a span whose rows have others too: to where the last of them will look.
+// Stores the results of a span whose rows have other spans too, where merge_row reads them.
 static void keep(const uma_paged * p, const uma_page_span * s, int32_t head, slot own) {
     const size_t group = (size_t) p->group;
     for (int32_t r = 0; r < s->n_rows; r++) {
@@ -96,7 +96,7 @@ static void keep(const uma_paged * p, const uma_page_span * s, int32_t head, slo
     }
 }
 
-// The sink of a query head, where the layer has them.
+// Returns a query head's sink; NULL if the layer has no sinks.
 static const float * sink_of(const struct ggml_tensor * dst, const uma_paged * p, int32_t head, int32_t g) {
     return dst->src[3] ? (const float *) dst->src[3]->data + head * p->group + g : NULL;
 }
@@ -110,7 +110,7 @@ static void write_alone(const struct ggml_tensor * dst, const uma_paged * p, con
     }
 }
 
-// All parts of a row are computed: they are added up in the order of their cells.
+// Adds up the parts of a row in the order of their cells, once all of them are computed.
 static void merge_row(const struct ggml_tensor * dst, const uma_paged * p, int32_t row, int32_t head) {
     const int64_t * slots = p->part_slot + p->first_part[row];
     const int32_t n_parts = p->first_part[row + 1] - p->first_part[row];
@@ -150,7 +150,7 @@ void uma_paged_attention(struct ggml_tensor * dst, int ith, int nth, void * page
     while ((task = atomic_fetch_add_explicit(&p->next, 1, memory_order_relaxed)) < n_tasks) {
         run_task(dst, p, task, ith);
     }
-    if (task == n_tasks + nth - 1) { // every thread has looked: ready for the next layer
+    if (task == n_tasks + nth - 1) { // every thread has run out of tasks: ready for the next layer
         atomic_store_explicit(&p->next, 0, memory_order_relaxed);
     }
 }

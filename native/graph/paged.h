@@ -1,8 +1,8 @@
-// Paged attention: what planning (paged_plan.c) and computing (paged.c) share.
+// Paged attention: what paged_plan.c (planning) and paged.c (computing) share.
 //
-// A plan of one batch serves every layer: spans (some rows x a range of cells), each computed per KV head by whichever
-// thread is free. Rows of one prompt share their spans; so do rows of different sequences whose first pages are the
-// same ones.
+// A plan of one batch serves every layer. It consists of spans (some rows x a range of cells), each computed per KV
+// head by whichever thread is free. Rows of one prompt share their spans; so do rows of different sequences that begin
+// with the same pages.
 #pragma once
 
 #include "graph/uma_graph.h"
@@ -11,21 +11,22 @@
 
 #include <stdatomic.h>
 
-// Where the part ends in which a cell is. Borders are further apart the deeper they are: a row has few parts, and a
-// deep one enough to share out.
+// Returns the end of the part that a cell is in. Parts are longer at higher positions: every row has few parts, and a
+// row with a long context still has enough to spread over threads.
 int64_t uma_part_end(int64_t cell);
 
 typedef struct uma_page_span {
     int32_t first_row, n_rows;
     int64_t begin, end;      // cells
     const int32_t * pages;
-    // row slots before this span's, which is one part; -1: its rows have no other span, and it may be many parts
+    // its first row slot, if its rows have other spans too (it is then one part); -1: they have none, and it may be
+    // many parts
     int64_t slot;
 } uma_page_span;
 
 struct uma_paged {
     uma_paged_shape shape;
-    int32_t   n_rows_max, group, rows_most; // query heads per KV head; rows per span
+    int32_t   n_rows_max, group, rows_most; // query heads per KV head; most rows per span
     size_t    dim;                          // floats per result, dim_v rounded up to 16
     // the batch
     int32_t   n_rows;
@@ -36,14 +37,14 @@ struct uma_paged {
     uma_page_span * spans;
     int32_t   n_spans, spans_capacity;
     int32_t * first_part;                   // (n_rows + 1) into part_slot
-    int32_t * next_part;                    // (n_rows) while parts are listed
-    int64_t * part_slot;                    // row slots that hold the parts of each row
+    int32_t * next_part;                    // (n_rows) used while parts are listed
+    int64_t * part_slot;                    // the row slots with the parts of each row
     int64_t   n_slots, slots_capacity, parts_capacity;
     struct uma_attn_part * parts;           // (slots, KV head, query head of its group)
     float   * out;                          // as parts, each `dim` floats
-    // (n_rows, KV head) parts that are not computed yet; whoever brings it to 0 restores it
+    // (n_rows, KV head) parts that are not computed yet; the thread that brings it to 0 restores it
     atomic_int * n_missing;
-    atomic_int   next;                      // the next task; the last thread to look at it restores it
+    atomic_int   next;                      // the next task; the last thread to read it resets it
     // one per thread
     char    * scratch;
     size_t    scratch_bytes;

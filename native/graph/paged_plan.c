@@ -11,7 +11,7 @@
 
 enum {
     TASKS_PER_THREAD = 4,
-    MIN_TASK_CELLS   = 256, // rows whose cells are fewer are one task: more would cost more in merging than they spread
+    MIN_TASK_CELLS   = 256, // rows with fewer cells are one task: merging more would cost more than spreading saves
     MIN_SHARED_CELLS = 256, // fewer shared cells are read once per row
 };
 
@@ -80,7 +80,7 @@ int64_t uma_part_end(int64_t cell) {
     return (cell / size + 1) * size;
 }
 
-// Cells begin..end of some rows: one task, or one for each part where there are more than `most`.
+// Adds cells begin..end of some rows: as one task, or as one task per part if there are more than `most` cells.
 static bool add_spans(uma_paged * p, uma_page_span s, int64_t most) {
     if (s.end - s.begin <= most) {
         return add_span(p, s);
@@ -95,8 +95,8 @@ static bool add_spans(uma_paged * p, uma_page_span s, int64_t most) {
 
 static int64_t whole_pages(int64_t n_cells) { return n_cells / UMA_PAGE_CELLS; }
 
-// The first cell of the first page that rows from `row` on see any of: rows of a sequence are in the order of their
-// positions.
+// Returns the first cell of the first page that `row` or a later row of its sequence sees. Rows of a sequence are in
+// the order of their positions.
 static int64_t first_cell(const uma_paged * p, int32_t row) { return whole_pages(p->begin[row]) * UMA_PAGE_CELLS; }
 
 static int64_t common_pages(const int32_t * a, const int32_t * b, int64_t most) {
@@ -117,7 +117,7 @@ static const int32_t * pages_of(const table * t, int32_t row) {
     return t->pages + (size_t) t->seq_id[row] * (size_t) t->n_pages_seq;
 }
 
-// How many rows from `row` on belong to one sequence.
+// Returns how many rows from `row` on belong to one sequence.
 static int32_t run_of(const uma_paged * p, const table * t, int32_t row) {
     int32_t n = 1;
     while (row + n < p->n_rows && t->seq_id[row + n] == t->seq_id[row]) {
@@ -126,7 +126,7 @@ static int32_t run_of(const uma_paged * p, const table * t, int32_t row) {
     return n;
 }
 
-// The last border of a part up to which cells are within the first n_pages.
+// Returns the last border between parts that lies within the first n_pages pages.
 static int64_t last_border(int64_t n_pages) {
     int64_t border = 0;
     while (uma_part_end(border) <= n_pages * UMA_PAGE_CELLS) {
@@ -135,8 +135,8 @@ static int64_t last_border(int64_t n_pages) {
     return border;
 }
 
-// Single rows from `row` on that see the same first cells, as long as a further row saves more reads than the
-// shorter common beginning loses.
+// Returns how many single rows from `row` on read their common first cells together. Another row joins only if it saves
+// more reads than are lost because the common beginning is shorter.
 static int32_t sharers_of(const uma_paged * p, const table * t, int32_t row, int64_t * n_shared) {
     int32_t n = 1;
     *n_shared = last_border(whole_pages(p->cells[row]));
@@ -153,7 +153,7 @@ static int32_t sharers_of(const uma_paged * p, const table * t, int32_t row, int
     return n;
 }
 
-// The shared cells and a row's own ones are parts of different tasks, so neither may be more than one.
+// A row's shared cells and its own cells are in different spans, so each span must be a single part.
 static bool plan_shared(uma_paged * p, const table * t, int32_t row, int32_t n, int64_t shared) {
     bool is_ok = add_spans(p, (uma_page_span) { row, n, 0, shared, pages_of(t, row), 0 }, 0);
     for (int32_t i = row; i < row + n && is_ok; i++) {
@@ -174,7 +174,8 @@ static bool plan_run(uma_paged * p, const table * t, int32_t row, int32_t n, int
     return is_ok;
 }
 
-// Cells per task, so that every thread gets a few tasks. It decides which thread computes a part, never its borders.
+// Returns the number of cells per task that gives every thread a few tasks. It decides which thread computes a part,
+// never the part's borders.
 static int64_t task_cells(const uma_paged * p, const table * t) {
     int64_t n_cells = 0;
     for (int32_t row = 0; row < p->n_rows;) {
@@ -199,7 +200,7 @@ static bool reserve(void ** block, size_t bytes) {
     return bigger != NULL;
 }
 
-// Which slots hold the parts of each row, and memory for them.
+// Chooses the slots for the parts of each row, and reserves memory for them.
 static bool lay_out_slots(uma_paged * p) {
     int32_t * first = p->first_part;
     memset(first, 0, sizeof(*first) * ((size_t) p->n_rows + 1));

@@ -3,9 +3,9 @@
 
 #include <string.h>
 
-static const double ALMOST = 0.99; // most that a chunk under way can have done: its total is an estimate
-enum { FIRST_PIECES = 16 }; // of a kind: until then its cost is a guess
-enum { GEMV_ROWS = 4 }; // up to this many rows a matmul costs its weights' bytes, not its arithmetic
+static const double ALMOST = 0.99; // an unfinished chunk is at most this far: its total is an estimate
+enum { FIRST_PIECES = 16 }; // until a kind has been in this many pieces, its cost is a guess
+enum { GEMV_ROWS = 4 }; // up to this many rows, the bytes of a matmul's weights set its cost, not its arithmetic
 
 static enum uma_kind kind_of(const struct ggml_tensor * t) {
     switch (t->op) {
@@ -36,7 +36,7 @@ static double sum(const double * x) {
     return s;
 }
 
-// Of the first n of three; the lower one of two.
+// Median of the first n of three values; the lower one of two.
 static double median(const double * x, int64_t n) {
     if (n < 2) {
         return x[0];
@@ -45,9 +45,9 @@ static double median(const double * x, int64_t n) {
     return n < 3 || x[2] < low ? low : x[2] > high ? high : x[2];
 }
 
-// Spread a piece's error over the kinds it was predicted from, by their shares. The median of the last errors counts,
-// because one piece that was preempted may take ten times its time. The correction is slow, because the cost of a unit
-// of work depends on the size of the chunk too.
+// Spreads a piece's error over the kinds it was predicted from, by their shares. The median of the last errors counts,
+// because a piece whose thread lost its core may take ten times as long. The correction is slow, because the cost of a
+// unit of work also depends on the size of the chunk.
 static void learn(uma_pieces * p, int64_t elapsed_ns) {
     const double predicted = sum(p->piece);
     if (predicted <= 0) {

@@ -1,9 +1,9 @@
 // Layers with a state of fixed size per sequence: a short convolution over the last rows, and a linear recurrence.
 // Operations of a ggml graph.
 //
-// A batch's rows come in stretches: consecutive rows of one sequence, the state before the first and a place for the
-// state after the last. A row is computed by itself, in the order of its sequence, so its bits do not depend on what
-// else is in the batch.
+// A batch's rows come in stretches: consecutive rows of one sequence, with the state before the first row and a place
+// for the state after the last. Rows are computed one by one in the order of their sequence, so a row's bits do not
+// depend on what else is in the batch.
 #include "graph/uma_graph.h"
 
 #include "ggml-impl.h"
@@ -12,7 +12,7 @@
 
 enum {
     CHANNELS = 64, // channels of a convolution that a thread takes at once
-    TAPS     = 16, // most rows before a row that a convolution reads
+    TAPS     = 16, // most earlier rows that a convolution reads
     COLUMNS  = 16, // columns of a head's state that a thread takes at once: 8 KiB of 128 floats each stay in L1 cache
     LANES    = 16,
     DIM      = 512, // longest column
@@ -30,22 +30,22 @@ static float scalar_at(const struct ggml_tensor * t, int32_t head, int32_t row) 
         + (size_t) row * t->nb[1]);
 }
 
-// The channels first .. first + n of all stretches. `taps`: (n_taps + 1, CHANNELS), the weights of the oldest row
+// Convolves channels first .. first + n of all stretches. `taps`: (n_taps + 1, CHANNELS), the weights of the oldest row
 // first.
 static void convolve(struct ggml_tensor * dst, const uma_recurrence * r, int32_t first, int32_t n, const float * taps) {
     const struct ggml_tensor * x = dst->src[0];
     static const float zeros[CHANNELS];
     for (int32_t s = 0; s < r->plan->n; s++) {
         const uma_stretch * stretch = &r->plan->at[s];
-        const float * seen[TAPS + 1]; // the rows that the present one is made of, oldest first
+        const float * seen[TAPS + 1]; // the rows that make up the current output, oldest first
         for (int32_t i = 0; i < stretch->n_rows + r->n_taps; i++) {
-            // Row i - n_taps of the stretch; before its first one those that the state holds.
+            // row i - n_taps of the stretch; negative ones are the rows that the state holds
             const int32_t row = i - r->n_taps;
             const float * in = row >= 0
                 ? (const float *) (const void *) ((const char *) x->data
                     + (size_t) (stretch->first_row + row) * x->nb[1]) + first
                 : stretch->from ? stretch->from + r->at + (int64_t) i * r->n_channels + first : zeros;
-            if (i >= stretch->n_rows) { // one of the last: the state after the stretch
+            if (i >= stretch->n_rows) { // one of the last rows goes into the state after the stretch
                 memcpy(stretch->to + r->at + (int64_t) (i - stretch->n_rows) * r->n_channels + first, in,
                     (size_t) n * sizeof(float));
             }
@@ -103,8 +103,8 @@ typedef struct step { // one row of one head
     float decay, beta;
 } step;
 
-// One column of a head's state: S <- decay S + k u. The row adds u = v, or with the delta rule the part of v that the
-// state did not give for k. Returns the state's answer to q.
+// Updates one column of a head's state: S <- decay S + k u. u is v, or with the delta rule beta times the part of v
+// that the state did not give for k. Returns the state's answer to q.
 static inline float advance(float * column, const uma_recurrence * r, const step * t, float v) {
     const int32_t n = r->dim_k / LANES;
     lanes * s = (lanes *) (void *) column;
@@ -125,7 +125,7 @@ static inline float advance(float * column, const uma_recurrence * r, const step
     return sum_of(&answer) * r->scale;
 }
 
-// Columns first .. first + n of a head, in all stretches.
+// Computes columns first .. first + n of a head, in all stretches.
 static void recur(struct ggml_tensor * dst, const uma_recurrence * r, int32_t head, int32_t first, int32_t n) {
     float state[COLUMNS * DIM];
     const size_t bytes = (size_t) n * (size_t) r->dim_k * sizeof(float);

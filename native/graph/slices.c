@@ -1,5 +1,4 @@
-// A graph computed in pieces: nothing lives on a stack between two of them, so any other graph may be computed
-// meanwhile.
+// Computes a graph in pieces. Nothing stays on a stack between two pieces, so other graphs may be computed in between.
 #include "pieces.h"
 #include "graph/uma_graph.h"
 
@@ -13,7 +12,7 @@ struct uma_slices {
     const volatile int32_t * bell; // nonzero: leave after the piece
     uma_forward * forward;
     int32_t       n, n_nodes;      // tokens of the chunk; nodes to compute
-    int32_t       node;            // the first that is not computed
+    int32_t       node;            // the first node that is not computed
     uma_pieces    pieces;
 };
 
@@ -28,7 +27,8 @@ uma_slices * uma_slices_new(const volatile int32_t * bell) {
 
 void uma_slices_free(uma_slices * s) { free(s); }
 
-// K and V are written into memory that no node computes; groups of experts are masked in what a node computed.
+// K and V are written into memory that no node computes. (Masking of expert groups writes rows too, but into a node's
+// result.)
 static bool writes_kv(const struct ggml_tensor * t) {
     return t->op == GGML_OP_SET_ROWS && t->view_src->op == GGML_OP_NONE;
 }
@@ -37,7 +37,7 @@ static double recurrent_work(const struct ggml_tensor * t) {
     return t->op == GGML_OP_CUSTOM ? uma_recurrent_work(t) : -1;
 }
 
-// Nodes up to the last that writes K or V, or a state: whoever wants no logits needs no more.
+// Returns the number of nodes up to the last that writes K, V or a state. Without logits no more are needed.
 static int32_t n_writing(const struct ggml_cgraph * graph) {
     int32_t n = graph->n_nodes;
     while (n > 0 && !writes_kv(graph->nodes[n - 1]) && recurrent_work(graph->nodes[n - 1]) < 0) {
@@ -46,7 +46,7 @@ static int32_t n_writing(const struct ggml_cgraph * graph) {
     return n;
 }
 
-// Multiply-adds of a node that is attention, where layers with a window have less, or a recurrence.
+// Returns the multiply-adds of an attention node (fewer in layers with a window) or a recurrence, else 0.
 static double attention_work(const struct ggml_tensor * t) {
     const double work = recurrent_work(t);
     if (t->op != GGML_OP_CUSTOM || work >= 0) {
@@ -68,7 +68,8 @@ void uma_slices_start(uma_slices * s, uma_forward * f, int32_t n, bool has_outpu
     uma_pieces_drop(&s->pieces);
 }
 
-// The node after the piece that begins at `s->node`: as many as are predicted to fit, at least one.
+// Returns the node after the piece that begins at `s->node`. A piece has as many nodes as are predicted to fit, at
+// least one.
 static int32_t piece_end(uma_slices * s, int64_t limit_ns) {
     const struct ggml_cgraph * graph = s->forward->graph;
     int32_t i = s->node;
@@ -80,7 +81,7 @@ static int32_t piece_end(uma_slices * s, int64_t limit_ns) {
 }
 
 static enum ggml_status compute(uma_slices * s, int32_t end) {
-    struct ggml_cgraph view = *s->forward->graph; // its nodes, leaves and use counts stay the graph's
+    struct ggml_cgraph view = *s->forward->graph; // its nodes, leaves and use counts still belong to the graph
     view.nodes  += s->node;
     view.n_nodes = end - s->node;
     view.uid     = 0;

@@ -7,7 +7,7 @@
 
 void uma_attn_fold(struct uma_attn_part * sum, float * y, const struct uma_attn_part * part, const float * out,
     int dim_v) {
-    if (part->sum == 0) return; // not where it is NaN: then so is the result
+    if (part->sum == 0) return; // a NaN sum is added: it makes the result NaN
     if (sum->sum == 0) {
         *sum = *part;
         memcpy(y, out, (size_t)dim_v * 4);

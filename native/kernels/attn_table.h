@@ -122,8 +122,8 @@ static struct uma_attn query_alone(const struct uma_attn * at, int q) {
     return one;
 }
 
-// Cells that a query does not see may hold what is no number, left by another sequence or by one that is over. Such
-// queries are computed again, each alone.
+// Cells that a query does not see may hold NaN or infinity, left by another sequence or by one that has ended. A query
+// whose result is not finite is computed again, alone.
 static void attn_run(const struct uma_attn * at, struct uma_attn_part * parts, float * out, size_t out_stride,
     void * scratch) {
     const struct attn_work w = attn_work_at(at, scratch);

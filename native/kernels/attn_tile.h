@@ -130,8 +130,8 @@ static void scores_by_dots(const struct attn_work * w, const int * queries, int 
     }
 }
 
-// Returns the i-th lane in the order in which `vf_sums` pairs the lanes: bit b of i tells the two lanes apart that step
-// b adds.
+// Returns the i-th lane in the order in which `vf_sums` pairs the lanes: bit b of i selects one of the two lanes that
+// step b adds.
 V_INLINE size_t lane_of(int i) {
     static const int STRIDES[] = V_SUM_STRIDES;
     size_t lane = 0;
@@ -226,7 +226,7 @@ static bool row_mask(const struct uma_attn * at, int row, int64_t cell, int n, f
 }
 
 // Turns scores into weights exp(score - max) in place and updates this query's running maximum and sum. The weight of a
-// cell that is not visible is 0, even if its score is NaN. Returns false if no cell is visible, or none has a number.
+// cell that is not visible is 0, even if its score is NaN. Returns false if no visible cell's score is a number.
 static bool softmax_row(float * s, const float * mask, float slope, float softcap, struct uma_attn_part * part,
     float * out, size_t dv) {
     vf best = vf_set1(-INFINITY);
@@ -235,11 +235,11 @@ static bool softmax_row(float * s, const float * mask, float slope, float softca
         if (softcap != 0) v = vf_mul(vf_tanh(v), vf_set1(softcap));
         v = vf_fma(vf_set1(slope), vf_load(mask + c), v);
         vf_store(s + c, v);
-        best = vf_max(v, best); // NaN is passed over: the cell may be one that the row does not see
+        best = vf_max(v, best); // skips NaN: the row may not see the cell
     }
     const float max = vf_max_lane(best);
     if (!(max > -INFINITY)) {
-        for (int c = 0; c < CELLS; c++) part->sum = mask[c] > -INFINITY ? NAN : part->sum; // seen, but no number
+        for (int c = 0; c < CELLS; c++) part->sum = mask[c] > -INFINITY ? NAN : part->sum; // seen, but NaN
         return false;
     }
     if (max > part->max) {

@@ -30,8 +30,8 @@ static inline size_t acts_row_bytes(enum uma_type type, int64_t n_in) {
     return (size_t)n_in + (size_t)(n_in / uma_type_info(type).sub) * 8;
 }
 
-// True if weights of fewer than 8 bits are multiplied in place. This is for a few tiles of rows: taking the bits apart
-// for each tile takes less time than storing the weights as bytes, and all tiles can prefetch. (One core, AVX-512 VNNI,
+// True if weights of fewer than 8 bits are multiplied in place. This is for a few tiles of rows: unpacking the bits for
+// each tile takes less time than storing the weights as bytes, and all tiles can prefetch. (One core, AVX-512 VNNI,
 // weights in memory: products of 10, 16, 24 and 32 rows take 0.79, 0.80, 0.89 and 0.93 of the time by Q4_K, and 0.77,
 // 0.77, 0.83 and 0.91 by Q6_K.)
 static inline bool multiplies_bits(const struct uma_mm * mm) {
@@ -106,8 +106,8 @@ static inline float first_of(const float * x, float max) {
     return x[i];
 }
 
-// Q8_K: the value of largest magnitude becomes -127. As with Q8_0, NaN and infinity make all products of the row
-// something that is not finite: the logits are then refused.
+// Q8_K: the value of largest magnitude becomes -127. As with Q8_0, NaN or infinity makes all products of the row
+// non-finite, and the logits are then refused.
 static inline float quantise_256(const float * x, int8_t * q) {
     const float max = max_magnitude(x, 256);
     if (!(max > 0 && max <= 3.4e38f)) {

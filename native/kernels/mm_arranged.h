@@ -200,7 +200,7 @@ static void open_arranged(const struct uma_mm * mm, int64_t out, int64_t col, in
     const uint8_t * q = arranged_at(mm, out) + arranged_scales(type, mm->n_in) + (size_t)(col / 32)
         * arranged_run(type);
     const int64_t n_blocks = n / info.block;
-    switch (type) { // one loop for each type, so that no loop chooses per block
+    switch (type) { // one loop for each type, so that the type is not checked per block
         case UMA_Q4_K:
         case UMA_Q5_K: open_all_scales(UMA_Q4_K, scales, n_blocks, p); break;
         case UMA_Q6_K: open_all_scales(UMA_Q6_K, scales, n_blocks, p); break;

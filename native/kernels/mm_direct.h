@@ -5,8 +5,8 @@
 
 #include "mm_acts.h"
 
-// Weight rows and rows of x that are multiplied at once; weight rows that all rows of x pass over before the next ones,
-// so that they stay in the second-level cache.
+// Weight rows and rows of x that are multiplied at once; then how many weight rows are multiplied by all rows of x
+// before the next ones, so that they stay in the second-level cache.
 enum { DIRECT_OUTS = 4, DIRECT_ROWS = V_DIRECT_ROWS, DIRECT_RUN = 32 };
 
 V_INLINE vf direct_load(const uint8_t * p, const enum uma_type type) {

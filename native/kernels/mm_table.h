@@ -1,7 +1,7 @@
 // The matrix products of one instruction set, as a table entry. mm_<isa>.c includes this file after a vec_*.h.
 //
-// For each panel (or two) and each chunk of columns, the weights are unpacked once, and then every tile of activations
-// passes over them.
+// For each panel (or two) and each chunk of columns, the weights are unpacked once, and every tile of activations is
+// multiplied by them.
 #ifndef UMA_MM_TABLE_H
 #define UMA_MM_TABLE_H
 
@@ -81,9 +81,9 @@ static void start_fetching(const struct uma_mm * mm, int64_t out, int n_panels, 
         * mm->w_stride;
 }
 
-// Returns how many tiles prefetch the weights that are multiplied next, each an equal share. If the first tile asked
-// for all of them, it would wait for memory, and the other tiles for nothing. (One core, AVX-512 VNNI, weights in
-// memory: products of 10, 12, 16, 24 and 32 rows by Q8_0 take 0.82, 0.82, 0.80, 0.83 and 0.82 of the time.)
+// Returns how many tiles prefetch the weights that are multiplied next, each an equal share. If the first tile
+// prefetched all of them, that tile alone would wait for memory. (One core, AVX-512 VNNI, weights in memory: products
+// of 10, 12, 16, 24 and 32 rows by Q8_0 take 0.82, 0.82, 0.80, 0.83 and 0.82 of the time.)
 static int64_t share_fetching(struct panel * p, int n_panels, int64_t n_tiles) {
     const int64_t n_lines = p->fetch / 64, n = n_tiles < n_lines ? n_tiles : n_lines > 1 ? n_lines : 1;
     for (int i = 0; i < n_panels; i++) p[i].fetch /= (int)n;

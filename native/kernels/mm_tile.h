@@ -241,8 +241,8 @@ V_INLINE void quant_sums(vf sum[V_PANELS][V_TILE_ROWS], struct panel * p, const 
 }
 
 // acc[row][V_PANELS * V_LANES] += the product of NP panels and R rows over n columns. With by_256 activations have one
-// scale per 256 columns, so it is applied to the sum of these columns. (2 cores with AVX-512: with Q6_K a prompt is
-// read 1.12 times as fast as when each sub-block was scaled.)
+// scale per 256 columns, so it is applied to the sum over these columns. (2 cores with AVX-512: with Q6_K a prompt is
+// read 1.12 times as fast as with a scaling per sub-block.)
 V_INLINE void tile_product(struct panel * p, const struct part * x, float * acc, int64_t n, const int R, const int NP,
     const enum kind kind, const bool by_256) {
     const int sub = kind == KIND_U6_SUB16 || kind == KIND_N6 ? 16 : 32;

@@ -11,12 +11,12 @@
 #include "vec_target_x86.h"
 
 #define V_LANES 8
-// The sums of one sub-block stay in registers, but not all sums of the sub-blocks before it do. In return twice as many
-// rows share the work of loading a weight, taking its bits apart and finding its magnitude. (2 cores, weights in
-// memory, products of 6, 8, 16 and 32 rows, compared with 4 rows per tile and up to 8 in place. On a Zen 3 they take
-// 0.77, 0.85, 0.79 and 0.81 of that time by Q8_0, 0.76, 0.84, 0.81 and 0.84 by Q4_K, and 0.80, 0.82, 0.76 and 0.83 by
-// Q6_K. On a Xeon they take 0.83, 0.86, 0.82 and 0.97 by Q4_K, and 0.82, 0.86, 1.01 and 1.05 by Q6_K; with AVX-VNNI
-// 0.78, 0.78, 0.68 and 0.80 by Q4_K, and 0.79, 0.91, 0.94 and 1.03 by Q5_K.)
+// The sums of one sub-block stay in registers, but not all sums of earlier sub-blocks do. In return, twice as many rows
+// share the work of loading a weight, unpacking its bits and finding its magnitude. (2 cores, weights in memory,
+// products of 6, 8, 16 and 32 rows, compared with 4 rows per tile and up to 8 in place. On a Zen 3 they take 0.77,
+// 0.85, 0.79 and 0.81 of that time by Q8_0, 0.76, 0.84, 0.81 and 0.84 by Q4_K, and 0.80, 0.82, 0.76 and 0.83 by Q6_K.
+// On a Xeon they take 0.83, 0.86, 0.82 and 0.97 by Q4_K, and 0.82, 0.86, 1.01 and 1.05 by Q6_K; with AVX-VNNI 0.78,
+// 0.78, 0.68 and 0.80 by Q4_K, and 0.79, 0.91, 0.94 and 1.03 by Q5_K.)
 #define V_TILE_ROWS 8
 #define V_QUANT_PANELS 1
 #define V_MOST_IN_PLACE 32

@@ -145,8 +145,8 @@ static inline vi vi_dot_s8(vi acc, vi w, vi x) { return _mm512_dpbusd_epi32(acc,
 static inline vi vi_dot_u6(vi acc, vi w, vi x) { return _mm512_dpbusd_epi32(acc, w, x); }
 
 // acc + the dot product of each lane of w with the same four bytes at x, which the instruction itself reads. GCC would
-// make two instructions of it, so that the processor would look half as far ahead. (With one instruction, steps of 4
-// and 8 rows by Q4_K_M take 0.97 of the time.)
+// emit two instructions, and the processor would look only half as far ahead. (With one instruction, steps of 4 and 8
+// rows by Q4_K_M take 0.97 of the time.)
 #define V_HAS_DOT_AT
 #define V_HAS_SPARSE_FETCH // see fetch_sparsely
 typedef int32_t __attribute__((may_alias)) four_bytes;

@@ -50,7 +50,7 @@ static inline vf vf_add(vf a, vf b) { return vaddq_f32(a, b); }
 static inline vf vf_sub(vf a, vf b) { return vsubq_f32(a, b); }
 static inline vf vf_mul(vf a, vf b) { return vmulq_f32(a, b); }
 static inline vf vf_div(vf a, vf b) { return vdivq_f32(a, b); }
-static inline vf vf_max(vf a, vf b) { return vmaxnmq_f32(a, b); } // not NaN where only one of them is
+static inline vf vf_max(vf a, vf b) { return vmaxnmq_f32(a, b); } // if only one is NaN, the other one
 static inline vf vf_min(vf a, vf b) { return vminq_f32(a, b); }
 static inline vf vf_fma(vf a, vf b, vf c) { return vfmaq_f32(c, a, b); }
 static inline vf vf_fnma(vf a, vf b, vf c) { return vfmsq_f32(c, a, b); }

@@ -21,7 +21,7 @@
 #define V_LANES 8
 #define V_TILE_ROWS 4  // activation rows kept in registers at once: 4 or 8
 #define V_QUANT_PANELS 1 // quantised panels multiplied at once when there are many rows: 1 or 2, as registers allow
-#define V_MOST_IN_PLACE 8 // up to so many rows, weights below 8 bits are taken apart for each tile, not stored as bytes
+#define V_MOST_IN_PLACE 8 // up to this many rows, weights below 8 bits are unpacked per tile, not stored as bytes
 #define V_MIN_ROWS 2     // with fewer rows these kernels are no faster than ggml
 #define V_BEATS_REPACKED 0 // see kernels.h
 #define V_BLOCK_COLS 1 // vectors per row in a register block of f32 products

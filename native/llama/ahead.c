@@ -1,5 +1,5 @@
-// The decode call after this one, begun before Python asks for it: so the device does not wait while Python plans the
-// next tick and the tokens are written to their clients.
+// Begins the next decode call before Python asks for it, so that the device does not wait while Python plans the next
+// tick and tokens are written to clients.
 #include "llama/uma_llama.h"
 
 #include <stdlib.h>

@@ -1,6 +1,6 @@
-// A second stack to run a function on, switched by hand: so a llama_decode call can be left and re-entered.
-// ucontext keeps the operating-system thread (OpenMP teams and CUDA devices belong to threads). If ucontext
-// is unreliable (macOS, or UMA_FIBER_THREADS), a helper thread is used that runs only while its owner waits.
+// A second stack to run a function on, switched explicitly, so that a llama_decode call can be left and re-entered.
+// ucontext keeps the operating-system thread (OpenMP teams and CUDA devices belong to threads). If ucontext is
+// unreliable (macOS, or UMA_FIBER_THREADS), a helper thread is used that runs only while its owner waits.
 #pragma once
 
 typedef struct uma_fiber uma_fiber;

@@ -9,7 +9,7 @@
 #include <ucontext.h>
 #include <unistd.h>
 
-enum { STACK_BYTES = 8 * 1024 * 1024 }; // the usual main-thread stack: compute runs here; pages are taken as used
+enum { STACK_BYTES = 8 * 1024 * 1024 }; // as a main thread usually has; pages are allocated when used
 
 struct uma_fiber {
     ucontext_t owner, inside;

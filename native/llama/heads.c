@@ -1,8 +1,8 @@
-// Prediction heads of a model, in a context of their own: MTP layers (LLAMA_CONTEXT_TYPE_MTP) or an EAGLE 3 model.
-// A row is a token and a state of the position before it; the output predicts the token after the row's.
+// Prediction heads of a model, in a context of their own: MTP layers (LLAMA_CONTEXT_TYPE_MTP) or an EAGLE 3 model. A
+// row has a token and the state of the position before it; its output predicts the next token.
 //
-// llama.h has no call for the states that heads give, which their next row needs, so the eval callback takes them from
-// the graph by their names.
+// llama.h has no call for the heads' states, which their next row needs, so the eval callback takes them from the graph
+// by their names.
 #include "llama/uma_llama.h"
 
 #include "ggml-backend.h"
@@ -67,7 +67,7 @@ static bool make_parts(batch_parts * p, int32_t n, llama_pos pos0, llama_seq_id 
     return true;
 }
 
-// llama.cpp reads tokens and states, through pointers that are not const.
+// llama.cpp only reads tokens and states, though its pointers are not const.
 static struct llama_batch batch_of(
     const batch_parts * p, const llama_token * token, const float * states, int32_t n) {
     return (struct llama_batch) {
@@ -103,7 +103,7 @@ int32_t uma_heads_fuse(struct llama_context * ctx, uma_heads * h, const float * 
     if (!make_parts(&parts, n, pos0, &seq_id)) {
         return NO_MEMORY;
     }
-    memset(parts.want, 1, (size_t) n); // llama_encode gives all rows, and warns of a row that is not marked
+    memset(parts.want, 1, (size_t) n); // llama_encode returns all rows, and warns of a row that is not marked
     h->has_state = false;
     h->fused     = fused;
     h->n_fused   = n;

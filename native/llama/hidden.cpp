@@ -1,7 +1,7 @@
-// The hidden states that prediction heads and EAGLE 3 models read, from a context of llama.cpp's.
+// The hidden states that prediction heads and EAGLE 3 models read, from a llama.cpp context.
 //
-// llama.cpp declares these four functions in llama-ext.h, in C++ and without a promise that they stay: the pinned
-// version has them. A library without them cannot be linked, and one that has them is checked by its version.
+// llama.cpp declares these four functions in llama-ext.h, in C++, and does not promise to keep them. The pinned version
+// has them. A library without them cannot be linked, and one that has them is checked by its version.
 #include "llama.h"
 
 extern "C" {
@@ -15,7 +15,7 @@ LLAMA_API float * llama_get_embeddings_layer_inp(struct llama_context * ctx, uin
 
 namespace {
 
-// The one after the last layer: what the head of the vocabulary is given.
+// True for the state after the last layer, which the output matrix is multiplied with.
 bool is_last(const struct llama_context * ctx, int32_t layer) {
     return layer == llama_model_n_layer(llama_get_model(ctx));
 }

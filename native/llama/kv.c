@@ -1,6 +1,6 @@
-// Moves of K and V rows without llama.cpp's state blobs. A blob is made and read in one piece; these copies are
-// sliced, skip the host on a device, and can copy part of a sequence. Valid for attention caches in stream mode
-// with V stored by rows (flash attention); LlamaEngine proves that on the real model before it uses them.
+// Moves K and V rows without llama.cpp's state blobs. A blob is made and read in one piece; these copies are sliced,
+// skip the host on a device, and can copy part of a sequence. Valid for attention caches in stream mode with V stored
+// by rows (flash attention); LlamaEngine proves that on the real model before it uses them.
 #include "llama/uma_llama.h"
 
 #include <string.h>
@@ -11,8 +11,8 @@
 
 enum {
     SLICE_BYTES  = 512 * 1024,
-    DEVICE_SLICE = 16 * 1024 * 1024, // a device copies this in less time than the call that orders it
-    QUEUED_MOST  = 256 * 1024 * 1024, // most bytes under way before the copies are awaited and the clock is read
+    DEVICE_SLICE = 16 * 1024 * 1024, // a device copies this in less time than the call takes
+    QUEUED_MOST  = 256 * 1024 * 1024, // most bytes in flight before the copies are awaited
 };
 
 static const struct ggml_tensor * tensor_of(const uma_gate * gate, int32_t i) {
@@ -49,7 +49,7 @@ typedef struct place { // where a slice lies: in a tensor or in host bytes
 
 static bool is_host(const struct ggml_tensor * t) { return ggml_backend_buffer_is_host(t->buffer); }
 
-// With a copier, a copy within its device is only queued: ggml_backend_synchronize ends it.
+// With a copier, a copy within its device is only queued; ggml_backend_synchronize waits for it.
 static void move_bytes(place from, place to, int64_t size, struct ggml_backend * copier) {
     if (from.tensor && to.tensor) {
         if (is_host(from.tensor) && is_host(to.tensor)) {

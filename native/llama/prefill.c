@@ -1,9 +1,9 @@
 // One prompt chunk whose llama_decode pauses between pieces of its graph.
 //
-// The prefill context's eval callback cuts the graph where the predicted work since the last cut reaches the
-// wanted quantum. ggml computes a piece and calls back. There the fiber may leave: llama_decode stays on its
-// own stack, half done, until it is entered again. Other contexts compute meanwhile. The cost of a piece is
-// learned by kind of operation (nanoseconds per unit of work), so nothing is assumed about an architecture.
+// The prefill context's eval callback cuts the graph where the predicted work since the last cut reaches the wanted
+// quantum. ggml computes a piece and calls back. There the fiber may leave: llama_decode stays on its own stack, half
+// done, until it is entered again, and other contexts may compute in between. The cost of a piece is learned by kind of
+// operation (nanoseconds per unit of work), so nothing is assumed about an architecture.
 #include "fiber.h"
 #include "graph/pieces.h"
 #include "llama/uma_llama.h"
@@ -68,7 +68,7 @@ bool uma_prefill_cb(struct ggml_tensor * t, bool ask, void * user) {
         return !p->is_cancelled && !is_end;
     }
     const bool is_end = uma_gate_takes_hidden(&p->gate, t, true);
-    // llama.cpp's name of the node before the output's matrix, which may take longer than all other pieces
+    // the node before the product with the output matrix, which may take longer than any other piece
     p->is_at_head = !is_end && p->want[p->n - 1] && strcmp(t->name, "result_norm") == 0;
     return uma_pieces_add(&p->pieces, t, p->quantum_ns) || p->is_at_head || is_end;
 }
@@ -184,7 +184,7 @@ void uma_prefill_run(uma_prefill * p, int64_t until_ns, int64_t quantum_ns, int3
 void uma_prefill_cancel(uma_prefill * p) {
     uma_run ignored;
     p->is_cancelled = true;
-    p->is_done |= !p->is_begun; // its prompt's beginning may not even be in the cache yet
+    p->is_done |= !p->is_begun; // not run: what precedes it may not be in the cache yet
     while (!p->is_done) {
         uma_prefill_run(p, 0, 1, 1, &ignored); // tiny quantum: every node is a cut, the first one stops its split
     }

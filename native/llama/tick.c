@@ -1,15 +1,15 @@
-// One decode call and one token per wanted row: the hot path, entered once per call so that the GIL is taken once.
+// The hot path: one decode call and one token per wanted row, as one C function, so that the GIL is released only once.
 #include "llama/uma_llama.h"
 
 #include <stdlib.h>
 #include <unistd.h>
 
-// Waking a thread takes tens of microseconds. A woken thread that needs the GIL would wait for it, and have to be woken
-// again.
+// Called while the GIL is free. Waking a thread takes tens of microseconds, and a woken thread that had to wait for the
+// GIL would have to be woken again.
 void uma_wake(int32_t fd) {
     static const uint64_t one = 1; // eventfd(2) needs 8 bytes; a socket takes them as well
     if (fd >= 0 && write(fd, &one, sizeof(one)) < 0) {
-        return; // full: its reader has enough to wake up for
+        return; // full: its reader wakes up anyway
     }
 }
 
@@ -32,7 +32,7 @@ typedef struct context_logits {
     int32_t n_vocab;
 } context_logits;
 
-// Once for all rows, which lie in batch order: every call of the getters synchronises with the device.
+// Called once for all rows, which are in batch order: every call of a getter synchronises with the device.
 static context_logits logits_of(struct llama_context * ctx) {
     return (context_logits) {
         llama_get_logits(ctx), llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx))) };

@@ -20,22 +20,22 @@ extern "C" {
 
 namespace {
 
-// more than a decode call's scratch, less than anybody misses; address space until it is used
+// more than a decode call's scratch, little enough not to be missed; only address space until it is used
 constexpr size_t RESERVE_BYTES = 16 << 20;
 
 std::atomic<void *> reserve{ nullptr };
 
 thread_local int  n_inside    = 0;
-thread_local bool is_short    = false; // of memory, since the outermost guarded call began
+thread_local bool is_short    = false; // memory ran out since the outermost guarded call began
 thread_local char message[512] = "";
 
-thread_local sigjmp_buf * way_back = nullptr; // out of the outermost guarded call
+thread_local sigjmp_buf * way_back = nullptr; // leads out of the outermost guarded call
 
-struct sigaction former; // what was done about a trap before
+struct sigaction former; // the handler that was there before
 
 void note(const char * text) { std::snprintf(message, sizeof(message), "%s", text); }
 
-// "file:line: what": where the libraries were compiled is of no use to anybody.
+// Drops the folders from "file:line: what": where the libraries were compiled helps nobody.
 const char * without_folders(const char * text) {
     const char * name = text;
     for (const char * p = text; *p && *p != ' '; p++) {
@@ -52,17 +52,18 @@ void on_abort(const char * text) {
     std::fprintf(stderr, "%s\n", text); // as ggml does without a callback; it aborts when this returns
 }
 
-// llama.cpp divides by counts of a model's file, and some processors trap where one is 0. What the call holds is lost: no
-// destructor runs.
+// llama.cpp divides by counts from a model's file, and some processors trap if one is 0. What the call holds is lost,
+// because no destructor runs.
 void on_trap(int number) {
     if (way_back) {
         note("a division by zero: a count of the model is 0, or missing");
         siglongjmp(*way_back, 1);
     }
-    sigaction(number, &former, nullptr); // the instruction is tried again
+    sigaction(number, &former, nullptr); // the instruction runs again
 }
 
-// For every call: whoever came later, as Python's faulthandler may, would write all stacks before it asks us.
+// Done for every call: a handler that was installed later, such as Python's faulthandler, would write all stacks before
+// it calls this one.
 void arm() {
     struct sigaction action = {}, found;
     action.sa_handler       = on_trap;
@@ -73,7 +74,7 @@ void arm() {
     }
 }
 
-// What operator new asks when there is no memory: it tries again if this returns.
+// operator new calls this when there is no memory, and tries again if this returns.
 void on_no_memory() {
     is_short = true;
     void * const held = reserve.exchange(nullptr);
@@ -106,7 +107,7 @@ class inside {
 template <typename T, typename F> T guarded(bool is_loading, T failed, F call) {
     const inside here(is_loading);
     sigjmp_buf   place;
-    if (std::is_pointer_v<T> && n_inside == 1) { // not where text is read: that divides by nothing, and is frequent
+    if (std::is_pointer_v<T> && n_inside == 1) { // not for tokenizing, which divides by no counts and is frequent
         arm();
         if (sigsetjmp(place, 0)) {
             n_inside = 1;

@@ -1,9 +1,9 @@
-// Makes calls into llama.cpp and ggml return, that would otherwise fail by an exception or by ending the process.
+// Makes calls into llama.cpp and ggml return a failure where they would otherwise throw or end the process.
 //
 // Both libraries throw std::bad_alloc, and abort if a GGML_ASSERT does not hold: with a damaged model file, or without
 // enough memory. Nothing above a C function catches an exception, so both would end the daemon. With these macros,
-// which are in force everywhere in the bindings and in our own C, such a call returns the same value as at any other
-// failure.
+// which are in force everywhere in the bindings and in our own C, such a call returns the value that it returns for any
+// other failure.
 #pragma once
 
 #include "llama.h"

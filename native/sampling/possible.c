@@ -1,5 +1,5 @@
-// A link of a chain that drops candidates that can never be drawn: llama.cpp's typical-p and Mirostat make NaN of a
-// probability of 0.
+// A link of a sampler chain that drops candidates that can never be drawn, because llama.cpp's typical-p and Mirostat
+// turn a probability of 0 into NaN.
 #include "sampling/uma_sampling.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
-// Draws one token from one row of logits. A row of 152k is read once; closer looks are limited to the blocks that can
-// matter.
+// Draws one token from one row of logits. A row of 152k is read once; after that only the blocks that can matter are
+// read.
 #include "sample.h"
 
 #include <float.h>
@@ -29,7 +29,7 @@ static bool           has_key;
 
 static void make_key(void) { has_key = pthread_key_create(&freed_at_exit, free) == 0; }
 
-// `n_edits`: a small vocabulary may have more of them than tokens, because those of one token may come several times.
+// `n_edits`: a small vocabulary may have more edits than tokens, because a token may be edited several times.
 static bool reserve(int32_t n_vocab, int32_t n_edits) {
     n_vocab = n_edits > n_vocab ? n_edits : n_vocab;
     if (scratch.n_vocab >= n_vocab) {
@@ -150,9 +150,10 @@ static size_t collect(const float * x, int32_t n_vocab, int32_t n_blocks, float 
     return n;
 }
 
-// -- tokens that the chain may move: they are candidates whatever their logits are, and no distance counts from these
+// -- tokens that the chain may move: they are candidates whatever their logits are, and distances do not count from
+// them
 
-// Takes them out of the row. Returns their number, negated if one of their logits is NaN or infinite.
+// Takes these tokens out of the row. Returns their number, negated if one of their logits is NaN or infinite.
 static int32_t set_apart(float * row, const uma_sampler * s) {
     int32_t n = 0;
     bool is_bad = false;
@@ -218,7 +219,7 @@ static llama_token draw(float * row, int32_t n_vocab, uma_sampler * s, llama_tok
         return -1;
     }
     const llama_token token = left->data[left->selected].id;
-    // llama.cpp's infill sampler may put in an end of text that is not a candidate
+    // llama.cpp's infill sampler may select an end of text that is not a candidate
     return row[token] > -INFINITY ? token : best_of(row, n_vocab, n_blocks);
 }
 
@@ -256,7 +257,8 @@ static llama_token draw_allowed(float * row, int32_t n_vocab, uma_sampler * s, l
     return draw(without_refused(row, n_vocab, s->mask), n_vocab, s, left);
 }
 
-// Returns a token that is known before the row is. Only its log probabilities, if they are wanted, need the row.
+// Returns the forced token, which is known before the row is. Only its log probabilities, if they are wanted, need the
+// row.
 static llama_token give(const float * logits, int32_t n_vocab, uma_sampler * s) {
     if (s->forced >= n_vocab) {
         return -1;
@@ -295,7 +297,7 @@ llama_token uma_sample(float * logits, int32_t n_vocab, uma_sampler * s) {
         uma_logprobs_after(s->logprobs, s->takes_best ? NULL : &left, token);
     } else if (token >= 0 && s->logprobs) {
         if (s->mask && !isfinite(uma_largest(logits, n_vocab))) {
-            return -1; // a bad logit of a token that the mask refuses: no draw has seen it
+            return -1; // a token that the mask refuses has a bad logit, which no draw has seen
         }
         uma_logprobs_before(s->logprobs, logits, n_vocab, token);
     }

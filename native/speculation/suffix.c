@@ -1,5 +1,5 @@
-// The longest end of a text that occurred in it before, found in constant time a token: a suffix automaton
-// (Blumer et al., "The smallest automaton recognizing the subwords of a text", 1985), built as the text grows.
+// Finds the longest suffix of a text that occurred in it before, in constant time per token: a suffix automaton (Blumer
+// et al., "The smallest automaton recognizing the subwords of a text", 1985), built as the text grows.
 #include "speculation/uma_speculation.h"
 
 #include <stdlib.h>
@@ -7,18 +7,18 @@
 
 enum { NONE = -1, ROOT = 0 };
 
-// A state stands for all substrings that end at the same places. The longest of them has `length` tokens.
+// A state stands for all substrings that end at the same positions. The longest of them has `length` tokens.
 typedef struct state {
     int32_t length;
-    int32_t link;  // the state of its longest suffix that ends at more places; NONE: this is the root
-    int32_t end;   // position after one of these places: the latest that was recorded here
-    int32_t edges; // first of its edges, NONE: it has none
+    int32_t link;  // the state of its longest suffix that ends at more positions; NONE: this is the root
+    int32_t end;   // position after the latest of these that was recorded here
+    int32_t edges; // its first edge; NONE: it has none
 } state;
 
-// The longest end of the text up to some position that occurred before.
+// The longest suffix of the text up to some position that occurred before.
 typedef struct match {
     int32_t n;   // number of its tokens
-    int32_t end; // position after its earlier place
+    int32_t end; // position after its earlier occurrence
 } match;
 
 typedef struct edge {
@@ -163,7 +163,7 @@ static bool extend(uma_suffix * s, llama_token token) {
     s->states[whole].link = link;
     s->last = whole;
     s->matches[s->n_text - 1] = (match) { s->states[link].length, s->states[link].end };
-    s->states[link].end = s->n_text; // this is the latest place now
+    s->states[link].end = s->n_text; // this is the latest occurrence now
     return true;
 }
 
@@ -200,7 +200,7 @@ int32_t uma_suffix_read(
         return 0;
     }
     const match before = s->matches[from - 1];
-    bool        is_one = before.n < n_match; // the match did not occur before this place
+    bool        is_one = before.n < n_match; // the match did not occur before this one
     int32_t     n = 0;
     for (; n < n_most && token_at(s, from + n) != NONE; n++) {
         out[n] = s->text[from + n];
@@ -216,7 +216,7 @@ int32_t uma_suffix_follow(const uma_suffix * s, uma_suffix_cursor * at, llama_to
         at->n_match = 0;
         return 0;
     }
-    // the text has grown since: a part of the state may have become a state of its own
+    // the text has grown since then: the match may now belong to a state that was split off
     while (s->states[at->state].link != NONE && s->states[s->states[at->state].link].length >= at->n_match) {
         at->state = s->states[at->state].link;
     }

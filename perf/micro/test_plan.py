@@ -83,7 +83,7 @@ def test_check_plan(benchmark: BenchmarkFixture, n_sessions: int) -> None:
 
 @pytest.mark.parametrize("stage", SchedulerConfig().stages)
 def test_each_stage_at_16_sessions(benchmark: BenchmarkFixture, stage: str) -> None:
-    """The whole pipeline without one stage: the difference to `test_plan[16]` is what the stage costs."""
+    """The pipeline without one stage: the difference from `test_plan[16]` is what the stage costs."""
     state = state_of(16)
     plan = benchmark(compose([name for name in SchedulerConfig().stages if name != stage]), state)
     assert check_plan(state, plan) == []

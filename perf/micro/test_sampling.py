@@ -26,7 +26,7 @@ CHAINS = {
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[LlamaEngine]:
-    """Chains need a model to hang on; the rows below are not its own."""
+    """Sampler chains need a model, but the rows below do not come from it."""
     engine = LlamaEngine(str(ensure("tiny-q8_0")), EngineOptions(threads=1, n_ctx=512, n_seq=1))
     yield engine
     engine.close()

@@ -1,6 +1,6 @@
 """`python -m perf.reliability [--minutes 30] [--reloads 100]`: every trial, then docs/RELIABILITY.md.
 
-On a machine that others use: `--gate 'flock FILE' --segment-s 150 --pause-s 20` takes turns.
+On a shared machine, `--gate 'flock FILE' --segment-s 150 --pause-s 20` takes turns with other work.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def say(text: str) -> None:
 @click.option("--minutes", default=30.0, show_default=True, help="Active time of the soak; 0 leaves it out.")
 @click.option("--reloads", "n_reloads", default=100, show_default=True)
 @click.option("--drains", "n_drains", default=10, show_default=True)
-@click.option("--seed", default=1, show_default=True, help="Of the soak's chances.")
+@click.option("--seed", default=1, show_default=True, help="Seed of the soak's random choices.")
 @click.option(
     "--segment-s",
     default=0.0,
@@ -43,7 +43,7 @@ def say(text: str) -> None:
     "--gate",
     default="",
     metavar="COMMAND",
-    help="Each trial and segment waits until COMMAND runs the command after it.",
+    help="Each trial and segment waits until COMMAND runs the command that is appended to it.",
 )
 @click.option(
     "--only", multiple=True, help="Run only these trials, and keep the other results of the last run. Repeatable."
@@ -66,12 +66,12 @@ def main(n_reloads: int, n_drains: int, only: tuple[str, ...], no_page: bool, **
     }
     unknown = set(only) - set(trials)
     if unknown:
-        raise click.BadParameter(f"no trial {', '.join(sorted(unknown))}; there are: {', '.join(trials)}")
+        raise click.BadParameter(f"no trial {', '.join(sorted(unknown))}; choose from {', '.join(trials)}")
     results = json.loads(OUT.read_text()) if only and OUT.exists() else {}
     results["machine"] = _machine()
     for name, trial in trials.items():
         if (not only or name in only) and (name != "soak" or how["minutes"] > 0):
-            with contextlib.nullcontext() if name == "soak" else turns.turn():  # the soak takes its turns by itself
+            with contextlib.nullcontext() if name == "soak" else turns.turn():  # the soak waits for its own turns
                 results[name] = {**trial(), "date": f"{datetime.date.today()}", "commit": commit_id()}
             OUT.parent.mkdir(parents=True, exist_ok=True)
             OUT.write_text(json.dumps(results, indent=1))

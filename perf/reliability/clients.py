@@ -1,4 +1,4 @@
-"""Clients of a soak: well-behaved, slow, rude, garbage and vanishing ones. Each knows the right answer to what it does.
+"""Clients of a soak: well-behaved, slow, rude, garbage and vanishing ones. Each knows which answers are right.
 
 Rules: every function is one visit: connect, do something, leave. The answers to an honest visit are checked.
 """
@@ -63,7 +63,7 @@ def _check(event: dict[str, Any], wanted: dict[str, bool], n_tokens: dict[str, i
     if kind == "reply":
         return
     if id not in wanted:
-        tally.violate(f"an event for a request that is over: {event}")
+        tally.violate(f"an event for a request that has ended: {event}")
     elif kind == "token":
         n_tokens[id] += 1
         if not wanted[id]:
@@ -74,7 +74,7 @@ def _check(event: dict[str, Any], wanted: dict[str, bool], n_tokens: dict[str, i
     else:
         tally.add(f"final/{event['reason']}")
         if event["reason"] not in REASONS or n_tokens[id] > event["usage"]["completion_tokens"]:
-            tally.violate(f"a final event that cannot be: {event}")
+            tally.violate(f"an impossible final event: {event}")
         del wanted[id]
 
 
@@ -89,8 +89,8 @@ def line(path: str, rng: random.Random, tally: Tally) -> None:
 
 
 def slow(path: str, rng: random.Random, tally: Tally) -> None:
-    """Read in small bites with pauses. The end must come all the same, unless the daemon's patience ends (4 KiB of ours
-    are unread).
+    """Read in small pieces with pauses. The end must come nevertheless, unless the daemon drops this slow reader, whose
+    socket buffers only 4 KiB.
     """
     with _connected(path) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -140,7 +140,7 @@ _RUDE: tuple[Callable[[random.Random], dict[str, Any]], ...] = (
 
 
 def garbage(path: str, rng: random.Random, tally: Tally) -> None:
-    """Send bytes without sense, or frames that end halfway."""
+    """Send meaningless bytes, or truncated frames."""
     data = rng.randbytes(rng.randrange(1, 2000))
     if rng.random() < 0.5:
         data = struct.pack("<I", rng.choice((5, 5000, 1 << 19, (1 << 31) - 1))) + data
@@ -154,7 +154,7 @@ def garbage(path: str, rng: random.Random, tally: Tally) -> None:
 
 
 def vanishing(path: str, rng: random.Random, tally: Tally) -> None:
-    """Leave without a word: before, while and after the prompt is read."""
+    """Disconnect without notice: before, during or after prefill."""
     with _connected(path) as sock:
         for i in range(rng.randrange(1, 4)):
             payload = json.dumps({**request(rng, i), "max_tokens": 1000, "ignore_eos": True}).encode()
@@ -166,7 +166,7 @@ def vanishing(path: str, rng: random.Random, tally: Tally) -> None:
 
 
 def curious(path: str, rng: random.Random, tally: Tally) -> None:
-    """Ask for everything that can be asked."""
+    """Call operations that only report."""
     with Client(path, TIMEOUT_S) as client:
         for operation in ("status", "metrics", "sessions", "health", "help"):
             client.call(operation)

@@ -1,4 +1,4 @@
-"""The daemon under test: a process of its own on the small models, and the system's figures about it."""
+"""The daemon under test: a separate process on the small models, and the system's figures about it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BASE: dict[str, dict[str, Any]] = {
     "cache": {
         "ram_mb": 32,
         "disk_mb": 128,
-    },  # full within minutes: from then on, knowing what is in there takes the same memory
+    },  # full within minutes: from then on its index takes the same memory
     "limits": {"max_sessions": 24, "queue_interactive": 16, "queue_background": 16},
     "ipc": {"tx_soft_bytes": 8192, "tx_hard_bytes": 65536, "write_timeout_ms": 3000},
 }
@@ -41,7 +41,7 @@ class Failed(Exception):
 
 
 class Daemon:
-    """One process on a socket and a configuration file of its own."""
+    """One process with its own socket and configuration file."""
 
     def __init__(self, folder: Path, n_seq: int = 4) -> None:
         self.folder = folder
@@ -88,7 +88,9 @@ class Daemon:
         deadline = time.monotonic() + START_S
         while not self._holds(condition):
             if self.process is None or self.process.poll() is not None or time.monotonic() > deadline:
-                raise Failed("what was waited for did not come:\n" + self.log_path.read_text(errors="replace")[-3000:])
+                raise Failed(
+                    "the daemon is not in the expected state:\n" + self.log_path.read_text(errors="replace")[-3000:]
+                )
             time.sleep(POLL_S)
 
     @staticmethod
@@ -140,7 +142,7 @@ class Daemon:
         """End the daemon and return its exit status. Idempotent."""
         if self.process is None:
             return 0
-        for number in (signal.SIGTERM, signal.SIGINT):  # no drain: two of one kind could arrive as one
+        for number in (signal.SIGTERM, signal.SIGINT):  # the second skips the drain; two of one kind could merge
             self.signal(number)
         try:
             return self.process.wait(30)
@@ -176,5 +178,5 @@ def running(n_seq: int = 4, *flags: str) -> Iterator[Daemon]:
     finally:
         daemon.stop()
         KEPT_LOG.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(daemon.log_path, KEPT_LOG)  # of the last trial: to be read when it went wrong
+        shutil.copy(daemon.log_path, KEPT_LOG)  # of the last trial, to be read if it failed
         shutil.rmtree(folder)

@@ -19,7 +19,7 @@ Say = Callable[[str], None]
 
 
 def run(files: Sequence[str], say: Say) -> dict[str, Any]:
-    """Run these files of tests/daemon. A skipped test has proven nothing, so it is counted separately."""
+    """Run these files of tests/daemon. A skipped test proves nothing, so it is counted separately."""
     say(f"tests: {', '.join(files)}")
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"

@@ -1,4 +1,4 @@
-"""Reloads under continuous streams: none lost, none cut, no token of a wrong model, memory back."""
+"""Reloads under continuous streams: none is lost or cut, no token is of the wrong model, memory is given back."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def run(n_reloads: int, say: Say) -> dict[str, Any]:
 
 
 def _reloads_under_load(daemon: Daemon, n_reloads: int, tally: Tally, say: Say) -> tuple[list[Taken], list[float]]:
-    """Return the streams that were taken meanwhile, and the ms that each reload took.
+    """Return the streams that were recorded meanwhile, and the ms that each reload took.
 
     Ends with the model that it began with.
     """

@@ -1,4 +1,4 @@
-"""docs/RELIABILITY.md from the results: promises beside what was seen."""
+"""Writes docs/RELIABILITY.md from the results: promises beside what was observed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HEAD = """<!-- Written by `python -m perf.reliability`. Do not edit: run it agai
 
 # Reliability
 
-What was done to a running daemon, and what came of it. `python -m perf.reliability` does it all and writes this page;
+What was done to a running daemon, and the results. `python -m perf.reliability` does it all and writes this page;
 `tests/daemon` holds the same promises in short form.
 
 The daemon ran on the small trained models with one compute thread, on {n_cores} cores ({cpu}) that it shared with the
@@ -68,8 +68,12 @@ def _reloads(r: Mapping[str, Any]) -> list[Row]:
             wrong,
             not r["n_wrong_model"] and r["n_unjudged"] < r["n_streams"],
         ),
-        Row("memory back within 5 %", seen, growth <= 0.05),
-        Row("descriptors back", " → ".join(map(str, r["descriptors"])), r["descriptors"][0] == r["descriptors"][1]),
+        Row("memory returns to within 5 %", seen, growth <= 0.05),
+        Row(
+            "descriptors return to their number",
+            " → ".join(map(str, r["descriptors"])),
+            r["descriptors"][0] == r["descriptors"][1],
+        ),
         _clean(r),
     ]
 
@@ -207,7 +211,7 @@ text: a token that lies
 more than a near tie below a model's choice is not of that model.
 """
 _TESTS = """
-The tests of `tests/daemon` do this, by levers inside the daemon, with the simulated engine and with the real
+The tests of `tests/daemon` do this, through hooks inside the daemon, with the simulated engine and with the real
 one:
 
 """
@@ -231,7 +235,7 @@ _LISTS = {
 
 
 def _points(points: Sequence[Mapping[str, float]]) -> str:
-    """The curve, as a table of what was recorded."""
+    """Return a table of the recorded points."""
     names = [name for name in _COLUMNS if name in points[0]]
     rows = [
         [_COLUMNS[name] for name in names],

@@ -1,5 +1,5 @@
-"""The short trials: drain under a storm, death and restart, status during long calls, a thousand of everything,
-idleness.
+"""The short trials: drain under a storm, death and restart, status during long calls, a thousand requests and
+connections, idleness.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def restarts(say: Say) -> dict[str, Any]:
                     for event in events:
                         if event["event"] != "token":
                             tally.violate(f"a killed daemon sent {event}")
-                    tally.violate("the stream of a killed daemon ended as if nothing were wrong")
+                    tally.violate("the stream of a killed daemon ended normally")
                 except CtlError:
                     tally.add("eof")
             daemon.stop()
@@ -234,7 +234,7 @@ def idle(say: Say) -> dict[str, Any]:
 
 
 def second_daemon(say: Say) -> dict[str, Any]:
-    """Two daemons on one socket: the second refuses, the first goes on."""
+    """Two daemons on one socket: the second refuses to start, the first keeps running."""
     say("two daemons")
     violations = []
     with running() as first:

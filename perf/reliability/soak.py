@@ -1,4 +1,4 @@
-"""The soak: random clients and an operator who reloads, drains and cancels at random; at quiet points everything
+"""The soak: random clients and an operator who reloads, drains and cancels at random; at rest points everything
 must be back to zero.
 """
 
@@ -109,7 +109,7 @@ class Soak:
     def _await_rest(self) -> None:
         for _ in self._threads:
             if not self._resting.acquire(timeout=180):
-                self.tally.violate("a client of the soak does not come to rest")
+                self.tally.violate("a client of the soak does not pause")
 
     def _quiet_point(self, minutes: float) -> None:
         """Check the daemon while clients and operator rest: anything that is still in use has leaked."""
@@ -133,7 +133,7 @@ class Soak:
         self.points.append({"minutes": round(minutes, 2), **memory, "descriptors": daemon.n_descriptors()})
         self._say(f"{minutes:5.1f} min: {n_ended} requests, {self.points[-1]}, {self.tally.n_violations} violations")
 
-    # the operator's deeds
+    # the operator's actions
 
     def _reload_live(self, rng: random.Random) -> None:
         self.daemon.configure(

@@ -1,4 +1,4 @@
-"""Streams that ask again and again: each request must be answered completely."""
+"""Streams that send request after request: each must be answered completely."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class Taken:
 
 @dataclass
 class Load:
-    """Continuous streams on connections of their own, until `stop`."""
+    """Continuous streams, each on its own connection, until `stop`."""
 
     path: str
     n_streams: int
     n_tokens: int
     tally: Tally
     taken: list[Taken] = field(default_factory=list)
-    epoch: int = 0  # raised by the trial at each reload
+    epoch: int = 0  # increased by the trial when a reload begins and when it ends
     _stop: threading.Event = field(default_factory=threading.Event)
     _threads: list[threading.Thread] = field(default_factory=list)
 
@@ -84,7 +84,7 @@ class Load:
         self.tally.add(f"final/{event.get('reason') or event.get('name')}")
         if event["event"] == "error":
             if not event["detail"].get("retry_after_ms"):
-                self.tally.violate(f"a continuous stream was refused without a time to come back: {event}")
+                self.tally.violate(f"a continuous stream was refused without retry_after_ms: {event}")
             self._stop.wait(event["detail"].get("retry_after_ms", 0) / 1000)
             return
         n_counted = event["usage"]["completion_tokens"]

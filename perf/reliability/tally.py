@@ -1,4 +1,4 @@
-"""Counts events from many threads, and keeps the broken promises word for word."""
+"""Counts events from many threads, and keeps the texts of broken promises."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Tally:
             self.counts[name] += n
 
     def violate(self, what: str) -> None:
-        """A promise was broken."""
+        """Record a broken promise."""
         with self._lock:
             self.n_violations += 1
             if len(self.violations) < MAX_KEPT:
@@ -33,7 +33,7 @@ class Tally:
             return sum(n for name, n in self.counts.items() if name.startswith(prefix))
 
     def under(self, prefix: str) -> dict[str, int]:
-        """Counts below a prefix, largest first."""
+        """Return the counts below a prefix, largest first."""
         with self._lock:
             found = [(name[len(prefix) :], n) for name, n in self.counts.most_common() if name.startswith(prefix)]
         return dict(found)

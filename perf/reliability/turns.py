@@ -1,4 +1,4 @@
-"""Turns on a machine that others use too: work waits for its turn, and long work is cut into segments with pauses."""
+"""Turns on a shared machine: work waits for its turn, and long work is cut into segments with pauses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import click
 class Turns:
     """How to share the machine with others."""
 
-    # a command that runs the command after it when its turn has come, such as `flock FILE`; empty: at once
+    # a command that runs the command appended to it when its turn has come, such as `flock FILE`; empty: at once
     gate: str = ""
     segment_s: float = 0.0  # longest turn of work that can be cut; 0: no cuts
     pause_s: float = 0.0  # between two segments
@@ -33,7 +33,7 @@ class Turns:
             with contextlib.suppress(BrokenPipeError):  # the command has ended already: the next line shows how
                 holder.stdin.write(b"\n")
             if holder.stdout.readline() != b"\n":
-                raise click.ClickException(f"--gate {self.gate}: it did not run the command after it")
+                raise click.ClickException(f"--gate {self.gate}: it did not run the command that was appended to it")
             try:
                 yield
             finally:

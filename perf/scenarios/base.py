@@ -14,7 +14,7 @@ Figures = dict[str, float]
 
 
 class Scenario(Protocol):
-    """One file for each, under perf/scenarios; the dataclass' fields are the sizes that documents state."""
+    """Each is in a file under perf/scenarios; the fields of its dataclass are the sizes that the pages list."""
 
     name: ClassVar[str]
     title: ClassVar[str]  # one line for the tables
@@ -27,7 +27,7 @@ class Scenario(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A stream with a reader."""
+    """A stream that a reader waits for."""
 
     n_prompt: int
     n_tokens: int
@@ -37,14 +37,14 @@ class Chat:
 
 
 def between_solos(solo: tuple[Ask, ...], *phases: Phase) -> list[Phase]:
-    """Return the phases, with a stream alone before the first and after the last of them: the memory of a shared
-    machine may become 1.3 times as fast, or as slow, within seconds.
+    """Return the phases, with a stream alone before the first and after the last of them, because the memory of a
+    shared machine may become 1.3 times faster or slower within seconds.
     """
     return [Phase("solo", solo), *phases, Phase("solo-again", solo)]
 
 
 def solos(logs: Logs, name: str) -> tuple[StreamLog, StreamLog]:
-    """Return that stream alone, before and after."""
+    """Return the logs of that stream alone, before and after the phases."""
     return logs["solo"][name], logs["solo-again"][name]
 
 

@@ -1,4 +1,4 @@
-"""The cost of another client's large request, or of a reload, to a stream: its gaps while that is read and answered."""
+"""What another client's large request, or a reload, costs a stream: its gaps while the request is read and answered."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _CHAT = Chat(32, 320)  # prompt and answer, tokens
 
 @dataclass(frozen=True, slots=True)
 class Burdens:
-    """A phase for each: the burden comes while the chat streams.
+    """A phase for each burden, which arrives while the chat streams.
 
-    Prompts exceed the context: they are read, and refused.
+    Prompts exceed the context, so they are read and then refused.
     """
 
     name: ClassVar[str] = "burdens"

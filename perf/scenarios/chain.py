@@ -62,7 +62,7 @@ class Chain:
 
 
 def _chain_ms(log: PhaseLog) -> float:
-    """From the first step's sending to the last step's end; NaN where a step is not whole: it would be quick."""
+    """Return ms from sending the first step to the end of the last; NaN if a step is incomplete: it ends early."""
     steps = log.named("step")
     is_whole = all(step.is_complete for step in steps)
     return (steps[-1].t_done - steps[0].t_sent) / 1e6 if is_whole else float("nan")

@@ -1,4 +1,4 @@
-"""One interactive stream beside ever more background decoders, on a dense and on a mixture-of-experts shape."""
+"""One interactive stream beside increasing numbers of background decoders, on a dense and on a MoE shape."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class DenseSweep:
     shape: str = "1b-q8_0"
     counts: tuple[int, ...] = (1, 2, 3, 4, 6, 8)
     n_prompt: int = 64
-    n_tokens: int = 160  # 159 gaps: of 64 tokens' 63, a p95 turns on the fourth longest
+    n_tokens: int = 160  # 159 gaps: with 64 tokens, a p95 would depend on the fourth longest of 63 gaps
     n_background_tokens: int = 320  # outlasts the chat
 
     def needs(self, sizing: Sizing) -> Needs:

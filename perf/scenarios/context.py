@@ -14,7 +14,7 @@ _CHAT = Chat(2_000, 48)  # prompt and answer, tokens
 
 @dataclass(frozen=True, slots=True)
 class LongContext:
-    """One chat comes while the document is read, one while its answer is written."""
+    """One chat arrives while the document is read, one while its answer is generated."""
 
     name: ClassVar[str] = "context-8k"
     title: ClassVar[str] = "2k chats beside an 8k document"
@@ -27,7 +27,7 @@ class LongContext:
 
     def phases(self, sizing: Sizing) -> list[Phase]:
         document = Ask("document", self.n_document, self.n_answer, is_interactive=False, priority="background")
-        # served as interactive, or nobody knows that somebody waits for it
+        # marked as interactive: a server cannot know that a reader waits for it
         solo = replace(self.chat.ask("chat0"), priority="interactive")
         reading = replace(solo, at_ms=1000.0)
         writing = Ask(

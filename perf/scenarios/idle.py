@@ -1,4 +1,4 @@
-"""Nothing is asked: what a waiting server costs."""
+"""No requests: what an idle server costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cost of the wire: the model is so small that its tokens cost nothing, and only the server's cost remains."""
+"""The cost of the protocol: the model is so small that its tokens cost nothing, and only the server's cost remains."""
 
 from __future__ import annotations
 

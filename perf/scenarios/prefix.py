@@ -1,6 +1,6 @@
-"""Prompts that begin like earlier ones: an agent's turns, branches, chats that take turns on few sequences.
+"""Prompts that begin like earlier ones: an agent's turns, branches, chats that alternate on few sequences.
 
-Caches on, everywhere.
+All servers have their prompt caches on.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _cells(n: int, sizing: Sizing) -> int:
 
 
 def _turns(n: int, n_system: int, n_turn: int, n_tokens: int) -> list[Ask]:
-    """Prompts that grow by a part per turn, each asked when the one before has been answered."""
+    """Return prompts that grow by a part per turn, each sent when the one before has been answered."""
     asks: list[Ask] = []
     parts: tuple[tuple[str, int], ...] = (("system", n_system),)
     for i in range(n):
@@ -36,7 +36,7 @@ def _firsts(log: PhaseLog, prefix: str) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """Each turn's prompt is the one before and something new; the last one is also asked cold."""
+    """Each turn's prompt extends the one before; the last one is also measured without a cache."""
 
     name: ClassVar[str] = "agent"
     title: ClassVar[str] = "agent of 20 turns over one growing prompt"
@@ -170,7 +170,7 @@ class Alternating:
 
 @dataclass(frozen=True, slots=True)
 class RoundRobin:
-    """A hundred chats, four at a time, again and again."""
+    """A hundred chats, four at a time, in several rounds."""
 
     name: ClassVar[str] = "round-robin"
     title: ClassVar[str] = "100 chats round-robin over 4 sequences"

@@ -1,6 +1,6 @@
 """A server's rates with one type of weights: one stream's pace, the rates of several, the speed of prompts.
 
-Nothing is mixed.
+Each is measured alone.
 """
 
 from __future__ import annotations
@@ -64,5 +64,5 @@ def _streams(counts: dict[str, int], n_prompt: int, n_tokens: int) -> dict[str, 
 
 
 def _steady(logs: Logs, *phases: str) -> Figures:
-    """The rates of these phases while all of their streams ran."""
+    """Return the rates of these phases while all of their streams ran."""
     return {f"{name}_steady_tok_s": logs[name].steady_tokens_per_s for name in phases}

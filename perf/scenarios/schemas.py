@@ -53,6 +53,6 @@ class Schemas:
 
 
 def _pace(streams: list[StreamLog]) -> float:
-    """Mean ms from token to token: a rare long step of a grammar counts, and so do ticks that a stream skips for it."""
+    """Return the mean gap in ms: it includes a grammar's rare long steps, and ticks that a stream skips for them."""
     gaps = [gap for stream in streams for gap in stream.gaps_ms]
     return sum(gaps) / len(gaps) if gaps else float("nan")

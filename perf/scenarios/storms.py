@@ -1,4 +1,4 @@
-"""Prefill storms: unique long prompts arrive while one chat, or two, are being read."""
+"""Prefill storms: unique long prompts arrive while one chat streams, or two."""
 
 from __future__ import annotations
 
