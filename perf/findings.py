@@ -48,7 +48,7 @@ def _ratio(results: Results, scenario: str, figure: str, peer: str = PEER, ours:
 
 def _solo(r: Results) -> str:
     return (
-        f"Alone, a stream's step takes {number(_value(r, 'solo', OURS, 'itl_p50_ms'))} ms with us and "
+        f"A step of a stream alone takes {number(_value(r, 'solo', OURS, 'itl_p50_ms'))} ms with UMA Serve and "
         f"{number(_value(r, 'solo', PEER, 'itl_p50_ms'))} ms with llama-server "
         f"({number(_ratio(r, 'solo', 'itl_p50_ms'))}x); "
         f"the first token comes after {number(_value(r, 'solo', OURS, 'ttft_ms'))} against "
@@ -61,7 +61,7 @@ def _storm(name: str, what: str) -> Sentence:
         best = best_peer(r, name, "makespan_ms")
         return (
             f"{what}, the longest pause is {number(_value(r, name, OURS, 'pause_ms'))} ms "
-            f"({number(_value(r, name, OURS, 'pause_x'))}x the solo step) with us and "
+            f"({number(_value(r, name, OURS, 'pause_x'))}x the solo step) with UMA Serve and "
             f"{number(_value(r, name, PEER, 'pause_ms'))} ms "
             f"({number(_value(r, name, PEER, 'pause_x'))}x) with llama-server; inter-token p95 is "
             f"{number(_value(r, name, OURS, 'p95_x'))}x solo. All of it takes "
@@ -76,7 +76,7 @@ def _paste(r: Results) -> str:
     return (
         "A chat that arrives during a big paste sees its first token after "
         f"{number(_value(r, 'paste', OURS, 'ttft_ms'))} ms "
-        f"({number(_value(r, 'paste', OURS, 'ttft_x'))}x its solo time) with us and after "
+        f"({number(_value(r, 'paste', OURS, 'ttft_x'))}x its solo time) with UMA Serve and after "
         f"{number(_value(r, 'paste', PEER, 'ttft_ms'))} ms with llama-server; the paste's own first token takes "
         f"{number(_ratio(r, 'paste', 'paste_ttft_ms'))}x as long."
     )
@@ -85,7 +85,7 @@ def _paste(r: Results) -> str:
 def _chain(r: Results) -> str:
     return (
         f"Three background decoders slow an agent's chain down {number(_value(r, 'chain', OURS, 'slowdown_x'))}x with "
-        "us and "
+        "UMA Serve and "
         f"{number(_value(r, 'chain', PEER, 'slowdown_x'))}x with llama-server, "
         f"at {number(_ratio(r, 'chain', 'makespan_ms'))}x the makespan."
     )
@@ -93,7 +93,7 @@ def _chain(r: Results) -> str:
 
 def _throughput(r: Results) -> str:
     return (
-        f"Four streams together get {number(_value(r, 'throughput', OURS, 'tok_s'))} tokens/s with us and "
+        f"Four streams together get {number(_value(r, 'throughput', OURS, 'tok_s'))} tokens/s with UMA Serve and "
         f"{number(_value(r, 'throughput', PEER, 'tok_s'))} with llama-server "
         f"({number(_ratio(r, 'throughput', 'tok_s'))}x)."
     )
@@ -109,9 +109,9 @@ def _guard_cost(r: Results) -> str:
 
 def _crowd(r: Results) -> str:
     return (
-        f"Of 24 clients over 4 sequences {number(_value(r, 'crowd', OURS, 'done_n'))} are served; half of them see a "
-        "token within "
-        f"{number(_value(r, 'crowd', OURS, 'ttft_p50_ms') / 1000)} s with us and within "
+        f"{number(_value(r, 'crowd', OURS, 'done_n'))} of 24 clients over 4 sequences are served; half of them get "
+        "their first token within "
+        f"{number(_value(r, 'crowd', OURS, 'ttft_p50_ms') / 1000)} s with UMA Serve and within "
         f"{number(_value(r, 'crowd', PEER, 'ttft_p50_ms') / 1000)} s with llama-server, at "
         f"{number(_ratio(r, 'crowd', 'makespan_ms'))}x the makespan."
     )
@@ -122,7 +122,7 @@ def _context(name: str, size: str) -> Sentence:
         return (
             f"Beside a document of {size} tokens, 2k chats have an inter-token p95 of "
             f"{number(_value(r, name, OURS, 'chats_p95_x'))}x "
-            f"solo with us and {number(_value(r, name, PEER, 'chats_p95_x'))}x with llama-server, at "
+            f"solo with UMA Serve and {number(_value(r, name, PEER, 'chats_p95_x'))}x with llama-server, at "
             f"{number(_ratio(r, name, 'total_tok_s'))}x its tokens/s."
         )
 
@@ -132,7 +132,7 @@ def _context(name: str, size: str) -> Sentence:
 def _moe(r: Results) -> str:
     return (
         f"On the mixture of experts, up to seven background decoders raise an interactive stream's p95 to "
-        f"{number(_value(r, 'moe-sweep', OURS, 'p95_x'))}x solo with us and "
+        f"{number(_value(r, 'moe-sweep', OURS, 'p95_x'))}x solo with UMA Serve and "
         f"{number(_value(r, 'moe-sweep', PEER, 'p95_x'))}x with "
         f"llama-server, at {number(_ratio(r, 'moe-sweep', 'x8_tok_s'))}x its aggregate."
     )
