@@ -103,7 +103,7 @@ def test_every_option_of_every_command_says_what_it_does() -> None:
 @pytest.mark.parametrize("counts", ["x", "0", "1,", ""])
 def test_what_is_no_list_of_counts_is_refused_before_anything_runs(option: list[str], counts: str) -> None:
     result = CliRunner().invoke(cli.main, [*option, counts])
-    assert result.exit_code == 2 and "is not a list of whole numbers" in result.output
+    assert result.exit_code == 2 and "is not a list of positive whole numbers" in result.output
 
 
 @pytest.mark.parametrize("command", ["run", "accept", "ablate", "tick", "gateway", "cluster", "replay", "batches"])

@@ -24,7 +24,7 @@ def test_kv_that_moved_gives_the_same_logits(capsys: pytest.CaptureFixture[str])
     rows = {row["way"]: row for row in gpu_graph.moves(ARGUMENTS)}
     assert rows.keys() == {"pieces", "shared", "host"} and all(row["is_ok"] for row in rows.values())
     assert rows["pieces"]["pieces"] > 3
-    assert "away.gguf: not here" in capsys.readouterr().out
+    assert "away.gguf: missing" in capsys.readouterr().out
 
 
 def test_other_kv_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
