@@ -162,4 +162,4 @@ def test_time_limit_leaves_whole_repeats_and_says_so(tmp_path: Path, socket_path
     with uds_server(socket_path):
         results, _ = run(made, plan_of(tmp_path, Job("solo", ("a",), 3), max_minutes=0.0))
     assert results.cells == {}
-    assert results.notes == ["solo: 0 of 3 repeats, the time was up"]
+    assert results.notes == ["solo: 0 of 3 repeats before the time was up"]
