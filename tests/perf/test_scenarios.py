@@ -117,7 +117,7 @@ def test_prompts_are_exact_ascii_and_unique() -> None:
 
 
 def test_phase_refuses_loose_ends() -> None:
-    with pytest.raises(ValueError, match="waits for nobody"):
+    with pytest.raises(ValueError, match="waits for unknown asks: nobody"):
         Phase("p", (Ask("a", 1, 1, after=("nobody",)),))
     with pytest.raises(ValueError, match="share a name"):
         Phase("p", (Ask("a", 1, 1), Ask("a", 2, 1)))
