@@ -113,7 +113,7 @@ def test_an_empty_file_or_section_changes_nothing(write, text):
             "engine.kv_type must be one of f16, bf16, q8_0, q4_0, not 'q8' (did you mean 'q8_0'?)",
         ),
         ("ipc: {echo: 1}", "ipc.echo must be true or false, not 1"),
-        ("ipc: {uds_path: 5}", "ipc.uds_path must be a text, not 5"),
+        ("ipc: {uds_path: 5}", "ipc.uds_path must be a string, not 5"),
         ('ipc: {uds_path: "a\\0b"}', "ipc.uds_path must not contain NUL"),
         ("access: {allow_uids: 5}", "access.allow_uids must be a list"),
         ("access: {allow_uids: [x]}", "access.allow_uids must be a whole number, not 'x'"),
@@ -124,8 +124,8 @@ def test_an_empty_file_or_section_changes_nothing(write, text):
         ),
         ("access: {lane_ceiling: [1000]}", "access.lane_ceiling must be a map"),
         ("engine: {lora: [tone]}", "engine.lora must be a map"),
-        ("engine: {lora: {tone: 3}}", "engine.lora must be a text, not 3"),
-        ("engine: {lora: {3: a.gguf}}", "engine.lora must be a text, not 3"),
+        ("engine: {lora: {tone: 3}}", "engine.lora must be a string, not 3"),
+        ("engine: {lora: {3: a.gguf}}", "engine.lora must be a string, not 3"),
         ("engine: {lora: {'a b': a.gguf}}", "engine.lora must have ids of up to 64 letters"),
         ("engine: {lora: {tone: ''}}", "engine.lora must give tone a path"),
         (
@@ -136,16 +136,19 @@ def test_an_empty_file_or_section_changes_nothing(write, text):
         ("engine: {lora: {tone: a.gguf}, lora_scale: {tone: 1e9}}", "engine.lora_scale must be"),
         (
             "scheduler: {stages: [admission, admission]}",
-            "scheduler.stages make no policy: scheduler stage 'admission' is listed twice",
+            "scheduler.stages do not make a policy: scheduler stage 'admission' is listed twice",
         ),
         (
             "scheduler: {stages: []}",
-            "scheduler.stages make no policy: without admission, decode_first, prefill_order, prefill_budget some",
+            "scheduler.stages do not make a policy: without admission, decode_first, prefill_order, prefill_budget",
         ),
-        ("scheduler: {stages: [admission, turbo]}", "scheduler.stages make no policy: unknown scheduler stage 'turbo'"),
+        (
+            "scheduler: {stages: [admission, turbo]}",
+            "scheduler.stages do not make a policy: unknown scheduler stage 'turbo'",
+        ),
         (
             "scheduler: {stages: [admission, decode_first, prefill_budget]}",
-            "scheduler.stages make no policy: without prefill_order some request is never served",
+            "scheduler.stages do not make a policy: without prefill_order some request is never served",
         ),
         ("scheduler: {bmt_budget: -0.5}", "scheduler.bmt_budget must be auto (-1), off (0) or a bandwidth"),
         ("engine: {n_ctx: 2, n_seq: 4}", "engine.n_ctx must give each of the 4 sequences at least one cell"),

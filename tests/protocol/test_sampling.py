@@ -62,14 +62,14 @@ def test_a_target_is_enough_for_adaptive_p():
         ({"logit_bias": {"5": 1}}, "logit_bias", "array"),
         ({"logit_bias": [[5]]}, "logit_bias[0]", "array of two"),
         ({"logit_bias": [[5, 1], [-1, 1]]}, "logit_bias[1]", "token id"),
-        ({"logit_bias": [["", 1]]}, "logit_bias[0]", "not empty"),
+        ({"logit_bias": [["", 1]]}, "logit_bias[0]", "non-empty"),
         ({"logit_bias": [[True, 1]]}, "logit_bias[0]", "token id"),
         ({"logit_bias": [[5, True]]}, "logit_bias[0]", "number or false"),
         ({"logit_bias": [[5, 1e7]]}, "logit_bias[0]", "at most 1000000"),
         ({"stop_token_ids": [-1]}, "stop_token_ids", "integers from 0"),
         ({"stop_token_ids": list(range(65))}, "stop_token_ids", "at most 64"),
         ({"min_tokens": -1}, "min_tokens", "at least 0"),
-        ({"dry_sequence_breakers": ["\n", ""]}, "dry_sequence_breakers", "not empty"),
+        ({"dry_sequence_breakers": ["\n", ""]}, "dry_sequence_breakers", "non-empty"),
     ],
 )
 def test_a_wrong_value_is_refused_and_named(fields, field, words):

@@ -1,3 +1,3 @@
-"""Options: declared in `options`, merged from flags, variables, files and presets, checked before anything is
+"""Options: declared in `options`; merged from flags, variables, files and presets; checked before anything is
 loaded.
 """

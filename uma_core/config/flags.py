@@ -1,4 +1,4 @@
-"""Click commands with options as flags, generated from their declarations; and how both programs run them. Knows no
+"""Click commands whose flags are generated from option declarations, and how both programs run such commands. Knows no
 particular option.
 """
 
@@ -30,7 +30,7 @@ def _help(opt: Option) -> str:
 
 
 class OptionFlag(click.Option):
-    """A generated flag: takes any text, because `merge` checks flags, variables and files alike."""
+    """A generated flag: accepts any text, because `merge` checks flags, variables and files alike."""
 
     def __init__(self, opt: Option) -> None:
         self.opt = opt
@@ -67,7 +67,7 @@ def given_flags(options: Iterable[Option], given: Mapping[str, Any]) -> dict[str
 
 
 def print_values(items: Iterable[tuple[Option, Any]], sources: Sources, as_json: bool) -> None:
-    """Print every value with its origin, as a file that can be loaded or as JSON."""
+    """Print every value with its origin, as a configuration file or as JSON."""
     values = list(items)
     if as_json:
         rows = {
@@ -86,22 +86,22 @@ def print_values(items: Iterable[tuple[Option, Any]], sources: Sources, as_json:
 
 
 class CannotWrite(Exception):
-    """Standard output accepts nothing, as on a full disk."""
+    """Standard output cannot be written, as on a full disk."""
 
 
 def chosen(command: click.Command, arguments: list[str], program: str) -> Any:
-    """Return what a command returns, once all that it printed is written. Raises: UmaError, UsageError, CannotWrite."""
+    """Return what a command returns, once its output has been written. Raises: UmaError, UsageError, CannotWrite."""
     try:
         found = command.main(arguments, prog_name=program, standalone_mode=False)
         sys.stdout.flush()
         return found
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for the interpreter's last flush
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that the interpreter's last flush succeeds
         raise CannotWrite(error.strerror) from None
 
 
 def say(program: str, text: str, exit_status: int) -> int:
-    """Say one line on standard error, and return the exit status."""
-    with suppress(OSError):  # standard error accepts no more
+    """Print one line on standard error, and return the exit status."""
+    with suppress(OSError):  # standard error is closed or full
         print(f"{program}: {text}".encode(errors="backslashreplace").decode(), file=sys.stderr)
     return exit_status

@@ -1,4 +1,4 @@
-"""The daemon's configuration: the sources of its values, and the differences between two configurations."""
+"""The daemon's configuration: where its values come from, and how two configurations differ."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from uma_core.policy.pipeline import check_serving
 
 __all__ = ["SCHEMA", "Change", "Inputs", "Sources", "diff", "load"]
 
-# read elsewhere: by the native build (native/build.py lists these), the command line, clients
+# variables that others read: the native build (native/build.py lists them), the command line, clients
 BUILD_VARIABLES = frozenset(
     "UMA_" + name for name in ("BACKEND", "BUILD", "BUILD_CACHE", "CMAKE_ARGS", "JOBS", "LLAMA_DIR", "OPENMP", "SDIST")
 )
 FOREIGN_VARIABLES = BUILD_VARIABLES | {"UMA_CONFIG", "UMA_TRUST_UIDS"}
-FOREIGN_PREFIX = "UMA_GATEWAY_"  # of the HTTP gateway's options
+FOREIGN_PREFIX = "UMA_GATEWAY_"  # variables of the HTTP gateway's options
 
 
 def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
@@ -25,7 +25,7 @@ def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
     try:
         check_serving(config.scheduler.stages)
     except ValueError as error:
-        yield "scheduler.stages", f"make no policy: {error}"
+        yield "scheduler.stages", f"do not make a policy: {error}"
 
 
 SCHEMA = Schema(
@@ -60,6 +60,6 @@ def load(inputs: Inputs) -> tuple[Config, Sources]:
 
 
 def diff(old: Config, new: Config) -> list[Change]:
-    """List what differs, in the order of declaration. Pure."""
+    """List the options that differ, in order of declaration. Pure."""
     both = zip(SCHEMA.items(old), SCHEMA.items(new), strict=True)
     return [Change(opt.key, before, after, opt.reload) for (opt, before), (_, after) in both if before != after]

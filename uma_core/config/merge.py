@@ -1,8 +1,7 @@
-"""Merges flag > variable > file > preset > default into a program's configuration, and records where each value came
-from.
+"""Merges flag > variable > file > preset > default into a program's configuration, and records each value's origin.
 
 Rules: the only place that reads configuration files and variables. Nothing is ignored silently: an unknown key, a wrong
-type or an unfit value is CONFIG_INVALID and names the key and its source. Knows no particular option.
+type or an invalid value raises CONFIG_INVALID, which names the key and its source. Knows no particular option.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from uma_core.regular import read_regular
 from uma_core.suggest import suggest
 
 MAX_FILE_BYTES = 1 << 20
-N_PROBLEMS_MOST = 50  # problems of a file's keys; each unknown key is compared with all options
+N_PROBLEMS_MOST = 50  # of a file's keys; limited because each unknown key is compared with all options
 N_TEXT_MOST = 500  # characters of one problem
 
 C = TypeVar("C")
@@ -30,16 +29,14 @@ C = TypeVar("C")
 
 @dataclass(frozen=True)
 class Schema(Generic[C]):
-    """All options of one program. `config` is a dataclass; its fields are the sections, which are dataclasses of
-    options.
-    """
+    """All options of one program. `config` is a dataclass whose fields are the sections, dataclasses of options."""
 
     config: type[C]
     options: tuple[Option, ...]
     conflicts: Callable[[C], Iterator[tuple[str, str]]]  # (key, complaint) for values that do not fit together
-    prefix: str  # of the program's variables
-    is_foreign: Callable[[str], bool]  # whether a variable with that prefix belongs to something else
-    # by the value of the option `preset`: option key -> value
+    prefix: str  # of the names of the program's variables
+    is_foreign: Callable[[str], bool]  # whether a variable with that prefix belongs to another program
+    # value of the option `preset` -> option key -> value
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @cached_property
@@ -54,16 +51,16 @@ class Schema(Generic[C]):
         return getattr(getattr(config, opt.section), opt.name)
 
     def items(self, config: C) -> Iterator[tuple[Option, Any]]:
-        """Yield every option with its value, in the order of declaration."""
+        """Yield every option with its value, in order of declaration."""
         return ((opt, self.get(config, opt)) for opt in self.options)
 
 
 class Inputs(NamedTuple):
-    """Everything that a Config is made of; a reload loads the same inputs again."""
+    """Everything that a Config is built from; a reload uses the same inputs again."""
 
     flags: Mapping[str, str | bool]  # option key -> text, or True/False for switches
     environ: Mapping[str, str]
-    path: str  # of the YAML file; "" without one
+    path: str  # of the YAML file; "": there is none
 
     def with_flag(self, key: str, value: str | bool) -> Inputs:
         return self._replace(flags={**self.flags, key: value})
@@ -124,8 +121,8 @@ def _build(schema: Schema[C], values: Mapping[str, Any], origins: dict[str, str]
 
 
 def _lower_defaults(schema: Schema[C], config: C, origins: dict[str, str]) -> C:
-    """Lower defaults, and values of a preset, to the caps that the user set: a user who sets n_batch need not set
-    n_ubatch too.
+    """Lower defaults and preset values to the caps that the user set, so that a user who sets n_batch need not set
+    n_ubatch.
     """
     for opt in schema.options:
         cap = opt.extra.get("cap", "")
@@ -202,7 +199,7 @@ def _key_text(key: Any) -> str:
 
 
 def read_yaml(path: str) -> Mapping[Any, Any]:
-    """Read a file that holds one map, in strict YAML. Raises: CONFIG_INVALID."""
+    """Read a strict YAML file that holds one map. Raises: CONFIG_INVALID."""
     tree = _read_yaml(path)
     if tree is None:
         return {}
@@ -212,7 +209,7 @@ def read_yaml(path: str) -> Mapping[Any, Any]:
 
 
 def read_yaml_list(path: str) -> list[Any]:
-    """Read a file that holds one list, in strict YAML. Raises: CONFIG_INVALID."""
+    """Read a strict YAML file that holds one list. Raises: CONFIG_INVALID."""
     tree = _read_yaml(path)
     if tree is None:
         return []
@@ -232,7 +229,7 @@ def _read_yaml(path: str) -> Any:
         RecursionError,
     ) as error:  # ValueError: bytes that are not UTF-8, impossible dates
         text = " ".join(str(error).split())[:N_TEXT_MOST]
-        text = text.replace('in "<unicode string>", line', "in line")  # the file is named already
+        text = text.replace('in "<unicode string>", line', "in line")  # the message names the file already
         raise UmaError(ErrorCode.CONFIG_INVALID, f"{path} is not YAML: {text}", path=path) from error
 
 
@@ -245,9 +242,8 @@ def _read_file(path: str) -> str:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Refuses two things that YAML accepts silently: a key that is written twice (only the last one would count), and
-    aliases, with which a few hundred bytes can stand for any number of values. Numbers with colons are read as texts
-    here.
+    """Refuses two things that YAML accepts silently: a repeated key (only the last value would count), and aliases,
+    with which a few hundred bytes can expand to any number of values. Numbers with colons are read as strings.
     """
 
     def compose_node(self, parent: Any, index: Any) -> Any:
@@ -261,7 +257,7 @@ class _StrictLoader(yaml.SafeLoader):
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         try:
             return super().construct_object(node, deep)
-        except (AttributeError, LookupError) as error:  # what PyYAML's constructors raise for `!!bool maybe`
+        except (AttributeError, LookupError) as error:  # what PyYAML's constructors raise for such as `!!bool maybe`
             kind = node.tag.rpartition(":")[2]
             text = f"{shown(node.value)} is not {'an' if kind.startswith(tuple('aeiou')) else 'a'} {kind}"
             raise yaml.constructor.ConstructorError(None, None, text, node.start_mark) from error
@@ -279,8 +275,8 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 def _resolvers(first: str) -> list[tuple[str, re.Pattern[str]]]:
-    """Return how a scalar with this first character is read. YAML 1.1 reads 1:30 as ninety, and 1e-05, as JSON writes
-    it, as a text; both are changed here.
+    """Return how to read a scalar that starts with this character. YAML 1.1 reads 1:30 as ninety, and 1e-05, which JSON
+    writes, as a string; both are changed here.
     """
     return [
         (tag, _NUMBERS.get(tag, pattern)) for tag, pattern in yaml.SafeLoader.yaml_implicit_resolvers.get(first, ())

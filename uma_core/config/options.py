@@ -1,7 +1,7 @@
-"""Every option, declared once: flags, variables, YAML keys, checks, docs/CONFIG.md and `--print-config` follow from
-here.
+"""Every option, declared once: flags, variables, YAML keys, checks, docs/CONFIG.md and `--print-config` are derived
+from this.
 
-Rules: values only; nothing here reads a file, a variable or a flag (config_load.py does). Times are `_ms` only here:
+Rules: values only; nothing here reads a file, a variable or a flag (merge.py does). Times are `_ms` only here:
 `Scheduler.to_scheduler_config` is the one conversion for the policy, `ns()` the one for all other code.
 """
 
@@ -22,20 +22,20 @@ from uma_core.suggest import suggest
 from uma_core.types import PRIORITIES, Priority
 
 ADAPTER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_SCHEDULER = SchedulerConfig()  # the policy's own defaults: they are not repeated here
+_SCHEDULER = SchedulerConfig()  # the policy's own defaults, which are not repeated here
 _NS_PER_MS = 1_000_000
 _DAYS = 1_000_000_000  # ms, 11 days: in ns far below the limit of int64
-_MAX_ID = (1 << 32) - 2  # the last uid is "none" to the kernel
+_MAX_ID = (1 << 32) - 2  # the kernel reserves the last uid
 
 
 def ns(ms: float) -> int:
-    """Milliseconds of the configuration as nanoseconds. Only 0 gives 0, which often means never."""
+    """Convert milliseconds of the configuration to nanoseconds. Only 0, which often means never, gives 0."""
     return round(ms * _NS_PER_MS) or (1 if ms > 0 else 0)
 
 
 def loopback(text: str) -> tuple[str, int] | None:
-    """(host, port) of `127.0.0.1:9464`, `[::1]:9464` or `localhost:9464`; None if the text is not a loopback address
-    with a port.
+    """Return (host, port) of `127.0.0.1:9464`, `[::1]:9464` or `localhost:9464`; None if it is no loopback address with
+    a port.
     """
     host, _, port = text.strip().rpartition(":")
     host = "127.0.0.1" if host == "localhost" else host.removeprefix("[").removesuffix("]")
@@ -48,40 +48,39 @@ def loopback(text: str) -> tuple[str, int] | None:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Which model is loaded, and how it is computed."""
+    """Which model is loaded, and how it runs."""
 
     RELOAD: ClassVar = "engine"
     model: str = option(
         "",
-        "path of the GGUF to serve; empty: the small demonstration model that is installed with the package",
+        "path of the GGUF to serve; empty: the small demonstration model that comes with the package",
         yaml="model",
     )
     preset: str = option(
         presets.NONE,
-        "a set of options for a kind of machine (docs/CONFIG.md lists them); "
-        "options that are given explicitly override it",
+        "a set of options for a kind of machine (docs/CONFIG.md lists them); options that you set yourself override it",
         yaml="preset",
         choices=(presets.NONE, *presets.PRESETS),
         reload="live",
     )
     engine: str = option(
         "auto",
-        "which engine computes: llama.cpp's, our ggml-graph one, or a simulated one; auto takes the faster that "
-        "supports the model",
+        "which engine runs the model: llama.cpp's, our own on ggml graphs, or a simulated one; auto: the faster one "
+        "that supports the model",
         choices=("auto", "llama", "graph", "fake"),
     )
     n_ctx: int = option(
         16384,
         "total number of KV cells, divided among the sequences; lowered if a sequence would get more than the "
-        "context that the model was trained with; 0: exactly that context for each sequence",
+        "model's training context; 0: exactly that context for each sequence",
         unit="tokens",
         min=0,
         max=1 << 24,
     )
     encoder_ctx: int = option(
         0,
-        "longest input to an encoder or reranker; 0: the context that the model was trained with, as far as 1 GiB "
-        "allows (llama.cpp needs 4 bytes x vocabulary for each token)",
+        "longest input to an encoder or reranker; 0: the model's training context, as far as it fits in 1 GiB "
+        "(llama.cpp needs 4 bytes x vocabulary for each token)",
         unit="tokens",
         min=0,
         max=1 << 20,
@@ -89,7 +88,7 @@ class EngineOptions:
     )
     threads: int = option(
         0,
-        "compute threads; 0: one for each processor, fewer if a control group limits their time",
+        "compute threads; 0: one per processor, fewer if a control group limits CPU time",
         min=0,
         max=1024,
         words={"auto": 0},
@@ -118,56 +117,56 @@ class EngineOptions:
     )
     prefill_lanes: int = option(
         2,
-        "prompts that are read at the same time and can be paused between layers; 0: prompts are read in sized chunks",
+        "prompts that are read at the same time and can be paused between layers; 0: prompts are read in chunks of "
+        "limited size, without pausing",
         min=0,
         max=4,
     )
     cpu_kernels: bool = option(
         True,
-        "use our small-batch matmul and attention kernels inside ggml's CPU backend; off: ggml's own",
+        "use our small-batch matmul and attention kernels in ggml's CPU backend; off: use ggml's own",
         env="UMA_CPU_KERNELS",
         reload="restart",  # one switch per process: a running engine's kernels must not change within a graph
     )
     isa: str = option(
         "auto",
-        "instruction set of our CPU kernels; auto: the best that the processor has. Another one shows how a "
-        "processor with fewer instructions would behave; ggml's own operations follow it in a portable build only",
+        "instruction set of our CPU kernels; auto: the best that the processor has. A lower one "
+        "simulates a lesser processor; ggml's own operations follow it in a portable build only",
         choices=("auto", "avx512vnni", "avx512", "avxvnni", "avx2", "neon-i8mm", "neon-dotprod", "neon", "portable"),
         reload="restart",
     )
     deterministic: bool = option(
         False,
-        "serve only if an answer never depends, to the last bit, on other work: with the graph engine on a CPU with "
-        "our kernels. Otherwise the daemon does not start. Without this option `status` says whether answers are "
-        "deterministic anyway",
+        "serve only if no bit of an answer depends on other work, which holds for the graph engine on a CPU with our "
+        "kernels; otherwise the daemon does not start. Without this option `status` tells whether answers are "
+        "deterministic",
     )
     moe_top_k: int = option(
         0, "experts per token of a mixture-of-experts model; 0: the model's own", flag="--moe-top-k", min=0, max=256
     )
     lora: Mapping[str, str] = option(
         {},
-        "LoRA adapters (GGUF) that are loaded with the model, as id=path; requests name them by id. The flag may be "
-        "repeated",
+        "LoRA adapters (GGUF) to load with the model, as id=path; requests name them by id. The flag may be repeated",
         flag="--lora",
     )
     lora_scale: Mapping[str, float] = option(
-        {}, "the scale of an adapter in requests without `lora`, as id=scale; such requests do not use adapters "
-            "without an entry",
+        {}, "the scale of an adapter in requests without `lora`, as id=scale; such requests do not use the "
+            "adapters that have no entry",
         flag="--lora-scale", values=float, min=-1000, max=1000,
     )  # fmt: skip
     load_mode: str = option(
-        "auto", "how the weights get into memory; auto lets the graph engine arrange copies of its own",
+        "auto", "how the weights get into memory; auto lets the graph engine keep its own repacked copies",
         choices=("auto", "mmap", "mlock", "mmap+mlock", "none", "direct-io"),
     )  # fmt: skip
     repack_cache: bool = option(
         False,
-        "keep the weights that the graph engine repacks for its products in a file below the user's cache, so that "
-        "the next start only reads them; the file is as large as these weights",
+        "save the weights that the graph engine repacks for its matmuls to a file in the user's cache directory, so "
+        "that the next start only reads them; the file is as large as these weights",
     )
     repack_cache_mb: int = option(
         32_768,
-        "disk space for the files of repacked weights, for all models together; the least recently used files are "
-        "removed first, and weights that are larger than this are not kept",
+        "disk space for repacked weights, for all models together; the least recently used files are removed first, "
+        "and weights larger than this are not saved",
         unit="MiB",
         min=0,
         max=1 << 30,
@@ -177,7 +176,7 @@ class EngineOptions:
     )
     metal_keep_alive_s: int = option(
         180,
-        "seconds that weights stay wired after the last computation (GGML_METAL_RESIDENCY_KEEP_ALIVE_S)",
+        "how long weights stay wired after the last computation (GGML_METAL_RESIDENCY_KEEP_ALIVE_S)",
         unit="s",
         min=1,
         max=86_400,
@@ -191,18 +190,18 @@ class EngineOptions:
     )
     cuda_graphs: bool = option(
         False,
-        "let ggml record CUDA graphs: steps get up to 6 % shorter, but a step takes twice as long whenever the batch "
-        "changes (off sets GGML_CUDA_DISABLE_GRAPHS)",
+        "let ggml record CUDA graphs: steps get up to 6 % shorter, but take twice as long whenever the batch changes "
+        "(off sets GGML_CUDA_DISABLE_GRAPHS)",
         reload="restart",
     )
     mtp: bool = option(
         False,
-        "load the prediction heads (MTP) in the model's own file: they draft like a draft model, for requests whose "
+        "load the prediction heads (MTP) from the model's own file: they act as a draft model, for requests whose "
         "`speculate` is auto or draft",
     )
     decode_ahead: str = option(
         "auto",
-        "the graph engine begins a step as soon as the last step's tokens are announced; auto: on GPUs",
+        "the graph engine begins a step as soon as the last step's tokens are announced; auto: only on GPUs",
         choices=("auto", "on", "off"),
     )
     memory_budget_mb: int = option(
@@ -210,26 +209,27 @@ class EngineOptions:
     )
     calibrate: str = option(
         "auto",
-        "measure the cost model, and compare the engines, at start; auto: reuse stored results for the same model, "
+        "at startup, measure the cost model and compare the engines; auto: reuse stored results for the same model, "
         "device and options",
         choices=("auto", "off", "force"),
     )
     hang_timeout_ms: float = option(
         30_000.0,
-        "a decode call that takes longer makes the daemon `degraded`; 0: never",
+        "a decode call that takes longer than this makes the daemon `degraded`; 0: never",
         unit="ms",
         min=0,
         max=_DAYS,
         reload="live",
     )
-    # The next two are no options: both follow from the source of drafts. Whether a memory that takes tokens back with
-    # copies of itself makes these copies.
+    # The next two are not options: both follow from the source of drafts. takes_back: whether a recurrent memory keeps
+    # copies of its state, so that draft tokens can be rolled back.
     takes_back: bool = False
-    # Layers whose inputs are kept for the drafter; one past the last layer: the input of the vocabulary's head.
+    # Layers whose inputs are kept for the drafter; the number after the last layer stands for the input of the output
+    # head.
     hidden_layers: tuple[int, ...] = ()
 
     def backend_environ(self) -> dict[str, str]:
-        """Return the variables that ggml's backends read when they are loaded; for some only the presence counts."""
+        """Return the variables that ggml's backends read when they load; some only have to be set."""
         environ = {"GGML_METAL_RESIDENCY_KEEP_ALIVE_S": str(self.metal_keep_alive_s)}
         if self.isa != "auto":
             environ["UMA_ISA"] = self.isa
@@ -249,35 +249,35 @@ class IpcOptions:
     RELOAD: ClassVar = "live"
     uds_path: str = option(
         "",
-        "path of the Unix socket; empty: $XDG_RUNTIME_DIR/uma.sock, or /tmp/uma.sock without such a folder",
+        "path of the Unix socket; empty: $XDG_RUNTIME_DIR/uma.sock, or /tmp/uma.sock if you have no such directory",
         flag="--socket",
         env="UMA_SOCK",
         reload="restart",
     )
     check_folder: bool = option(
         True,
-        "refuse a socket in a folder in which another user could replace it; switch this off only on a machine without "
+        "refuse a socket in a directory where another user could replace it; turn this off only on a machine without "
         "other users",
         reload="restart",
     )
     backlog: int = option(
         64,
-        "connections that may wait to be accepted; further ones wait in connect, or fail there",
+        "connections that may wait to be accepted; further ones block or fail in connect()",
         min=1,
         max=65_535,
         reload="restart",
     )
     max_connections: int = option(
         256,
-        "open connections; further ones are refused with a coded error, except that processes without a connection may "
+        "open connections; further ones are refused with an error, except that processes without a connection may "
         "exceed this by one eighth",
         min=1,
         max=65_535,
     )
     max_frame_bytes: int = option(
         1 << 20,
-        "largest frame or line; checked before the body is buffered. With a larger limit a frame's header could look "
-        "like text",
+        "largest frame or line; checked before the body is buffered. With a larger limit, a frame header could be "
+        "taken for text",
         unit="bytes",
         min=1024,
         max=FRAME_CAP_LIMIT,
@@ -291,17 +291,17 @@ class IpcOptions:
     )
     tx_soft_bytes: int = option(
         64 << 10,
-        "unsent bytes beyond which a slow reader's own sequences pause",
+        "unsent bytes beyond which the sequences of a slow reader pause",
         unit="bytes",
         min=1024,
         max=1 << 30,
         cap="ipc.tx_hard_bytes",
     )
     tx_hard_bytes: int = option(
-        4 << 20, "unsent bytes beyond which a slow reader is dropped", unit="bytes", min=4096, max=1 << 30
+        4 << 20, "unsent bytes beyond which a slow reader is disconnected", unit="bytes", min=4096, max=1 << 30
     )
     write_timeout_ms: float = option(
-        30_000.0, "a reader that takes no byte for this long is dropped; 0: never", unit="ms", min=0, max=_DAYS
+        30_000.0, "disconnect a reader that takes no byte for this long; 0: never", unit="ms", min=0, max=_DAYS
     )
     idle_timeout_ms: float = option(
         300_000.0,
@@ -312,15 +312,15 @@ class IpcOptions:
     )
     read_apart: bool = option(
         True,
-        "requests of more than 16 KiB are parsed in a separate process (30 to 70 MiB), so that they delay no stream; "
-        "off: in the daemon",
+        "parse requests of more than 16 KiB in a separate process (30 to 70 MiB), so that they delay no stream; off: "
+        "parse them in the daemon",
         reload="restart",
     )
-    echo: bool = option(False, "text lines: stream the prompt back first")
+    echo: bool = option(False, "in line mode, send the prompt back before the answer")
     stop_at_eof: bool = option(
         False,
-        "end, as after SIGTERM, when standard input closes: the daemon does not outlive the program that started it "
-        "and holds the pipe",
+        "stop, as on SIGTERM, when standard input closes, so that the daemon does not outlive the program that "
+        "started it and holds the pipe",
         reload="restart",
     )
 
@@ -333,8 +333,8 @@ class LimitOptions:
     max_sessions: int = option(
         32,
         "requests that are queued or running; further ones are refused, except that clients without a request may "
-        "exceed this by one eighth. The limits of the two queues have an effect only if they are lower; their defaults "
-        "are higher",
+        "exceed this by one eighth. The limits of the two queues matter only if they are lower; their defaults are "
+        "higher",
         min=1,
         max=100_000,
     )
@@ -352,7 +352,7 @@ class LimitOptions:
     )
     max_tokens: int = option(
         2048,
-        "most tokens that one request may generate; larger `max_tokens` are lowered to it",
+        "most tokens that one request may generate; a larger `max_tokens` is lowered to this",
         unit="tokens",
         min=1,
         max=1 << 24,
@@ -366,14 +366,14 @@ class LimitOptions:
         cap="limits.max_tokens",
     )
     queue_interactive: int = option(
-        64, "interactive requests that may wait; more are refused with `retry_after_ms`", min=0, max=100_000
+        64, "interactive requests that may wait; further ones are refused with `retry_after_ms`", min=0, max=100_000
     )
     queue_background: int = option(
-        256, "background requests that may wait; more are refused with `retry_after_ms`", min=0, max=100_000
+        256, "background requests that may wait; further ones are refused with `retry_after_ms`", min=0, max=100_000
     )
     max_in_flight: int = option(16, "requests in flight on one connection", min=1, max=100_000)
     request_timeout_ms: float = option(
-        0.0, "time limit of a request that gives none; 0: none", unit="ms", min=0, max=_DAYS
+        0.0, "time limit of a request that sets none; 0: no limit", unit="ms", min=0, max=_DAYS
     )
     overflow: str = option(
         "error",
@@ -385,13 +385,13 @@ class LimitOptions:
 
 @dataclass(frozen=True)
 class SchedulerOptions:
-    """Settings of uma_core/policy/config.py, with `_ms` for `_ns`; `auto_lane_tokens` is admission's."""
+    """The settings of uma_core/policy/config.py, in `_ms` instead of `_ns`; `auto_lane_tokens` belongs to admission."""
 
     RELOAD: ClassVar = "live"
     stages: tuple[str, ...] = option(
         _SCHEDULER.stages,
-        "the policy pipeline, in order; leave a stage out to switch it off. admission, decode_first, prefill_order and "
-        "prefill_budget must stay: without any one of them, some request is never served",
+        "the policy pipeline, in order; leave a stage out to turn it off. admission, decode_first, prefill_order and "
+        "prefill_budget must stay: without any of them, some requests would never be served",
     )
     tick_budget_ms: float = option(
         _SCHEDULER.tick_budget_ns / _NS_PER_MS,
@@ -402,7 +402,7 @@ class SchedulerOptions:
     )
     start_target_tokens: int = option(
         _SCHEDULER.start_target_tokens,
-        "first value of the adaptive token budget, if prefill cannot be paused",
+        "initial value of the adaptive token budget, if prefill cannot be paused",
         unit="tokens",
         min=1,
         max=1 << 20,
@@ -432,29 +432,29 @@ class SchedulerOptions:
     )
     starvation_ticks: int = option(
         _SCHEDULER.starvation_ticks,
-        "if a prompt makes no progress for this many rounds of the streams, in predicted time, one piece of it is "
-        "forced; after four times as many if a round and a piece together exceed the limit of a long gap",
+        "force one piece of a prompt that has made no progress for this many rounds of the streams, in predicted time; "
+        "four times as many if a round and a piece together exceed the limit of a long gap",
         min=1,
         max=100_000,
     )
     slo_ttft_ms: float = option(
         _SCHEDULER.slo_ttft_ns / _NS_PER_MS,
-        "target for the first token, for requests that give none; 0: no target",
+        "target for the time to the first token, for requests that set none; 0: no target",
         unit="ms",
         min=0,
         max=_DAYS,
     )
     slo_tbt_ms: float = option(
         _SCHEDULER.slo_tbt_ns / _NS_PER_MS,
-        "target for the time between tokens, for requests that give none; 0: no target",
+        "target for the time between tokens, for requests that set none; 0: no target",
         unit="ms",
         min=0,
         max=_DAYS,
     )
     interactive_share: float = option(
         _SCHEDULER.interactive_share,
-        "share of the time that an interactive prompt gets beside background streams, and any prompt alone, if "
-        "prefill can be paused; the streams decode, or KV moves, in the rest",
+        "share of the time for an interactive prompt beside background streams, and for any prompt alone, if prefill "
+        "can be paused; streams decode, or KV moves, in the rest",
         min=0.05,
         max=0.99,
     )
@@ -469,8 +469,8 @@ class SchedulerOptions:
     )
     aging_ms: float = option(
         _SCHEDULER.aging_ns / _NS_PER_MS,
-        "a background session without progress for this long is ordered as an interactive one; this changes the order, "
-        "not the amount of work that the latency guard lets in",
+        "a background session without progress for this long is ordered like an interactive one; this changes the "
+        "order, not the amount of work that the latency guard admits",
         unit="ms",
         min=0,
         max=_DAYS,
@@ -485,15 +485,14 @@ class SchedulerOptions:
     )
     auto_lane_tokens: int = option(
         512,
-        "a request without a priority is background if it has more prompt tokens to read than this, cached ones not "
-        "counted, or several inputs",
+        "a request without a priority is background if it has more uncached prompt tokens than this, or several inputs",
         unit="tokens",
         min=0,
         max=1 << 24,
     )
 
     def to_scheduler_config(self) -> SchedulerConfig:
-        """Return the policy's own value: the one conversion from ms to ns."""
+        """Convert to the policy's own configuration: the only conversion from ms to ns."""
         return SchedulerConfig(**{item.name: self._value(item.name) for item in dataclasses.fields(SchedulerConfig)})
 
     def _value(self, name: str) -> Any:
@@ -502,13 +501,13 @@ class SchedulerOptions:
 
 @dataclass(frozen=True)
 class CacheOptions:
-    """KV memory that outlives a request."""
+    """KV that outlives a request."""
 
     RELOAD: ClassVar = "live"
-    prefix: bool = option(True, "reuse the KV of prompts that begin alike", flag="--prefix-cache")
+    prefix: bool = option(True, "reuse the KV of a common prompt prefix", flag="--prefix-cache")
     ram_mb: int = option(
         512,
-        "memory for KV snapshots and parked chats; those that find no room there go to disk_dir alone",
+        "memory for KV snapshots and parked chats; those that do not fit go only to disk_dir",
         flag="--cache-ram-mb",
         unit="MiB",
         min=0,
@@ -519,14 +518,14 @@ class CacheOptions:
         4096, "disk space for the files in that directory", flag="--cache-disk-mb", unit="MiB", min=0, max=1 << 30
     )
     share_across_uids: bool = option(
-        False, "let one user's prompts be answered from another user's cache", flag="--cache-share-across-uids"
+        False, "let one user's prompts reuse KV from another user's prompts", flag="--cache-share-across-uids"
     )
     park_idle_ms: float = option(
-        60_000.0, "an idle chat's KV may leave the device after this long", unit="ms", min=0, max=_DAYS
+        60_000.0, "move an idle chat's KV off the device after this long", unit="ms", min=0, max=_DAYS
     )
     pressure: str = option(
         "auto",
-        "when the system runs short of memory, give up cached KV, then the KV of idle sequences, never that of streams",
+        "when the system runs short of memory, drop cached KV, then the KV of idle sequences, never that of streams",
         flag="--memory-pressure",
         choices=("auto", "off"),
     )
@@ -538,17 +537,17 @@ class AccessOptions:
 
     RELOAD: ClassVar = "live"
     allow_uids: tuple[int, ...] = option(
-        (), "further users that may connect, if the socket's mode lets them in", of=int, min=0, max=_MAX_ID
+        (), "other users that may connect, if the socket's mode lets them", of=int, min=0, max=_MAX_ID
     )
     allow_gids: tuple[int, ...] = option(
-        (), "groups whose members may connect, also as a supplementary group (Linux)", of=int, min=0, max=_MAX_ID
+        (), "groups whose members may connect; on Linux, supplementary groups count too", of=int, min=0, max=_MAX_ID
     )
     admin_uids: tuple[int, ...] = option(
-        (), "further users that may drain, reload and cancel for others", of=int, min=0, max=_MAX_ID
+        (), "other users that may drain, reload, and cancel other users' requests", of=int, min=0, max=_MAX_ID
     )
     trusted_uids: tuple[int, ...] = option(
         (),
-        "further users whose gateways may name the `account` of a request, and get the trusted limits",
+        "other users whose gateways may name the `account` of a request, and get the trusted limits",
         of=int,
         min=0,
         max=_MAX_ID,
@@ -558,7 +557,7 @@ class AccessOptions:
     )
 
     def ceiling(self, uid: int) -> Priority:
-        """Return the most urgent priority that this user's requests may take."""
+        """Return the most urgent priority that this user's requests may have."""
         return Priority[self.lane_ceiling.get(uid, "interactive").upper()]
 
 
@@ -570,12 +569,12 @@ class DrainOptions:
     deadline_ms: float = option(
         30_000.0, "time that running requests get to finish", flag="--drain-deadline-ms", unit="ms", min=0, max=_DAYS
     )
-    retry_after_ms: float = option(1000.0, "time that refused clients are told to wait", unit="ms", min=0, max=_DAYS)
+    retry_after_ms: float = option(1000.0, "how long refused clients are told to wait", unit="ms", min=0, max=_DAYS)
 
 
 @dataclass(frozen=True)
 class MetricsOptions:
-    """How often figures are updated, and where else they can be read."""
+    """How often metrics are updated, and where else they can be read."""
 
     RELOAD: ClassVar = "live"
     tick_interval_ms: float = option(
@@ -588,8 +587,7 @@ class MetricsOptions:
     )
     listen: str = option(
         "",
-        "address of this machine alone, such as 127.0.0.1:9464, where Prometheus reads `/metrics` over HTTP; empty: "
-        "none",
+        "loopback address, such as 127.0.0.1:9464, where Prometheus reads `/metrics` over HTTP; empty: none",
         flag="--metrics-listen",
         reload="restart",
     )
@@ -597,12 +595,12 @@ class MetricsOptions:
 
 @dataclass(frozen=True)
 class LogOptions:
-    """The log on stderr, and the file of the trace."""
+    """The log on stderr, and the trace file."""
 
     RELOAD: ClassVar = "live"
     level: str = option(
         "info",
-        "least severe lines that are written; UMA_DEBUG=1 means debug",
+        "lowest level that is written; UMA_DEBUG=1 means debug",
         flag="--log-level",
         choices=("debug", "info", "warning", "error"),
         words={"warn": "warning", "err": "error"},
@@ -611,16 +609,16 @@ class LogOptions:
     format: str = option(
         "text", "concise text, or one JSON object per line", flag="--log-format", choices=("text", "json")
     )
-    prompts: bool = option(False, "write prompt text into the log", flag="--log-prompts")
+    prompts: bool = option(False, "write prompts to the log", flag="--log-prompts")
     trace: str = option(
         "",
-        "file for each plan and the state that it was made from, for `python -m uma_core.trace replay FILE`; "
+        "file that records each plan and the state it was made from, for `python -m uma_core.trace replay FILE`; "
         "empty: none",
         flag="--log-trace",
     )
     trace_mb: int = option(
         64,
-        "size at which that file is renamed to FILE.1, replacing an earlier one, and a new file is begun",
+        "size at which that file is renamed to FILE.1, replacing an earlier one, and a new file begins",
         flag="--log-trace-mb",
         unit="MiB",
         min=1,
@@ -630,14 +628,14 @@ class LogOptions:
 
 @dataclass(frozen=True)
 class SpeculationOptions:
-    """Draft tokens, several of which the model verifies in one step (docs/SPECULATION.md)."""
+    """Speculative decoding: the model verifies several draft tokens in one step (docs/SPECULATION.md)."""
 
     RELOAD: ClassVar = "live"
     mode: str = option(
         "off",
-        "source of drafts, for requests that give neither `speculate` nor `prediction`. lookup: repeats of the text or "
-        "of earlier answers to the same account; draft: the draft model; auto: both, if a token does not depend on "
-        "the others that are computed with it",
+        "source of drafts, for requests that set neither `speculate` nor `prediction`. lookup: repeats of the text or "
+        "of earlier answers to the same account; draft: the draft model; auto: both, if a token's value does not "
+        "depend on the other tokens in its batch",
         flag="--speculate",
         env="UMA_SPECULATE",
         choices=("auto", "lookup", "draft", "off"),
@@ -645,14 +643,13 @@ class SpeculationOptions:
     draft_model: str = option(
         "",
         "GGUF of a small model with the same vocabulary, or of an EAGLE 3 model. It drafts for one or two streams "
-        "whose text repeats nothing; empty: none",
+        "whose text does not repeat; empty: none",
         reload="engine",
     )
     max_draft_tokens: int = option(15, "most draft tokens of a stream in one step", unit="tokens", min=1, max=64)
     history_tokens: int = option(
         32_768,
-        "most tokens of earlier answers that are kept for each of the 64 accounts that were answered last; 150 bytes "
-        "a token; 0: none",
+        "most tokens of earlier answers to keep for each of the 64 most recent accounts; 150 bytes per token; 0: none",
         unit="tokens",
         min=0,
         max=1 << 24,
@@ -661,15 +658,15 @@ class SpeculationOptions:
 
 @dataclass(frozen=True)
 class HttpOptions:
-    """The HTTP gateway, a separate process beside the daemon (docs/GATEWAY.md). Needs the extra `[http]`."""
+    """The HTTP gateway, a process of its own (docs/GATEWAY.md). Needs the extra `[http]`."""
 
     RELOAD: ClassVar = "live"
     port: int = option(
-        0, "port on which a gateway answers HTTP; 0: none is started", flag="--http", env="UMA_HTTP", min=0, max=65_535
+        0, "port of the HTTP gateway; 0: no gateway is started", flag="--http", env="UMA_HTTP", min=0, max=65_535
     )
     host: str = option("127.0.0.1", "address that the gateway listens on", flag="--http-host")
     config: str = option(
-        "", "the gateway's YAML file: keys, limits, TLS; empty: only its variables and defaults", flag="--http-config"
+        "", "the gateway's YAML file: keys, limits, TLS; empty: only variables and defaults", flag="--http-config"
     )
 
 
@@ -697,19 +694,19 @@ OPTIONS: tuple[Option, ...] = tuple(_all_options())
 
 
 def conflicts(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield (key, complaint) for values that do not fit together."""
+    """Yield (key, complaint) for values that conflict."""
     engine, scheduler = config.engine, config.scheduler
     if 0 < engine.n_ctx < engine.n_seq:
         yield "engine.n_ctx", f"must give each of the {engine.n_seq} sequences at least one cell, not {engine.n_ctx}"
     if engine.mtp and config.speculation.draft_model:
-        yield "engine.mtp", "must be off where speculation.draft_model names a model: one of them drafts"
+        yield "engine.mtp", "must be off if speculation.draft_model names a model: only one of them can draft"
     if engine.kv_type != "f16" and engine.flash_attn == "off":
-        yield "engine.kv_type", f"needs fused attention (engine.flash_attn), so not {engine.kv_type} where that is off"
+        yield "engine.kv_type", f"must be f16 if fused attention (engine.flash_attn) is off, not {engine.kv_type}"
     yield from _adapter_conflicts(engine)
     if config.metrics.listen and loopback(config.metrics.listen) is None:
         yield (
             "metrics.listen",
-            "must be an address of this machine alone with a port, such as 127.0.0.1:9464 or [::1]:9464",
+            "must be a loopback address with a port, such as 127.0.0.1:9464 or [::1]:9464",
         )
     if -1 < scheduler.bmt_budget < 0:
         yield "scheduler.bmt_budget", "must be auto (-1), off (0) or a bandwidth in GB/s"

@@ -1,4 +1,4 @@
-"""Presets: short lists of options for a kind of machine. Values only; explicitly given values take precedence.
+"""Presets: short lists of options for a kind of machine. Values only; values that the user sets take precedence.
 
 Rules: a preset lists only options whose defaults do not suit its machine, and none that depend on the model.
 docs/CONFIG.md lists them.
@@ -19,7 +19,7 @@ class Preset(NamedTuple):
 PRESETS: dict[str, Preset] = {
     "laptop": Preset(
         "One person, on battery, beside other programs: two sequences in half of the KV memory, a small cache, and "
-        "what is idle gives its memory back soon.",
+        "idle memory is given back soon.",
         {
             "engine.n_seq": 2,
             "engine.n_ctx": 8192,
@@ -33,7 +33,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "workstation": Preset(
         "One person with editors, agents and scripts: contexts of 8,192 tokens for six conversations at once, pastes "
-        "of a megabyte, and a cache that holds the conversations of a day.",
+        "of a megabyte, and a cache for a day of conversations.",
         {
             "engine.n_seq": 6,
             "engine.n_ctx": 49_152,
@@ -46,8 +46,8 @@ PRESETS: dict[str, Preset] = {
         },
     ),
     "server": Preset(
-        "Several users and gateways, for weeks: sixteen sequences of 8,192 tokens, long queues that answer when to "
-        "come back, no request without an end, and a log for machines.",
+        "Several users and gateways, for weeks: sixteen sequences of 8,192 tokens, long queues that tell refused "
+        "clients when to retry, a time limit on every request, and a log in JSON.",
         {
             "engine.n_seq": 16,
             "engine.n_ctx": 131_072,

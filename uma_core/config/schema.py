@@ -1,4 +1,4 @@
-"""How an option is declared, and what follows from the declaration: names, type, checks.
+"""How an option is declared, and what is derived from the declaration: names, type, checks.
 
 Rules: knows no particular option, reads no file and no environment. `options.py` declares, `merge.py` merges.
 """
@@ -22,7 +22,7 @@ TRUE_WORDS = frozenset({"1", "true", "yes", "on"})
 FALSE_WORDS = frozenset({"0", "false", "no", "off", ""})
 
 
-N_BITS_SHOWN = 256  # bits of a whole number; Python refuses to write numbers of more than 4,300 digits
+N_BITS_SHOWN = 256  # of a whole number that is shown; Python refuses to write numbers of more than 4,300 digits
 
 
 class _Shown(reprlib.Repr):
@@ -32,22 +32,23 @@ class _Shown(reprlib.Repr):
         return repr(x) if x.bit_length() <= N_BITS_SHOWN else f"a whole number of {x.bit_length()} bits"
 
 
-shown = _Shown().repr  # a value in an error's text: its beginning, however large the value is
+shown = _Shown().repr  # a value in an error message: its beginning if it is large
 
 
 class Extra(TypedDict, total=False):
     """Further properties of a declaration, besides the default and the help text."""
 
-    flag: str  # default: -- and the attribute's name
-    env: str  # default: UMA_ and the flag's name
+    flag: str  # default: "--" and the attribute's name
+    env: str  # default: "UMA_" and the flag's name
     yaml: str  # default: section.attribute
     unit: str
     min: float
     max: float
-    choices: tuple[str, ...]  # allowed texts: of the option, of a list's items, or of a map's values
-    # "live": between two ticks; "engine": by loading a new engine; "restart": not at all; default: the section's RELOAD
+    choices: tuple[str, ...]  # allowed values: of the option, of a list's items, or of a map's values
+    # how a change applies. "live": between two ticks; "engine": by loading a new engine; "restart": not while running;
+    # default: the section's RELOAD
     reload: str
-    words: Mapping[str, Any]  # texts that stand for a value, such as {"auto": -1}
+    words: Mapping[str, Any]  # words that stand for a value, such as {"auto": -1}
     cap: str  # key of the option that this one must not exceed; a default is lowered to it
     env_switch: tuple[str, str]  # (variable, value): a true variable means that value, unless `env` is set
     of: type  # type of a list's items or of a map's keys; default str
@@ -89,7 +90,7 @@ class Option:
 
 
 class BadValue(ValueError):
-    """An option refuses a value; the text says which values it accepts."""
+    """A value is not allowed; the text says which values are."""
 
 
 def option(default: Any, help: str, **extra: Unpack[Extra]) -> Any:
@@ -101,7 +102,7 @@ def option(default: Any, help: str, **extra: Unpack[Extra]) -> Any:
 
 
 def options_of(section: str, cls: type, prefix: str = "UMA_") -> Iterator[Option]:
-    """Yield the options that a section's dataclass declares, in order. `prefix`: of the variables' names."""
+    """Yield the options that a section's dataclass declares, in order. `prefix` begins the variables' names."""
     for item in dataclasses.fields(cls):
         if "extra" not in item.metadata:
             continue
@@ -114,7 +115,7 @@ def options_of(section: str, cls: type, prefix: str = "UMA_") -> Iterator[Option
 
 
 def parse_text(opt: Option, text: str) -> Any:
-    """Turn a flag's or a variable's text into the option's value. Raises BadValue."""
+    """Parse the text of a flag or variable. Raises BadValue."""
     words = opt.extra.get("words", {})
     word = text.strip().lower()
     if word in words:
@@ -129,7 +130,7 @@ def parse_text(opt: Option, text: str) -> Any:
 
 
 def parse_native(opt: Option, value: Any) -> Any:
-    """Turn a YAML value into the option's value. Raises BadValue."""
+    """Convert a YAML value. Raises BadValue."""
     words = opt.extra.get("words", {})
     if value is None:
         raise BadValue("has no value: give one, or leave the line out")
@@ -143,7 +144,7 @@ def parse_native(opt: Option, value: Any) -> Any:
 
 
 def check(opt: Option, value: Any) -> Any:
-    """Return the value in the option's own type, within its range. Raises BadValue."""
+    """Check a value's type and range, and return it in the option's type. Raises BadValue."""
     if opt.kind is tuple:
         if not isinstance(value, (list, tuple)):
             raise BadValue("must be a list")
@@ -212,7 +213,7 @@ def _in_range(opt: Option, value: Any) -> Any:
 
 
 def value_text(opt: Option) -> str:
-    """Say what may be written as the value, for help and docs."""
+    """Return a placeholder for the value, for help and docs."""
     if opt.kind is bool:
         return "true|false"
     if opt.kind is dict:
@@ -228,7 +229,7 @@ def value_text(opt: Option) -> str:
 
 
 def write_value(value: Any) -> str:
-    """Write a value so that a YAML file reads it back."""
+    """Return a value as YAML."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{write_value(key)}: {write_value(item)}" for key, item in value.items()) + "}"
     if isinstance(value, float) and value.is_integer():
@@ -237,7 +238,7 @@ def write_value(value: Any) -> str:
 
 
 def range_text(opt: Option) -> str:
-    """Say the option's range in words; empty when it has none."""
+    """Return the option's range in words; empty if it has none."""
     low, high = opt.extra.get("min"), opt.extra.get("max")
     if low is not None and high is not None:
         return f"{low} to {high}"
@@ -246,4 +247,4 @@ def range_text(opt: Option) -> str:
     return f"at most {high}" if high is not None else ""
 
 
-_TYPE_WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+_TYPE_WORDS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}

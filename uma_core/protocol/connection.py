@@ -2,9 +2,9 @@
 
 Call `receive_data(bytes)`, then `next_event()` until it returns a Signal; `send(event)` returns the bytes to write.
 
-Rules: the only place that tells frames from lines and knows which ids are in flight. A request is in flight from
-`next_event` until its `Eos`, `Error` or `Reply` is sent. In line mode a prompt line or command has the connection to
-itself: later input waits (PAUSED), because raw text cannot be told apart by id.
+Rules: only this class tells frames from lines and knows which ids are in flight. A request is in flight from the
+`next_event` that returns it until its `Eos`, `Error` or `Reply` is sent. In line mode a prompt line or a command has
+the connection to itself: later input waits (PAUSED), because raw text has no id to tell answers apart.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ HELP_LINE = (
 
 
 class Limits(NamedTuple):
-    frame_cap_bytes: int  # of a payload; below framing.FRAME_CAP_LIMIT
+    frame_cap_bytes: int  # payload size; less than framing.FRAME_CAP_LIMIT
     line_cap_bytes: int
-    max_in_flight: int  # per connection: of generate requests, and of other requests
-    has_echo: bool = False  # a prompt line's text comes back before the answer
+    max_in_flight: int  # per connection: requests that the model computes, and separately all others
+    has_echo: bool = False  # send a prompt line back before its answer
     inline_bytes: int = 0  # larger requests are decoded elsewhere; 0: none are
 
 
@@ -63,15 +63,15 @@ class Signal(Enum):
     """Why `next_event` has no message."""
 
     NEED_DATA = "need data"
-    PAUSED = "paused"  # something must be answered first; do not read much more
-    END = "end"  # nothing will ever follow
+    PAUSED = "paused"  # an answer or a decoded request must come first; do not read much more
+    END = "end"  # no more messages will come
 
 
 class Style(Enum):
-    """The form of the answers to a request."""
+    """How the answers to a request are written."""
 
     JSON = "json"  # a frame, or a line of JSON
-    RAW = "raw"  # text as it comes
+    RAW = "raw"  # plain text
     COMMAND = "command"  # one line, then the connection closes
 
 
@@ -81,14 +81,14 @@ class Flight(NamedTuple):
     wire_id: WireId
     style: Style
     head: str  # token_head(wire_id)
-    is_generate: bool  # it counts with the requests that are computed
-    has_eos: bool  # false: a reply or an error is its end
+    is_generate: bool  # the model computes it: generate, embed or rerank
+    has_eos: bool  # false: it ends with a reply or an error
     is_stream: bool
     echo: str
 
 
 class Rejected(NamedTuple):
-    """Bytes that are not a valid message. Give this to `send`, which answers with the error."""
+    """Bytes that are not a valid message. Pass it to `send`, which encodes the error."""
 
     wire_id: WireId
     error: UmaError
@@ -96,22 +96,22 @@ class Rejected(NamedTuple):
 
 
 class Connection:
-    """See the module's docstring. Raises only LookupError, for events of ids that are not in flight (our bug)."""
+    """See the module docstring. Invalid input raises nothing: it is returned as `Rejected`."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.mode = Mode.UNDECIDED
         self.in_flight: dict[str, Flight] = {}
-        self.is_closing = False  # close the socket once all is written
+        self.is_closing = False  # close the socket once everything is written
         self.has_eof = False
         self._frames = FrameReader(limits.frame_cap_bytes)
         self._lines = LineReader(limits.line_cap_bytes)
         self._head = bytearray()  # bytes received before the mode is known
-        self._line: str | None = None  # a line that waits for the connection to be free
+        self._line: str | None = None  # a line that has to wait for a request in flight
         self._n_generate = 0
         self._n_named = 0
-        self._is_waiting = False  # for the decoding of a large request
-        self._is_raw = False  # the last line was not JSON: messages that belong to no request are written as text
+        self._is_waiting = False  # for a large request to be decoded
+        self._is_raw = False  # the last line was not JSON: errors that belong to no request are sent as text
 
     # bytes in
 
@@ -132,7 +132,7 @@ class Connection:
 
     @property
     def is_ambiguous(self) -> bool:
-        """Whether a short line was read that could still become a frame header. Call `settle` after a short silence."""
+        """Whether the first bytes are a short line or part of a frame header. Call `settle` after a short silence."""
         return b"\n" in self._head
 
     def settle(self) -> None:
@@ -142,7 +142,7 @@ class Connection:
 
     @property
     def n_buffered(self) -> int:
-        """Number of bytes that wait to become messages."""
+        """Bytes received that are not messages yet."""
         return len(self._head) + len(self._frames) + len(self._lines) + len(self._line or "")
 
     def _decide(self, mode: Mode) -> None:
@@ -154,7 +154,7 @@ class Connection:
     # messages out
 
     def next_event(self) -> Message | Rejected | Large | Signal:
-        """Take the next message. After a large one there is none until `resume` is called."""
+        """Take the next message. After a `Large` it returns PAUSED until `resume` is called."""
         if self.is_closing:
             return Signal.END
         if self._is_waiting:
@@ -177,7 +177,7 @@ class Connection:
         return self._is_waiting
 
     def resume(self, outcome: Message | Unfit) -> Message | Rejected:
-        """Continue with the result of decoding a large request."""
+        """Continue with a large request, now decoded."""
         self._is_waiting = False
         return self._take(outcome)
 
@@ -229,7 +229,7 @@ class Connection:
         return self._admit(message if message.id else self._named(message), Style.JSON)
 
     def _named(self, message: Message) -> Message:
-        """Give a request without an id one of ours; only generate needs to tell the client."""
+        """Assign an id to a request that has none. Only the events of generate report it to the client."""
         id = self._new_id()
         if message.request is None:
             return message._replace(id=id)
@@ -246,12 +246,12 @@ class Connection:
 
     def _admit(self, message: Message, style: Style, echo: str = "") -> Message | Rejected:
         if message.op.name == "cancel":
-            return message  # its `id` is that of another request
+            return message  # its `id` names another request
         if message.id in self.in_flight:
             return self._reject(message.wire_id, UmaError(ErrorCode.DUPLICATE_ID, f"`{message.id}` is in flight"))
         request, limit = message.request, self.limits.max_in_flight
         n_alike = self._n_generate if request else len(self.in_flight) - self._n_generate
-        if n_alike >= limit:  # counted separately, so that status and cancel work while all streams run
+        if n_alike >= limit:  # counted separately, so that `status` works while all streams run
             error = UmaError(
                 ErrorCode.TOO_MANY_SESSIONS, f"{limit} requests are in flight on this connection", limit=limit
             )
@@ -264,7 +264,7 @@ class Connection:
         return message
 
     def _reject(self, wire_id: WireId, error: UmaError) -> Rejected:
-        """Answer under the request's id, unless the error would seem to end a request in flight."""
+        """Answer under the request's id, unless a request in flight has it: the error would seem to end that one."""
         self.is_closing = self.is_closing or error.error.spec.closes
         if wire_id is not None and str(wire_id) in self.in_flight:
             error.detail["id"] = wire_id
@@ -276,7 +276,8 @@ class Connection:
     def send(self, event: Event | Rejected) -> bytes:
         """Encode an event.
 
-        Final events free the id. Raises: LookupError; TypeError or ValueError for a reply that JSON cannot represent.
+        Final events free the id. Raises: LookupError for an id that is not in flight (our bug); TypeError or ValueError
+        for a reply that JSON cannot represent.
         """
         if type(event) is Token:
             flight = self.in_flight[event.id]
@@ -324,7 +325,7 @@ class Connection:
     def _send_error(self, event: Error) -> bytes:
         flight = self._land(event.id) if event.id else None
         if self.mode is Mode.UNDECIDED and self._head and b"\0" not in self._head:
-            self._is_raw = not self._head.startswith(b"{")  # too short to tell for certain, but probably typed by hand
+            self._is_raw = not self._head.startswith(b"{")  # too short to be certain, but probably typed by hand
             self._decide(Mode.LINES)
         self.is_closing = self.is_closing or event.error.error.spec.closes
         is_raw = self._is_raw if flight is None else flight.style is not Style.JSON
@@ -346,7 +347,7 @@ class Connection:
 
 
 def without_eos(event: Eos) -> UmaError:
-    """Return the error that reports a bad end to a request that gets no `eos`."""
+    """Return the error that ends a request without `eos` whose computation did not finish."""
     if event.error is not None:
         return event.error
     codes = {

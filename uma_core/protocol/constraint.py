@@ -1,4 +1,4 @@
-"""The `constraint` field of generate: its declaration, and the value that it becomes."""
+"""The `constraint` field of generate: its declaration and its conversion."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TRIGGER = (
     Field(
         "value",
         Kind.ID,
-        "word: a text; token: a control token's text or a token's id; pattern: a regular expression",
+        "word: plain text; token: a control token's text or a token id; pattern: a regular expression",
         low=1,
         high=1024,
         is_required=True,
@@ -31,13 +31,13 @@ FIELD = Field(
         Field(
             "json_schema",
             Kind.SCHEMA,
-            "the answer is JSON that is valid under this schema: draft 2020-12, 2019-09, 7 or 6",
+            "the answer is JSON that this schema accepts: draft 2020-12, 2019-09, 7 or 6",
         ),
         Field("json", Kind.BOOLEAN, "true: the answer is a JSON object"),
         Field(
             "regex",
             Kind.STRING,
-            "the whole answer matches this, in Rust's dialect without look-around",
+            "the whole answer matches this regular expression, in Rust's syntax without look-around",
             low=1,
         ),
         Field("choices", Kind.STRINGS, "the answer is one of these texts", high=10_000, low=1),
@@ -46,14 +46,14 @@ FIELD = Field(
         Field(
             "triggers",
             Kind.OBJECTS,
-            "the answer is free text until one of these appears",
+            "the answer is free text until one of these triggers appears",
             high=N_TRIGGERS_MOST,
             fields=_TRIGGER,
         ),
         Field(
             "prefix",
             Kind.STRING,
-            "text at the prompt's end that is already the beginning of the constrained text",
+            "text at the end of the prompt that already starts the constrained text",
             low=1,
         ),
     ),
@@ -61,7 +61,7 @@ FIELD = Field(
 
 
 def to_constraint(args: dict[str, Any] | None) -> Constraint | None:
-    """Build the value from the checked field. Raises: BAD_REQUEST unless it has exactly one kind."""
+    """Convert the checked field. Raises: BAD_REQUEST unless it has exactly one kind."""
     if args is None:
         return None
     given = [kind for kind in KINDS if args[kind] is not None and not (kind == "json" and args[kind] is False)]

@@ -1,4 +1,4 @@
-"""Fields of `embed` and `rerank`, and the requests that they become."""
+"""Fields of `embed` and `rerank`, and their conversion to a Request."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from uma_core.protocol.fields import Field, Kind
 from uma_core.types import PRIORITIES, Embed, Priority, Request
 
-N_INPUTS_MOST = 4096  # of one request
+N_INPUTS_MOST = 4096  # per request
 
 _COMMON = (
     Field(
         "truncate",
         Kind.BOOLEAN,
-        "cut inputs that are too long for the model, before their last token; false: refuse them",
+        "shorten inputs that are too long for the model, keeping their last token; false: refuse them",
         False,
     ),
     Field(
@@ -28,7 +28,7 @@ _COMMON = (
     Field(
         "model",
         Kind.STRING,
-        "fingerprint (`props`) of the wanted model; any other model refuses the request",
+        "fingerprint (in `props`) of the model to use; if another one is loaded, the request is refused",
         None,
         1,
         128,
@@ -36,7 +36,7 @@ _COMMON = (
     Field(
         "account",
         Kind.STRING,
-        "account that a gateway asks for: each account gets a fair share. Trusted peers only (`access.trusted_uids`)",
+        "account that a gateway acts for: accounts share the daemon fairly. Trusted peers only (`access.trusted_uids`)",
         None,
         1,
         128,
@@ -57,8 +57,8 @@ EMBED_FIELDS = (
     Field(
         "pooling",
         Kind.STRING,
-        "how the tokens' vectors become one; none: return all of them; rank: return the classifier's scores. "
-        "Absent: as the model's file says, else `last` (`mean` for encoders)",
+        "how to combine the tokens' vectors; none: return all of them; rank: return the classifier's scores. "
+        "Absent: what the model file says, else `last` (`mean` for encoders)",
         None,
         choices=("none", "mean", "cls", "last", "rank"),
     ),
@@ -68,7 +68,7 @@ EMBED_FIELDS = (
     Field(
         "dimensions",
         Kind.INTEGER,
-        "return only this many of the first numbers, which are then normalized; absent: all",
+        "shorten each vector to its first numbers, this many, before it is normalized; absent: return all",
         None,
         1,
         1 << 20,
@@ -79,11 +79,11 @@ EMBED_FIELDS = (
 RERANK_FIELDS = (
     Field("query", Kind.STRING, "the query to judge the documents by", is_required=True, low=1),
     Field("documents", Kind.STRINGS, "", is_required=True, low=1, high=N_INPUTS_MOST),
-    Field("top_n", Kind.INTEGER, "return only this many of the best; absent: all", None, 1, 1 << 30),
+    Field("top_n", Kind.INTEGER, "return only this many, the best ones; absent: all", None, 1, 1 << 30),
     *_COMMON,
 )
 _USAGE = (
-    Field("usage", Kind.OBJECT, "prompt_tokens: of all inputs"),
+    Field("usage", Kind.OBJECT, "prompt_tokens: the sum over all inputs"),
     Field("timing", Kind.OBJECT, "queue_ms, total_ms"),
 )
 EMBED_REPLY = (
@@ -96,14 +96,14 @@ EMBED_REPLY = (
     *_USAGE,
 )
 RERANK_REPLY = (
-    Field("results", Kind.LIST, "best first: `index` of the document, `relevance_score` as the model gives it"),
+    Field("results", Kind.LIST, "best first: `index` of the document, `relevance_score`, the model's raw score"),
     *_USAGE,
 )
 INPUT_FIELDS = ("input", "query", "documents")
 
 
 def to_embed_request(op: str, id: str, args: dict[str, Any]) -> Request:
-    """Build the Request from checked fields; without its input if that is left out."""
+    """Build the Request from checked fields. The input may be missing from them, and then from the Request too."""
     embed = Embed(
         op=op,
         inputs=args.get("input") or (),

@@ -1,6 +1,6 @@
-"""Events for clients, and their JSON. EVENTS declares them once; docs/PROTOCOL.md follows from it.
+"""Events for clients, and their JSON. EVENTS declares them once; docs/PROTOCOL.md is generated from it.
 
-Cost: token events are the hot path (streams x tokens per second), so their unchanging part is kept in `Flight`.
+Cost: token events are the hot path (streams x tokens per second), so `Flight` keeps the part that never changes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from uma_core.protocol.fields import Field, Kind
 from uma_core.types import Ended, FinishReason, TokenId, TokenLogprob
 
 WireId = str | int | None
-LEAST_LOGPROB = -9999.0  # written for tokens that are less likely, or impossible, as other servers do
+LEAST_LOGPROB = -9999.0  # sent for tokens that are less likely or impossible, as in other servers
 
 
 class Started(NamedTuple):
@@ -24,7 +24,7 @@ class Started(NamedTuple):
 
 
 class Queued(NamedTuple):
-    """The place in the queue of a request that asked for it."""
+    """Queue position of a request with `queue_updates`."""
 
     id: str
     position: int
@@ -32,7 +32,7 @@ class Queued(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """The progress in reading the prompt of a request that asked for it."""
+    """Prompt progress of a request with `prompt_progress`."""
 
     id: str
     n_prompt: int
@@ -90,19 +90,19 @@ class Reply(NamedTuple):
     id: str
     type: str
     data: dict[str, Any] | bytes  # bytes: the fields' JSON, without braces
-    wire_id: WireId = None  # echoed with `id` "": for cancel, whose id is that of the request
+    wire_id: WireId = None  # sent if `id` is "": for cancel, whose id names another request
 
 
 Event = Started | Queued | Progress | Prompt | Token | End | Eos | Error | Reply
 
-_ID = Field("id", Kind.ID, "id of the request, as it was given; null: none is known")
+_ID = Field("id", Kind.ID, "the request's id, as the client sent it; null: unknown")
 
 
 _LOGPROBS = Field(
     "logprobs",
     Kind.LIST,
     "with `logprobs`, for each token of the text: `id`, `bytes`, `logprob` (natural logarithm), and `top`: the "
-    "likeliest tokens at its place",
+    "likeliest tokens at that position",
 )
 
 
@@ -114,7 +114,7 @@ _USAGE = (
     Field("reasoning_tokens", Kind.INTEGER, "generated tokens that belong to thoughts; only with `reasoning`"),
     Field("accepted_prediction_tokens", Kind.INTEGER, "draft tokens that were accepted; only if any were verified"),
     Field("rejected_prediction_tokens", Kind.INTEGER, "draft tokens that were rejected; only if any were verified"),
-    Field("dropped_tokens", Kind.INTEGER, "prompt tokens that `overflow` left out; only if there are any"),
+    Field("dropped_tokens", Kind.INTEGER, "prompt tokens that `overflow` dropped; only if any were"),
 )
 _ENDING = (
     Field("reason", Kind.STRING, "", choices=tuple(reason.value for reason in FinishReason)),
@@ -123,9 +123,7 @@ _ENDING = (
         Kind.OBJECT,
         "`text` or `token_id`: the entry of `stop` or `stop_token_ids` that ended the answer; absent: none did",
     ),
-    _LOGPROBS._replace(
-        help="with `logprobs`: of all tokens; in a stream, only of tokens that came with no `token` event"
-    ),
+    _LOGPROBS._replace(help="with `logprobs`: for all tokens; in a stream, only for tokens that had no `token` event"),
     Field("usage", Kind.OBJECT, "", fields=_USAGE),
     Field("timing", Kind.OBJECT, "queue_ms, ttft_ms, total_ms, itl_p50_ms, itl_max_ms"),
     Field("error", Kind.OBJECT, "code, name, message, detail; only with reason `error`"),
@@ -141,30 +139,30 @@ class EventSpec(NamedTuple):
 EVENTS = (
     EventSpec(
         "queued",
-        "Place in the queue of a request with `queue_updates`. Sent when the request is accepted, and whenever its "
-        "position changes or the wait grows.",
+        "Queue position of a request with `queue_updates`. Sent when the request is accepted, and whenever its "
+        "position changes or the predicted wait grows.",
         (
             _ID,
-            Field("position", Kind.INTEGER, "number of requests before it; 0: it runs next or is running"),
-            Field("wait_ms", Kind.INTEGER, "predicted time until its prompt begins to be read; 0: it begins now"),
+            Field("position", Kind.INTEGER, "requests ahead of it; 0: it runs next or is running"),
+            Field("wait_ms", Kind.INTEGER, "predicted time until prefill of its prompt begins; 0: it begins now"),
         ),
     ),
     EventSpec(
         "progress",
-        "How much of the prompt is read, for a request with `prompt_progress`. Sent after the first piece of the "
-        "prompt, then up to ten times a second, and at its end; before any text, whether the request streams or not.",
+        "How much of the prompt has been read, for a request with `prompt_progress`. Sent after the first piece of the "
+        "prompt, up to ten times a second after that, and at its end; always before any text, in a stream or not.",
         (
             _ID,
             Field("prompt_tokens", Kind.INTEGER, "tokens of the prompt"),
             Field("cached_tokens", Kind.INTEGER, "prompt tokens that were restored instead of computed"),
-            Field("read_tokens", Kind.INTEGER, "prompt tokens that are restored or computed by now"),
+            Field("read_tokens", Kind.INTEGER, "prompt tokens restored or computed so far"),
             Field("read_ms", Kind.NUMBER, "time since reading began"),
         ),
     ),
     EventSpec(
         "prompt",
-        "Log probabilities of the prompt's next tokens, for a request with `prompt_logprobs`. Sent in the order of the "
-        "tokens, as they are found; before any text, whether the request streams or not.",
+        "Log probabilities of the prompt's next tokens, for a request with `prompt_logprobs`. Sent in token order "
+        "as they become known; always before any text, in a stream or not.",
         (
             _ID,
             _LOGPROBS._replace(
@@ -185,14 +183,14 @@ EVENTS = (
     ),
     EventSpec(
         "end",
-        "The end of one of several answers (`n`) to a streaming request; `eos` follows the last one. If a request is "
-        "cancelled before its prompt was read, only `eos` comes.",
+        "The end of one of several answers (`n`) to a streaming request; `eos` follows the last one. A request that is "
+        "cancelled before its prompt has been read gets only `eos`.",
         (_ID, _INDEX._replace(help="index of the answer"), *_ENDING),
     ),
     EventSpec(
         "eos",
-        "The end of an accepted request. Each gets exactly one. With several answers it stands for all of them: "
-        "`reason` is the worst of theirs, and `usage` is their sum.",
+        "The end of an accepted request; each gets exactly one. If there are several answers, it covers all of them: "
+        "`reason` is the worst of their reasons, and `usage` is their sum.",
         (
             _ID,
             _ENDING[0],
@@ -200,8 +198,8 @@ EVENTS = (
             Field(
                 "answers",
                 Kind.LIST,
-                "for several answers with `stream: false`: `index`, `text`, and the fields of an `end`; absent if the "
-                "request was cancelled before its prompt was read",
+                "for several answers with `stream: false`: `index`, `text`, and the fields of `end`; absent if the "
+                "request was cancelled before its prompt had been read",
             ),
             *_ENDING[1:],
         ),
@@ -209,25 +207,25 @@ EVENTS = (
     EventSpec(
         "error",
         "The request was not accepted; nothing else follows for its id. With `id: null` it concerns the connection, "
-        "or a request whose id is taken or unreadable (`detail.id`).",
+        "or a request whose id is already in use or unreadable (`detail.id`).",
         (
             _ID,
             Field("code", Kind.STRING, "stable code, listed in docs/ERRORS.md"),
             Field("name", Kind.STRING, "stable name, for people"),
-            Field("message", Kind.STRING, "what was wrong this time"),
-            Field("detail", Kind.OBJECT, "for machines: `field`, `limit`, `retry_after_ms`, …"),
+            Field("message", Kind.STRING, "what went wrong"),
+            Field("detail", Kind.OBJECT, "for programs: `field`, `limit`, `retry_after_ms`, …"),
         ),
     ),
     EventSpec(
         "reply",
-        "The answer to an operation other than generate, with that operation's fields beside these.",
+        "The answer to an operation other than generate, with that operation's fields in addition to these.",
         (_ID, Field("type", Kind.STRING, "the operation")),
     ),
 )
 
 
 def to_json(value: Any) -> bytes:
-    """Encode compactly. Raises: TypeError, ValueError for values that JSON cannot represent (NaN too)."""
+    """Encode compactly. Raises: TypeError, ValueError for values that JSON cannot represent (including NaN)."""
     return _dump(value).encode("utf-8", "replace")
 
 
@@ -248,7 +246,7 @@ def token_json(head: str, event: Token) -> bytes:
 
 
 def _logprobs(logprobs: tuple[TokenLogprob, ...]) -> str:
-    """Encode token by token: one long call of the JSON encoder would keep the interpreter from the compute thread."""
+    """Encode token by token: one long call of the JSON encoder would hold the GIL, which the compute thread needs."""
     return f"[{','.join(map(_logprob, logprobs))}]"
 
 
@@ -308,7 +306,7 @@ def _answer(answer: Ended) -> str:
 
 
 def _with_ending(value: dict[str, Any], event: Eos | Ended, error: dict[str, Any] | None) -> str:
-    """Return the fields that an answer's end and a request's end share."""
+    """Encode `value` together with the fields that the end of an answer and of a request share."""
     if event.stop is not None:
         value["stop"] = event.stop
     value["usage"] = event.usage

@@ -1,4 +1,4 @@
-"""Fields of messages: their declaration, and the only place at which values are checked against it."""
+"""Message fields: how they are declared, and the only place that checks values against the declaration."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any, NamedTuple
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.suggest import nearest, suggest
 
-OWN_PREFIX = "x_"  # of names that clients may use as they like; they are ignored
-TAG_NAME, TAG_TEXT = 64, 512  # most characters of a tag's name, and of its value
-N_BIASES_MOST = 20_000  # of `logit_bias`: a sampler reads them on the compute thread, 1.5 ms for this many
-SHOWN_NAME = 64  # characters of an unknown name that a message repeats
+OWN_PREFIX = "x_"  # names with this prefix are the client's own; they are ignored
+TAG_NAME, TAG_TEXT = 64, 512  # longest name and value of a tag, in characters
+N_BIASES_MOST = 20_000  # in `logit_bias`: a sampler reads them on the compute thread, 1.5 ms for this many
+SHOWN_NAME = 64  # characters of an unknown name that an error message repeats
 
 
 class Kind(str, Enum):
-    """JSON type of a field. The value is its name in documents and error messages."""
+    """JSON type of a field. The value is its name in documentation and error messages."""
 
     STRING = "string"
     INTEGER = "integer"
     NUMBER = "number"
     BOOLEAN = "boolean"
-    OBJECT = "object"  # free-form in replies; in requests `fields` declares its content
+    OBJECT = "object"  # free-form in replies; in requests `fields` declares its contents
     TAGS = "object of strings, numbers and booleans"
     ID = "string or integer"
     STRINGS = "string or array of strings"
@@ -41,22 +41,22 @@ class Field(NamedTuple):
     kind: Kind
     help: str
     default: Any = None  # None: absent
-    low: float | None = None  # least value, or least length of strings and arrays
-    high: float | None = None  # greatest value, or greatest length
-    choices: tuple[str, ...] = ()  # for a string, or for each of several
+    low: float | None = None  # minimum value, or minimum length of strings and arrays
+    high: float | None = None  # maximum value, or maximum length
+    choices: tuple[str, ...] = ()  # allowed values of a string, or of each string of an array
     is_required: bool = False
     fields: tuple[Field, ...] = ()  # of an OBJECT, or of each entry of OBJECTS
     is_open_low: bool = False  # the value must be greater than `low`
-    each_high: int | None = None  # greatest length of each of several strings
+    each_high: int | None = None  # maximum length of each string of an array
 
 
 def bad_field(path: str, message: str) -> UmaError:
-    """Return the BAD_REQUEST that names a field."""
+    """Return a BAD_REQUEST error that names the field."""
     return UmaError(ErrorCode.BAD_REQUEST, f"`{path}` {message}", field=path)
 
 
 def check_fields(fields: tuple[Field, ...], values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Check an object's known fields: defaults filled in, null as absent. Raises: BAD_REQUEST with `detail.field`."""
+    """Check known fields and fill in defaults; null counts as absent. Raises: BAD_REQUEST with `detail.field`."""
     return {field.name: check_value(field, values, prefix) for field in fields}
 
 
@@ -72,9 +72,9 @@ def check_value(field: Field, values: dict[str, Any], prefix: str = "") -> Any:
 
 
 def refuse_unknown(fields: tuple[Field, ...], values: dict[str, Any], prefix: str = "") -> None:
-    """Refuse the first name that is neither declared nor the client's own, and name the nearest declared one.
+    """Refuse the first name that is neither declared nor the client's own, and suggest the nearest declared one.
 
-    Raises: BAD_REQUEST with `detail.field`, and `detail.nearest` if a name is near.
+    Raises: BAD_REQUEST with `detail.field`, and with `detail.nearest` if a declared name is close.
     """
     known = {field.name for field in fields}
     for name in values:
@@ -84,7 +84,7 @@ def refuse_unknown(fields: tuple[Field, ...], values: dict[str, Any], prefix: st
         near = nearest(shown, _paths(fields, prefix))
         detail = {"field": shown, "nearest": near} if near else {"field": shown}
         hint = f"; did you mean `{near}`?" if near else ""
-        raise UmaError(ErrorCode.BAD_REQUEST, f"`{shown}` is not a field here{hint}", **detail)
+        raise UmaError(ErrorCode.BAD_REQUEST, f"`{shown}` is not a known field{hint}", **detail)
 
 
 def _paths(fields: tuple[Field, ...], prefix: str) -> list[str]:
@@ -159,7 +159,7 @@ def _check_id(field: Field, value: Any, path: str) -> Any:
     if isinstance(value, str):
         _in_range(field, len(value), path, "must have {} characters")
     elif not -(1 << 63) <= value < 1 << 63:
-        raise bad_field(path, "must fit 64 bits")
+        raise bad_field(path, "must fit in 64 bits")
     return value
 
 
@@ -168,12 +168,12 @@ def _check_strings(field: Field, value: Any, path: str) -> tuple[str, ...]:
     _expect(field, items, path, list)
     _in_range(field, len(items), path, "must have {} items")
     if not all(type(item) is str and item for item in items):
-        raise bad_field(path, "must hold strings that are not empty")
+        raise bad_field(path, "must contain only non-empty strings")
     for i, item in enumerate(items):
         if field.each_high is not None and len(item) > field.each_high:
             raise bad_field(f"{path}[{i}]", f"must have at most {field.each_high} characters")
         if field.choices and item not in field.choices:
-            raise bad_field(path, f"must hold some of {', '.join(field.choices)}{suggest(item, field.choices)}")
+            raise bad_field(path, f"must contain only {', '.join(field.choices)}{suggest(item, field.choices)}")
     return tuple(items)
 
 
@@ -183,7 +183,7 @@ def _check_integers(field: Field, value: Any, path: str) -> tuple[int, ...]:
         raise bad_field(path, "must not be empty")
     _in_range(field, len(value), path, "must have {} items")
     if not all(_is_id(item) for item in value):
-        raise bad_field(path, "must hold integers from 0 to 2147483647")
+        raise bad_field(path, "must contain only integers from 0 to 2147483647")
     return tuple(value)
 
 
@@ -198,10 +198,10 @@ def _check_biases(field: Field, value: Any, path: str) -> tuple[tuple[int | str,
     for i, pair in enumerate(value):
         at = f"{path}[{i}]"
         if type(pair) is not list or len(pair) != 2:
-            raise bad_field(at, "must be an array of two")
+            raise bad_field(at, "must be an array of two items")
         token, bias = pair
         if not _is_id(token) and not (type(token) is str and token):
-            raise bad_field(at, "must begin with a token id, or a text that is not empty")
+            raise bad_field(at, "must begin with a token id or a non-empty string")
         if bias is not False:
             if type(bias) not in (int, float):
                 raise bad_field(at, "must end with a number or false")
@@ -223,7 +223,7 @@ def _check_mixed(field: Field, value: Any, path: str) -> str | tuple[str | int, 
 
 
 def _check_inputs(field: Field, value: Any, path: str) -> tuple[str | tuple[int, ...], ...]:
-    """Return one input, or several, as several. An array of numbers is one input."""
+    """Return the inputs as a tuple, even if there is only one. An array of numbers is one input."""
     _expect(field, value, path, str, list)
     items = [value] if type(value) is str or (value and type(value[0]) is int) else value
     _in_range(field, len(items), path, "must have {} items")
@@ -236,11 +236,11 @@ def _input(item: Any, path: str) -> str | tuple[int, ...]:
             raise bad_field(path, "must not be empty")
         return item
     if type(item) is not list:
-        raise bad_field(path, "must be a text or an array of token ids")
+        raise bad_field(path, "must be a string or an array of token ids")
     if not item:
         raise bad_field(path, "must not be empty")
     if not all(_is_id(token) for token in item):
-        raise bad_field(path, "must hold token ids from 0 to 2147483647")
+        raise bad_field(path, "must contain only token ids from 0 to 2147483647")
     return tuple(item)
 
 

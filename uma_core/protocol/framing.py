@@ -1,6 +1,6 @@
-"""Frames: `uint32_le length | payload`, in any chunking.
+"""Frames: `uint32_le length | payload`. Bytes may arrive in chunks of any size.
 
-Rules: no JSON here; the cap is checked on the header, before any of the body is kept.
+Rules: no JSON here; the cap is checked as soon as the header is there, before the body is complete.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import struct
 from uma_core.errors import ErrorCode, UmaError
 
 HEADER = struct.Struct("<I")
-TEXT_LEAST = 0x09000000  # any four bytes of text, read as a length, give at least this: a tab in the top byte
-FRAME_CAP_LIMIT = 128 << 20  # below that: a valid header is never text
+TEXT_LEAST = 0x09000000  # the smallest length that four bytes of text can make: a tab in the top byte
+FRAME_CAP_LIMIT = 128 << 20  # less than TEXT_LEAST, so that a valid header is never text
 
 
 def encode_frame(payload: bytes) -> bytes:
-    """Return a payload with its length header."""
+    """Prefix a payload with its length."""
     return HEADER.pack(len(payload)) + payload
 
 
 class FrameReader:
-    """Cut a byte stream into payloads.
+    """Split a byte stream into payloads.
 
     Raises: FRAME_TOO_LARGE, BAD_FRAME (a length of 0); the stream is unusable after either.
     """

@@ -11,7 +11,7 @@ from enum import Enum
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.protocol.framing import HEADER, TEXT_LEAST
 
-COMMANDS: dict[str, tuple[str, dict[str, str]]] = {  # line -> operation, and its fields without a default
+COMMANDS: dict[str, tuple[str, dict[str, str]]] = {  # line -> operation, and the fields that differ from their defaults
     "/metrics": ("metrics", {}),
     "/metrics prometheus": ("metrics", {"format": "prometheus"}),
     "/status": ("status", {}),
@@ -28,9 +28,9 @@ class Mode(Enum):
 def detect_mode(head: bytes | bytearray) -> Mode:
     """Tell frames from text by the first bytes of a connection.
 
-    No limit decides this: a length that no text can have belongs to a frame, which is refused as a frame if it is too
-    large. A NUL never belongs to text either. Up to three bytes can be a short line ("Hi\\n") as well as part of a
-    header; then only silence, or the end of the stream, decides, and the caller notices these.
+    The frame cap plays no part: a length too small to be text belongs to a frame, which is then refused if it is too
+    large. A NUL also means a frame, because text has none. Up to three bytes can be a short line ("Hi\\n") or part of a
+    header; then the caller decides, by silence or the end of the stream.
     """
     if len(head) < HEADER.size:
         return Mode.UNDECIDED
@@ -39,7 +39,7 @@ def detect_mode(head: bytes | bytearray) -> Mode:
 
 
 class LineReader:
-    """Cut a byte stream into lines without their ends.
+    """Split a byte stream into lines, without their line endings.
 
     Raises: FRAME_TOO_LARGE (the stream is unusable after it); BAD_UTF8 (only that line is lost).
     """
@@ -62,7 +62,7 @@ class LineReader:
         return self._buffer.startswith(b"{")
 
     def next_line(self, is_last: bool = False) -> str | None:
-        """Take the next line; None if it is not complete yet. `is_last`: the end of the stream also ends a line."""
+        """Take the next line; None if it is not complete yet. `is_last`: the stream has ended, which ends the line."""
         end = self._buffer.find(b"\n", self._scanned)
         length = len(self._buffer) if end < 0 else end
         if length > self.cap_bytes:

@@ -1,7 +1,7 @@
-"""Requests: from the bytes of one JSON object to a checked `Message`.
+"""Requests: turn the bytes of one JSON object into a checked `Message`.
 
-Rules: an unknown or wrong field is BAD_REQUEST, which names the field. Names that begin with `x_` are the client's own
-and are ignored. Nothing here raises anything but UmaError.
+Rules: an unknown or invalid field raises BAD_REQUEST, which names it. Names that begin with `x_` are the client's own
+and are ignored. Only UmaError is raised here.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NS_PER_MS = 1_000_000
 
 
 class Source(NamedTuple):
-    """The bytes of a large request, as they came. Its text is read from them again when it is needed, on a thread that
+    """The bytes of a large request, as received. Its text is decoded from them again when it is needed, where that
     delays nothing else.
     """
 
@@ -51,7 +51,7 @@ class Source(NamedTuple):
 
 
 class Large(NamedTuple):
-    """A request that takes long to decode. `Connection.resume` gets the result."""
+    """A request that takes long to decode. Pass the result to `Connection.resume`."""
 
     payload: bytes  # its JSON
 
@@ -96,9 +96,7 @@ def parse_object(payload: bytes | str) -> dict[str, Any]:
 
 
 def _parse(text: str) -> tuple[dict[str, Any], list[str]]:
-    """Return the object, and names that occur twice in one of its objects: JSON does not say which of the values
-    counts.
-    """
+    """Return the object, and a name that occurs twice in one of its objects: JSON does not say which value counts."""
     twice: list[str] = []
 
     def to_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -111,7 +109,7 @@ def _parse(text: str) -> tuple[dict[str, Any], list[str]]:
         value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=to_dict)
     except RecursionError:
         raise UmaError(ErrorCode.INVALID_JSON, "nested too deeply") from None
-    except ValueError as error:  # JSONDecodeError, our own two, and integers of thousands of digits
+    except ValueError as error:  # JSONDecodeError, the two raised below, and integers with thousands of digits
         raise UmaError(ErrorCode.INVALID_JSON, str(error)) from None
     if type(value) is not dict:
         raise UmaError(ErrorCode.INVALID_JSON, "not an object")
@@ -119,7 +117,7 @@ def _parse(text: str) -> tuple[dict[str, Any], list[str]]:
 
 
 def _check_text(text: str, value: dict[str, Any], twice: list[str]) -> None:
-    """Check a request's text. `twice`: names that occur twice, which is an error. Raises: BAD_UTF8, BAD_REQUEST."""
+    """Check a request's text. `twice`: a name that occurs twice, which is an error. Raises: BAD_UTF8, BAD_REQUEST."""
     if "\\u" in text:
         _check_escapes(value)
     if twice:
@@ -138,7 +136,7 @@ def _finite(digits: str) -> float:
 
 
 def _check_escapes(value: Any) -> None:
-    """Refuse characters that only escapes can bring in: NUL and halves of surrogate pairs."""
+    """Refuse characters that only escapes can produce: NUL and unpaired surrogates."""
     stack = [value]
     while stack:
         item = stack.pop()
@@ -146,7 +144,7 @@ def _check_escapes(value: Any) -> None:
             if "\0" in item:
                 raise UmaError(ErrorCode.BAD_UTF8, "a string contains NUL")
             if any("\ud800" <= c <= "\udfff" for c in item):
-                raise UmaError(ErrorCode.BAD_UTF8, "a string contains half of a surrogate pair")
+                raise UmaError(ErrorCode.BAD_UTF8, "a string contains an unpaired surrogate")
         elif isinstance(item, dict):
             stack += item.keys()
             stack += item.values()
@@ -181,7 +179,7 @@ def decode(value: dict[str, Any], wire_id: WireId) -> Message:
 
 
 def request_of(op: str, id: str, args: dict[str, Any]) -> Request | None:
-    """Return the request to compute; None: the operation computes nothing. Raises: BAD_REQUEST."""
+    """Return the request that the model computes; None: the operation needs no computation. Raises: BAD_REQUEST."""
     if op in ("embed", "rerank"):
         return to_embed_request(op, id, args)
     return to_request(id, args) if op == "generate" else None
@@ -229,9 +227,9 @@ def _check_answers(args: dict[str, Any]) -> None:
     if best_of is not None and best_of < n:
         raise bad_field("best_of", "must be at least `n`")
     if best_of is not None and best_of > n and args["stream"]:
-        raise bad_field("best_of", "conflicts with `stream`: which answers are best is known at their end")
+        raise bad_field("best_of", "conflicts with `stream`: which answers are best is known only when they have ended")
     if args["echo"] and (args["messages"] is not None or args["infill"] is not None):
-        raise bad_field("echo", "conflicts: there is no prompt of the client's own to give back")
+        raise bad_field("echo", "conflicts: only `prompt` and `tokens` can be repeated in the answer")
 
 
 def to_request(id: str, args: dict[str, Any]) -> Request:
@@ -286,5 +284,5 @@ def _to_reasoning(args: dict[str, Any]) -> Reasoning | None:
 
 
 def _to_ns(ms: float | None) -> int:
-    """Convert to ns. Only 0, which means no limit, gives 0."""
+    """Convert to ns, rounding up: only 0 (no limit) stays 0."""
     return math.ceil((ms or 0) * NS_PER_MS)

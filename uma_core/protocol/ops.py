@@ -1,4 +1,4 @@
-"""Every operation of the protocol, declared once: decoding, `help`, docs/PROTOCOL.md and uma-ctl follow from OPS."""
+"""Every operation of the protocol, declared once: OPS drives decoding, `help`, docs/PROTOCOL.md and uma-ctl."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from uma_core.protocol.sampling import SAMPLING_FIELDS
 from uma_core.types import PRIORITIES, Request
 
 PROTOCOL_VERSION = 1
-N_PREDICTION_MOST = 1 << 18  # characters: more than an answer has; each token of it takes 150 bytes of memory
-# most characters of a stop text or a banned string: text that may still become one is held back from the reader
+N_PREDICTION_MOST = 1 << 18  # characters, more than an answer has; limited because each token takes 150 bytes
+# longest stop text or banned string, in characters: text that may still become one is held back from the reader
 N_STOP_MOST = 1_024
 DEFAULT_OP = "generate"  # of a request without `type`
 
@@ -42,7 +42,7 @@ _INFILL = (
     Field(
         "extra",
         Kind.OBJECTS,
-        "other files, the nearest last: if the context is short, the first ones are left out",
+        "other files, the most relevant last: the first ones are left out if the context is too small",
         (),
         0,
         256,
@@ -56,15 +56,15 @@ _INPUTS = (
     Field("tokens", Kind.INTEGERS, "the prompt as token ids"),
     Field("messages", Kind.MESSAGES, "a chat; the model's own template turns it into a prompt"),
     Field(
-        "suffix", Kind.STRING, "the text after the gap that follows `prompt` or `tokens`; needs a model for filling in"
+        "suffix", Kind.STRING, "text after the gap that follows `prompt` or `tokens`; needs a fill-in-the-middle model"
     ),
-    Field("infill", Kind.OBJECT, "a gap in a file; needs a model for filling in", fields=_INFILL),
+    Field("infill", Kind.OBJECT, "a gap in a file; needs a fill-in-the-middle model", fields=_INFILL),
 )
 _WITH_PIECES = Field("with_pieces", Kind.BOOLEAN, "also return the text of each token", False)
 _PIECES = Field(
     "pieces",
     Kind.LIST,
-    "with `with_pieces`, for each token: its text, or an array of its bytes if they are not text by themselves",
+    "with `with_pieces`, for each token: its text, or an array of its bytes if they are not valid UTF-8 on their own",
 )
 
 _REASONING = (
@@ -73,13 +73,13 @@ _REASONING = (
     Field(
         "budget_tokens",
         Kind.INTEGER,
-        "most tokens of thinking; after them the answer is forced to continue with `message` and `end`, as soon as a "
-        "`constraint` allows it; absent: no limit",
+        "most tokens of thinking; then the answer must continue with `message` and `end`, as soon as a `constraint` "
+        "allows it; absent: no limit",
         None,
         0,
         1 << 30,
     ),
-    Field("message", Kind.STRING, "text that comes before a forced `end`", "", 0, 1024),
+    Field("message", Kind.STRING, "text to put before a forced `end`", "", 0, 1024),
 )
 
 _LORA = (
@@ -107,7 +107,7 @@ _GENERATE = (
     Field(
         "n",
         Kind.INTEGER,
-        "number of answers, at most the daemon's sequences (`n_seq_max` in `props`)",
+        "number of answers, at most `n_seq_max` of `props`",
         _REQUEST.n,
         1,
         1024,
@@ -126,7 +126,7 @@ _GENERATE = (
     Field(
         "banned_strings",
         Kind.STRINGS,
-        "texts that the answer never contains: if one would begin, another token is drawn",
+        "texts that the answer never contains: when one would appear, another token is drawn",
         high=64,
         each_high=N_STOP_MOST,
     ),
@@ -142,7 +142,7 @@ _GENERATE = (
     Field(
         "prompt_logprobs",
         Kind.INTEGER,
-        "the same for the prompt's tokens, in `prompt` events; no part of the prompt is restored then",
+        "the same for the prompt's tokens, in `prompt` events; the whole prompt is then computed, nothing restored",
         None,
         0,
         20,
@@ -175,7 +175,7 @@ _GENERATE = (
     Field(
         "model",
         Kind.STRING,
-        "fingerprint (`props`) of the model that the prompt is written for; any other model refuses the request",
+        "fingerprint (in `props`) of the model to use; if another one is loaded, the request is refused",
         None,
         1,
         128,
@@ -183,7 +183,7 @@ _GENERATE = (
     Field(
         "account",
         Kind.STRING,
-        "account that a gateway asks for: each account gets a fair share. Trusted peers only (`access.trusted_uids`)",
+        "account that a gateway acts for: accounts share the daemon fairly. Trusted peers only (`access.trusted_uids`)",
         None,
         1,
         128,
@@ -204,7 +204,7 @@ _GENERATE = (
     Field(
         "prediction",
         Kind.STRING,
-        "text that the answer may repeat in parts: draft tokens are taken from it",
+        "text that the answer may repeat in part: draft tokens are taken from it",
         "",
         0,
         N_PREDICTION_MOST,
@@ -230,7 +230,7 @@ _OPS = (
     Op("generate", "Generate text. Answered by `token` events and one `eos`, or by one `error`.", _GENERATE, ()),
     Op(
         "cancel",
-        "End a request: its `eos` has the reason `cancelled`. `id` names that request.",
+        "End the request that `id` names: its `eos` has the reason `cancelled`.",
         (
             Field(
                 "conn",
@@ -251,7 +251,7 @@ _OPS = (
     ),
     Op(
         "embed",
-        "Make a vector of each input. Answered by one `reply` when all vectors are ready, or by one `error`.",
+        "Compute the embedding of each input. Answered by one `reply` when all vectors are ready, or by one `error`.",
         EMBED_FIELDS,
         EMBED_REPLY,
     ),
@@ -298,13 +298,13 @@ _OPS = (
         (
             Field("n_tokens", Kind.INTEGER, ""),
             Field(
-                "hashes", Kind.LIST, "strings of 16 hexadecimal digits; each stands for all tokens up to its page's end"
+                "hashes", Kind.LIST, "strings of 16 hexadecimal digits; each covers all tokens to the end of its page"
             ),
         ),
     ),
     Op(
         "apply_template",
-        "Turn a chat into a prompt with the model's own template. Generate reads the same tokens from this `prompt` as "
+        "Turn a chat into a prompt with the model's own template. Generate gets the same tokens from this `prompt` as "
         "from the messages.",
         (
             Field("messages", Kind.MESSAGES, "", is_required=True),
@@ -312,7 +312,7 @@ _OPS = (
         ),
         (Field("prompt", Kind.STRING, ""),),
     ),
-    Op("status", "Tell what the daemon is doing.", (), (_STATE,)),
+    Op("status", "Report what the daemon is doing.", (), (_STATE,)),
     Op(
         "metrics",
         "Return all metrics.",
@@ -324,7 +324,7 @@ _OPS = (
     ),
     Op(
         "health",
-        "Tell whether generate requests would be taken now.",
+        "Report whether generate requests would be accepted now.",
         (),
         (_STATE, Field("is_ready", Kind.BOOLEAN, ""), Field("protocol", Kind.INTEGER, "version of this protocol")),
     ),
@@ -365,7 +365,7 @@ _OPS = (
             Field(
                 "wait_ms",
                 Kind.OBJECT,
-                "by priority: predicted time until the prompt of a request that comes now begins to be read",
+                "by priority: predicted time until prefill of a prompt that arrives now begins",
             ),
             Field("queued", Kind.OBJECT, "by priority: number of waiting requests"),
             Field("active", Kind.INTEGER, "requests whose prompt is being read or whose answer is being generated"),
@@ -404,12 +404,12 @@ _OPS = (
             Field("special", Kind.OBJECT, "special tokens by name (bos, eos, eot, fim_pre, …): `id` and `text`"),
             Field("add_bos", Kind.BOOLEAN, "the daemon puts the bos token before a `prompt`"),
             Field("add_eos", Kind.BOOLEAN, "the daemon puts the eos token after it"),
-            Field("limits", Kind.OBJECT, "max_tokens, default_max_tokens, max_prompt_bytes: limits of your requests"),
+            Field("limits", Kind.OBJECT, "max_tokens, default_max_tokens, max_prompt_bytes: limits on your requests"),
             Field(
                 "capabilities",
                 Kind.OBJECT,
-                "operations, generate (its fields), completion, chat, infill, embeddings, pooling (of embed by "
-                "itself), poolings, rerank, constraints (the kinds)",
+                "operations, generate (its fields), completion, chat, infill, embeddings, pooling (embed's "
+                "default), poolings, rerank, constraints (the kinds)",
             ),
             Field(
                 "generation",
@@ -420,7 +420,7 @@ _OPS = (
     ),
     Op(
         "drain",
-        "Take no new work and let running streams finish. Idempotent.",
+        "Accept no new work and let running streams finish. Idempotent.",
         (
             Field(
                 "timeout_ms",
@@ -445,10 +445,10 @@ _OPS = (
         ),
         is_admin=True,
     ),
-    Op("undrain", "Take new work again.", (), (_STATE,), is_admin=True),
+    Op("undrain", "Accept new work again.", (), (_STATE,), is_admin=True),
     Op(
         "reload",
-        "Read the configuration again and apply it; on any failure the old one stays.",
+        "Read the configuration again and apply it; on any failure the old one stays in use.",
         (
             Field("check", Kind.BOOLEAN, "only validate and show the difference", False),
             Field("model", Kind.STRING, "path of another model", None, 1, 4096),
@@ -461,7 +461,7 @@ _OPS = (
     ),
     Op(
         "cache",
-        "Look after the prefix cache.",
+        "Inspect or change the prefix cache.",
         (
             Field("action", Kind.STRING, "", "stats", choices=("list", "clear", "pin", "unpin", "stats")),
             Field("key", Kind.STRING, "entry, as `list` shows it; absent: `clear` clears all entries", None, 1, 256),
@@ -475,13 +475,13 @@ _OPS = (
     ),
     Op(
         "trace",
-        "Record ticks for some seconds, then reply.",
+        "Record ticks for `seconds`, then reply with them.",
         (
             Field("seconds", Kind.NUMBER, "", 2.0, 0.01, 60),
             Field(
                 "format",
                 Kind.STRING,
-                "`chrome` draws every tick; `jsonl` holds what a replay needs",
+                "`chrome`: a timeline of every tick; `jsonl`: what a replay needs",
                 "chrome",
                 choices=("chrome", "jsonl"),
             ),

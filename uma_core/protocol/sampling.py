@@ -1,4 +1,4 @@
-"""The sampling fields of a generate request, and the parameters that they make."""
+"""The sampling fields of a generate request, and their conversion to SamplingParams."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from uma_core.protocol.fields import Field, Kind, bad_field
 from uma_core.types import USUAL_ORDER, SamplingParams
 
 SAMPLERS = (*USUAL_ORDER, "infill", "adaptive_p")
-INFILL_TOP_K = 100  # candidates that `infill` may compare: it needs the texts of all pairs
-BIAS = 1_000_000  # with a larger bias, nothing would be left of a logit's own digits
+INFILL_TOP_K = 100  # most candidates for `infill`, which compares the texts of every pair
+BIAS = 1_000_000  # a larger bias would leave no precision for the logit itself
 _OFF = SamplingParams()
 
 
@@ -28,7 +28,7 @@ SAMPLING_FIELDS = (
     _number("dynatemp_exponent", 0, 100, "exponent that maps entropy to temperature"),
     _count("top_k", 0, 1 << 30, "keep this many of the likeliest tokens; 0: all"),
     _number("top_p", 0, 1, "keep the likeliest tokens that sum to this probability", is_open_low=True),
-    _number("min_p", 0, 1, "drop tokens whose probability is below this share of the likeliest token's"),
+    _number("min_p", 0, 1, "drop tokens whose probability is below this fraction of the likeliest token's"),
     _number("typical_p", 0, 1, "keep tokens of typical surprise that sum to this probability; 1: "
                                "off", is_open_low=True),
     _count("min_keep", 0, 1 << 30, "`top_p`, `min_p`, `typical_p` and XTC keep at least this many tokens"),
@@ -37,7 +37,7 @@ SAMPLING_FIELDS = (
     _number("xtc_threshold", 0, 1, "threshold of XTC, a probability; above 0.5: off"),
     _number("repeat_penalty", 0.01, 100, "divide the logits of recent tokens by this; 1: off"),
     _count("repeat_last_n", -1, 65_536, "number of tokens that count as recent; -1: the whole context"),
-    _number("frequency_penalty", -100, 100, "subtract this from a token's logit each time that it occurs recently"),
+    _number("frequency_penalty", -100, 100, "subtract this from a token's logit for each of its recent occurrences"),
     _number("presence_penalty", -100, 100, "subtract this from the logit of each recent token"),
     _number("dry_multiplier", 0, 100, "DRY: penalty for a token that would repeat a sequence; 0: off"),
     _number("dry_base", 0, 100, "DRY: multiply the penalty by this for each further token of the sequence"),
@@ -86,4 +86,4 @@ def _check_infill(order: tuple[str, ...], top_k: int) -> None:
         return
     is_cut = "top_k" in order[: order.index("infill")] and 0 < top_k <= INFILL_TOP_K
     if not is_cut:
-        raise bad_field("samplers", f"must have `top_k` before `infill`, and `top_k` be from 1 to {INFILL_TOP_K}")
+        raise bad_field("samplers", f"must have `top_k` before `infill`, and `top_k` must be from 1 to {INFILL_TOP_K}")

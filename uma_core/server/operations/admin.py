@@ -1,6 +1,6 @@
-"""Operations of the owner: drain, undrain, reload, cache, trace; and `digest`, of trusted peers.
+"""The administrators' operations drain, undrain, reload, cache and trace, and `digest` for trusted peers.
 
-Answered when they are done.
+Each is answered when it is done.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from uma_core.trace import Recorder, encoded
 from uma_core.types import Priority
 
 NS_PER_S = 1_000_000_000
-TRACE_CAP_BYTES = 48 << 20  # of a reply: clients read up to 64 MiB
+TRACE_CAP_BYTES = 48 << 20  # of a reply; clients read up to 64 MiB
 
 
 class Admin:
-    """On the I/O thread."""
+    """Runs on the I/O thread."""
 
     def __init__(self, loop: Loop, host: Host, lifecycle: Lifecycle, reloader: Reloader) -> None:
         self._loop = loop
@@ -63,7 +63,7 @@ class Admin:
         self._reloader.reload(answer, args["check"], args.get("model"))
 
     def _cache(self, args: dict[str, Any], answer: Answer) -> None:
-        if args["action"] == "clear":  # what it frees lies between what stays: the C library keeps it unless told
+        if args["action"] == "clear":  # the C library keeps memory freed between blocks in use, unless told otherwise
             answer = self._giving_back(answer)
         self._host.ask(lambda executor: executor.cache_admin(args), answer)
 
@@ -74,7 +74,7 @@ class Admin:
         return lambda outcome: self._loop.call_soon(lambda: give_back(outcome))
 
     def _trace(self, args: dict[str, Any], answer: Answer) -> None:
-        """Record, wait, answer. Recordings do not know of each other."""
+        """Record, wait, answer. Recordings are independent of each other."""
         if self._host.engine is None:
             raise UmaError(ErrorCode.MODEL_NOT_LOADED)
         form = args["format"]
@@ -87,7 +87,7 @@ class Admin:
         self._loop.call_later(int(args["seconds"] * NS_PER_S), lambda: self._host.forget(recorder, encode))
 
     def _digest(self, args: dict[str, Any], answer: Answer) -> None:
-        """The cache is read between two ticks; hashing is done aside."""
+        """Read the cache between two ticks; hash on a thread of its own."""
         digester = self._digesters.of(args["uid"], bytes.fromhex(args["key"]), args["n_pages"])
         state, found = self._lifecycle.state, list[Part]()
 
@@ -105,7 +105,7 @@ class Admin:
 
 
 def digest_figures(executor: Executor, now_ns: int) -> dict[str, Any]:
-    """What a router must know of an engine beside its cache. On the compute thread."""
+    """Return what a router needs to know of an engine besides its cache. Runs on the compute thread."""
     info, table, facts = executor.engine.info, executor.table, executor.engine.facts()
     templates = "\0".join(text for text in (facts.chat_template, facts.chat_template_tool_use) if text)
     n_queued = {priority.name.lower(): table.n_queued[priority] for priority in Priority}

@@ -1,4 +1,4 @@
-"""Tokens of the inputs of `embed` and `rerank`, and the replies. Runs on the intake's threads."""
+"""Tokenises the inputs of `embed` and `rerank`, and encodes their replies. Runs on the intake's threads."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from uma_core.server.io.ports import Reading
 from uma_core.session.embedding import Embedding
 from uma_core.types import Embed, TokenId
 
-SLICE = 2048  # numbers that become text in one go
+SLICE = 2048  # numbers to format without releasing the GIL
 
 
 def input_tokens(text: Reading, wanted: Embed) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Return all inputs' tokens in a row, int32, and where each input ends.
+    """Return the tokens of all inputs, concatenated as int32, and where each input ends.
 
     Blocks for as long as the tokeniser takes. Raises: BAD_REQUEST.
     """
@@ -38,12 +38,12 @@ def _tokens(text: Reading, item: str | tuple[TokenId, ...]) -> Sequence[TokenId]
 
 
 def _pairs(text: Reading, wanted: Embed) -> list[list[TokenId]]:
-    """Query and document of each, as llama-server puts them: by the model's own template, or between its special
+    """Return query and document pairs as llama-server builds them: with the model's template, or between special
     tokens.
     """
     facts = text.facts()
     if facts.rerank_template:
-        parts = re.split(r"(\{query\}|\{document\})", facts.rerank_template)  # at once: a query may have these words
+        parts = re.split(r"(\{query\}|\{document\})", facts.rerank_template)  # a query may contain these words
         texts = ({"{query}": wanted.query, "{document}": document} for document in wanted.documents)
         return [text.tokenize("".join(given.get(part, part) for part in parts), False, True) for given in texts]
     query = text.tokenize(wanted.query, False, False)
@@ -86,8 +86,8 @@ def _base64(vector: np.ndarray) -> str:
 
 
 def _numbers(vector: np.ndarray) -> str:
-    """Write floats with nine digits, which distinguish all 32-bit floats. In slices, so that other threads get the
-    interpreter in between.
+    """Write floats with nine digits, which distinguish all 32-bit floats. Works in slices, so that other threads get
+    the GIL in between.
     """
     parts = [",".join([f"{x:.9g}" for x in vector[i : i + SLICE].tolist()]) for i in range(0, len(vector), SLICE)]
     return f"[{','.join(parts)}]"

@@ -1,4 +1,4 @@
-"""One function per operation: what the I/O thread does with a message. None of them waits for anything.
+"""One function per operation: what the I/O thread does with a message. None of them blocks.
 
 Raises: UmaError, which the app turns into the message's `error` event.
 """
@@ -37,15 +37,15 @@ class Context(Protocol):
         """Start a generate request. Raises: OVERLOADED."""
 
     def put(self, task: Task) -> None:
-        """Let the intake do it. Raises: OVERLOADED."""
+        """Queue it for the intake. Raises: OVERLOADED."""
 
     def cancel(self, conn_id: int, request_id: str, index: int | None) -> bool:
-        """One of its answers, None: all. False: no such request is under way."""
+        """Cancel one of the request's answers; None: all of them. False: no such request is in progress."""
 
     def reply(self, client: Client, message: Message, data: dict[str, Any]) -> None: ...
 
     def reply_later(self, client: Client, message: Message) -> Callable[[dict[str, Any] | bytes | UmaError], None]:
-        """Make a function for any thread that sends the reply."""
+        """Return a function that sends the reply; any thread may call it."""
 
     def now_ns(self) -> int: ...
 
@@ -56,9 +56,7 @@ def on_generate(ctx: Context, client: Client, message: Message) -> None:
 
 
 def on_embed(ctx: Context, client: Client, message: Message) -> None:
-    """Embed and rerank: like a generate request without an answer, except that the size of the reply is known
-    beforehand.
-    """
+    """Embed and rerank: like generate, except that the size of the reply is known beforehand."""
     assert message.request is not None and message.request.embed is not None
     config = ctx.services.config()
     ipc, is_gateway = config.ipc, is_trusted(client.peer, os.getuid(), config.access)
@@ -76,7 +74,7 @@ def _begin(ctx: Context, client: Client, message: Message, request: Request, may
         check_trusted(client, config, "account")
     n_bytes = message.source.n_bytes if message.source is not None else input_bytes(message.args)
     check_prompt(n_bytes, may_be_long, config)
-    n_bytes += text_bytes(request.constraint.value) if request.constraint is not None else 0  # it is read too
+    n_bytes += text_bytes(request.constraint.value) if request.constraint is not None else 0  # it is parsed too
     request = replace(request, priority=priority_for(client.peer, request.priority, config.access))
     ctx.begin(Job(client.conn_id, client.peer, request, ctx.now_ns(), n_bytes, message.source))
 
@@ -113,7 +111,7 @@ def on_cancel(ctx: Context, client: Client, message: Message) -> None:
 
 
 def on_text(ctx: Context, client: Client, message: Message) -> None:
-    """Tokenize, detokenize, count, prefix_hashes, apply_template: the intake answers, in its turn.
+    """Tokenize, detokenize, count, prefix_hashes, apply_template: the intake answers, in queue order.
 
     A drain does not refuse them.
     """
@@ -160,8 +158,8 @@ def on_props(ctx: Context, client: Client, message: Message) -> None:
 
 
 def on_digest(ctx: Context, client: Client, message: Message) -> None:
-    """Return hashes of the beginnings that requests of this peer could reuse, and of no other user's: prompts of
-    different users are in separate trees.
+    """Return hashes of the prefixes that this peer's requests could reuse. Those of other users are left out: each
+    user's prompts have a tree of their own.
     """
     check_trusted(client, ctx.services.config(), "digest")
     texts.to_key(message.args["key"])

@@ -1,11 +1,11 @@
-"""A separate process that reads large requests: their JSON, their template, their tokens.
+"""A separate process that reads large requests: it parses JSON, applies the template and tokenises.
 
-This work holds the interpreter's lock or a processor for up to seconds, and streams would wait for either. In another
-process it costs them no lock, and if all processors are computing, it works in short turns (native/runtime/gentle.c). A
-failure in that process, such as a crash of a tokeniser or an endless template, ends one request.
+This work holds the GIL or a processor for up to seconds, and streams would wait for either. In another process it does
+not touch their GIL, and while all processors compute it works in short turns (native/runtime/gentle.c). A failure
+there, such as a crash of a tokeniser or an endless template, ends one request.
 
-Protocol, over a socket pair: a header with kind and two lengths, then marshalled values, then bytes; answers have the
-same form.
+Protocol, over a socket pair: a header with the kind and two lengths, then marshalled values, then bytes; answers have
+the same form.
 """
 
 from __future__ import annotations
@@ -34,37 +34,37 @@ from uma_core.server.operations.prompt import Encoded
 
 log = logging.getLogger(__name__)
 
-HEADER = struct.Struct("<BII")  # kind or outcome, bytes of the marshalled values, bytes after them
+HEADER = struct.Struct("<BII")  # kind or outcome, size of the marshalled values, size of the bytes after them
 DIGEST, ENCODE, ANSWER, PREPARE = range(4)
-DONE, REFUSED, UNFIT, STRANGE = range(4)  # STRANGE: the model's file is not the one that was loaded
-ATTEMPTS = 2  # it may have ended before this request came
-ANSWER_S = 300.0  # a prompt of 64 MiB at a tenth of a processor
+DONE, REFUSED, UNFIT, STRANGE = range(4)  # STRANGE: the model file is not the one that was loaded
+ATTEMPTS = 2  # the process may have ended before this request came
+ANSWER_S = 300.0  # a prompt of 64 MiB on a tenth of a processor
 BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from uma_core.server.operations.helper_child import "
     "main; main(*map(int, sys.argv[2:]))"
 )
-NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "GGML_VK_VISIBLE_DEVICES": ""}  # it computes nothing
+NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "GGML_VK_VISIBLE_DEVICES": ""}  # the process computes nothing
 
 
 class Flag:
-    """One byte that both processes see: streams are computed, and no processor is left for anything else."""
+    """One byte that both processes see. Set: streams are being computed and no processor is left for anything else."""
 
     def __init__(self) -> None:
-        # memory that no disk knows: whoever writes to a file's page while it is written back waits for the disk
+        # memory without a file on disk: a write to a file's page would wait while that page is written back
         self.fd = _shared_memory()
         os.ftruncate(self.fd, mmap.PAGESIZE)
         self._map = mmap.mmap(self.fd, mmap.PAGESIZE)
         self._is_set = False
 
     def set(self, is_set: bool) -> None:
-        """One thread. Called at every turn, it writes only what changes."""
+        """For one thread. It is called every turn, so it writes only changes."""
         if is_set != self._is_set:
             self._is_set = is_set
             self._map[0] = is_set
 
 
 def _shared_memory() -> int:
-    """A descriptor of it, or of a file where the system has none."""
+    """Return a descriptor of shared memory, or of a file where the system has none."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("uma-crowded")
     with tempfile.TemporaryFile() as file:
@@ -72,14 +72,14 @@ def _shared_memory() -> int:
 
 
 class Helper:
-    """Implements `large.Reader`. The process is started when it is first needed and again when it has ended."""
+    """Implements `large.Reader`. The process starts when it is first needed, and again after it has ended."""
 
     def __init__(self) -> None:
         self.is_crowded = Flag()
-        self._local = Local()  # where the process cannot do it
+        self._local = Local()  # used when the process cannot do it
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
-        self._lock = threading.Lock()  # of the two, against `close`
+        self._lock = threading.Lock()  # protects `_process` and `_socket` against `close`
         self._is_closed = False
 
     def digest(self, payload: bytes) -> Digest | Unfit:
@@ -116,11 +116,11 @@ class Helper:
         return bytes(body)
 
     def prepare(self, text: TextPort) -> None:
-        """Start the process, with this vocabulary."""
+        """Start the process and load this vocabulary."""
         try:
             self._ask(PREPARE, (_vocabulary(text),), b"")
         except (OSError, UmaError) as error:
-            log.info("the process that reads large requests is not there yet: %s", error)
+            log.info("the process that reads large requests is not ready yet: %s", error)
 
     def close(self) -> None:
         with self._lock:
@@ -128,13 +128,13 @@ class Helper:
             self._end()
 
     def _without(self, why: object) -> Local:
-        log.warning("a large request is read beside the streams: %s", why)
+        log.warning("a large request is read in the daemon's own process: %s", why)
         return self._local
 
     # the process
 
     def _ask(self, kind: int, values: tuple[Any, ...], payload: bytes) -> tuple[int, Any, memoryview]:
-        """Raises: OSError where there is no process, INTERNAL where it ends over this request, or SHUTTING_DOWN."""
+        """Raises: OSError if the process cannot start, INTERNAL if this request ends it, or SHUTTING_DOWN."""
         for attempt in range(ATTEMPTS):
             with self._lock:
                 if self._is_closed:
@@ -164,7 +164,7 @@ class Helper:
         fds = (there.fileno(), self.is_crowded.fd)
         command = [sys.executable, "-I", "-c", BOOT, json.dumps(sys.path), *map(str, fds)]
         try:
-            # a session of its own: Ctrl-C is for the daemon, which then ends it
+            # a session of its own: Ctrl-C reaches only the daemon, which then ends the process
             self._process = subprocess.Popen(
                 command,
                 env={**os.environ, **NO_GPU},
@@ -183,11 +183,11 @@ class Helper:
         return here
 
     def _end(self) -> int | None:
-        """Its exit status."""
+        """Return the exit status."""
         process, self._process = self._process, None
         if self._socket is not None:
             with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)  # whoever waits for an answer hears of it
+                self._socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits for an answer
             self._socket.close()
             self._socket = None
         if process is None:
@@ -217,7 +217,7 @@ def send(connection: socket.socket, kind: int, values: Any, body: bytes | memory
 
 
 def receive(connection: socket.socket) -> tuple[int, Any, memoryview] | None:
-    """None: the other side has gone."""
+    """None: the other side has closed."""
     header = _exactly(connection, HEADER.size)
     if header is None:
         return None

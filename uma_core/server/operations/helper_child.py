@@ -1,6 +1,4 @@
-"""The program of the helper process: it answers one request after the other, until the daemon's end of the socket
-closes.
-"""
+"""The program of the helper process: it answers requests one by one until the daemon closes its end of the socket."""
 
 from __future__ import annotations
 
@@ -37,14 +35,14 @@ from uma_core.server.operations.helper import (
 )
 from uma_core.server.operations.large import answer_source, digest, encode_source
 
-VOCABULARIES = 2  # kept: a reload's old and new one
-TRIM_BYTES = 1 << 20  # requests above leave heaps behind
+VOCABULARIES = 2  # for the old and new model of a reload
+TRIM_BYTES = 1 << 20  # larger requests leave freed memory behind
 
 Outcome = tuple[int, Any, bytes]
 
 
 class Strange(Exception):
-    """The file is not what the daemon loaded."""
+    """The model file is not the one that the daemon loaded."""
 
 
 def main(fd: int, flag_fd: int) -> None:
@@ -53,8 +51,8 @@ def main(fd: int, flag_fd: int) -> None:
     os.close(flag_fd)
     connection = socket.socket(fileno=fd)
     budget.tame_allocator()
-    with contextlib.suppress(ConnectionError):  # a daemon that was killed says nothing before it goes
-        while connection.recv(1, socket.MSG_PEEK):  # sleeps until there is something to be done
+    with contextlib.suppress(ConnectionError):  # a killed daemon may reset the socket
+        while connection.recv(1, socket.MSG_PEEK):  # sleeps until a request comes
             with gently(is_crowded):
                 n_bytes = _serve(connection)
                 if n_bytes > TRIM_BYTES:

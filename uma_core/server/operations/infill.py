@@ -1,4 +1,4 @@
-"""Prompts for models that fill in gaps: the layout of llama.cpp's server (tools/server/server-common.cpp,
+"""Fill-in-the-middle prompts, laid out as in llama.cpp's server (tools/server/server-common.cpp,
 format_prompt_infill).
 
 [FIM_REP]project [FIM_SEP]name0 text0 ... [FIM_SEP]name [FIM_PRE]prefix[FIM_SUF]suffix[FIM_MID], as in arXiv 2409.12186.
@@ -10,10 +10,10 @@ from uma_core.errors import ErrorCode, UmaError
 from uma_core.server.io.ports import TextPort
 from uma_core.types import Infill, TokenId
 
-SNIPPET = "\n\n--- snippet ---\n\n"  # before an extra file, where the model has no token that separates files
+SNIPPET = "\n\n--- snippet ---\n\n"  # before an extra file, if the model has no token that separates files
 PROJECT, FILE = "myproject\n", "filename\n"
-PREFIX_SHARE = 0.75  # of the room for prefix and suffix, where both are too long
-ANSWER_SHARE = 4  # 1 / this of the context stays free for the answer, unless the request wants less
+PREFIX_SHARE = 0.75  # of the room for prefix and suffix, if both are too long
+ANSWER_SHARE = 4  # one over this: the part of the context kept for the answer, unless the request wants less
 
 
 def gap_tokens(text: TextPort, before: list[TokenId], after: list[TokenId]) -> list[TokenId]:
@@ -25,7 +25,7 @@ def gap_tokens(text: TextPort, before: list[TokenId], after: list[TokenId]) -> l
 def infill_tokens(text: TextPort, infill: Infill, n_answer: int | None) -> list[TokenId]:
     """Return the tokens of a prompt for a gap in a file of a project.
 
-    Text that does not fit the context is left out, extra files first. Raises: UNSUPPORTED.
+    Text that does not fit into the context is left out, extra files first. Raises: UNSUPPORTED.
     """
     before, after = (text.tokenize(part, False, False) for part in (infill.prefix, infill.suffix))
     extra = _extra(text, infill)

@@ -1,14 +1,14 @@
 """The intake: prompts are templated and tokenised here, off the I/O thread, before the compute side sees them.
 
-So is what operations such as `tokenize` want of the model's text side (`Task`), and the decoding of large requests
-(`Decoding`); all of them wait in the same queues. What is large is left to a `Reader`.
+So is the work of text operations such as `tokenize` (`Task`), of embedding replies (`Encoding`) and of decoding large
+requests (`Decoding`); all wait in the same queues. Large requests are left to a `Reader`.
 
 Short prompts go first, with aging: a prompt's turn is its arrival time plus its size at `AGING_BYTES_PER_S`, so the
 order never needs to be recomputed and a long paste waits a bounded time. One worker takes short prompts only, so
-that a long paste already under way does not delay them.
+that a long paste in progress does not delay them.
 
 Every job of a generate request ends in one of: Submit to the compute side, Refused, Final (cancelled), or nothing when
-its client is gone. Which one is decided under the lock, so a cancel either stops a job here or follows its Submit.
+its client is gone. The lock covers that decision, so a cancel either stops a job here or follows its Submit.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from uma_core.types import Constraint, FinishReason, Peer, Request
 
 log = logging.getLogger(__name__)
 
-STOP_S = 10.0  # for the jobs that the threads are at: whatever takes longer does not keep the daemon from ending
+STOP_S = 10.0  # for the jobs in progress; a longer one does not keep the daemon from exiting
 
-AGING_BYTES_PER_S = 4_000_000  # about what a tokeniser reads: an equal wait weighs as much as equal work
+AGING_BYTES_PER_S = 4_000_000  # about the speed of a tokeniser, so that waiting counts as much as work
 SHORT_BYTES = LARGE_BYTES
 NO_USAGE = {"prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0}
 
@@ -51,20 +51,20 @@ class Job:
     request: Request
     t_received_ns: int
     n_bytes: int
-    source: Source | None = None  # of a large one
+    source: Source | None = None  # of a large request
     is_cancelled: bool = False
     cancelled: frozenset[int] = frozenset()  # answers that nobody wants any more
     is_dropped: bool = False  # the client is gone: no event
 
     def cancel(self, index: int | None) -> None:
-        """One of its answers; None: all."""
+        """Cancel one of its answers; None: all of them."""
         if index is not None:
             self.cancelled |= {index}
         self.is_cancelled |= index is None or self.cancelled.issuperset(range(self.n_answers))
 
     @property
     def n_answers(self) -> int:
-        """Answers that are made; with `best_of`, more than are given."""
+        """Answers to generate; with `best_of`, more than are returned."""
         return max(self.request.n, self.request.best_of)
 
     @property
@@ -83,7 +83,7 @@ class Task:
     conn_id: int
     t_received_ns: int
     n_bytes: int
-    work: Callable[[TextPort], bytes]  # gives the reply's fields, encoded
+    work: Callable[[TextPort], bytes]  # returns the reply's fields, encoded
     answer: EncodedAnswer
     is_large: bool = False
     is_dropped: bool = False
@@ -91,20 +91,20 @@ class Task:
 
 @dataclass(slots=True, eq=False)
 class Encoding:
-    """Vectors that are to become a reply's JSON. Needs no model. Answered once, unless its client is gone."""
+    """Vectors to encode as a reply's JSON. Needs no model. Answered once, unless its client is gone."""
 
     conn_id: int
     t_received_ns: int
     n_bytes: int
     work: Callable[[], bytes]
     answer: EncodedAnswer
-    is_large: bool = True  # no short prompt waits for it
+    is_large: bool = True  # so that no short prompt waits for it
     is_dropped: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class Decoding:
-    """A large request that is to become a message. Answered once, unless its client is gone."""
+    """A large request to decode into a message. Answered once, unless its client is gone."""
 
     conn_id: int
     t_received_ns: int
@@ -124,7 +124,7 @@ Queue = list[tuple[float, int, Work]]
 
 
 class Intake:
-    """See the module head. `put`, `cancel` and `hang_up` belong to the I/O thread and never wait for a tokeniser."""
+    """See the module docstring. `put`, `cancel`, `hang_up`: called by the I/O thread, never waiting for a tokeniser."""
 
     def __init__(
         self,
@@ -135,9 +135,9 @@ class Intake:
         compile: Callable[[TextPort, Constraint], Matcher] | None = None,
         reader: Reader | None = None,
     ) -> None:
-        """`compile` makes the matcher of a constrained request; without it, constrained requests are refused.
+        """`compile` builds the matcher of a constrained request; without it, constrained requests are refused.
 
-        `reader` reads large ones.
+        `reader` reads large requests.
         """
         self._text = text
         self._compile = compile
@@ -150,7 +150,7 @@ class Intake:
         self._short: Queue = []
         self._long: Queue = []
         self._jobs: dict[tuple[int, str], Job] = {}  # waiting or being worked on
-        self._tasks: set[Task | Encoding | Decoding] = set()  # likewise
+        self._tasks: set[Task | Encoding | Decoding] = set()  # waiting or being worked on
         self._in_use: list[TextPort] = []
         self._is_stopping = False
         self._threads = [
@@ -163,20 +163,20 @@ class Intake:
             threads.start(thread)
 
     def stop(self) -> None:
-        """Refuse the waiting jobs, and end the threads after the jobs in progress; large ones are given up."""
+        """Refuse the waiting jobs, and end the threads after their jobs in progress; large requests are abandoned."""
         with self._condition:
             self._is_stopping = True
             self._condition.notify_all()
         self._reader.close()
         for thread in self._threads:
-            if thread.ident is not None:  # where the start failed, not all were started
+            if thread.ident is not None:  # if startup failed, some were never started
                 thread.join(STOP_S)
         waiting: list[Work] = [*self._jobs.values(), *self._tasks]
         for job in waiting:
             self._refuse(job)
 
     def _refuse(self, job: Work, error: UmaError | None = None) -> None:
-        """Refuse a job: its worker has ended, or it cannot be done."""
+        """Refuse a job, because its worker has ended or it failed."""
         error = error or UmaError(ErrorCode.SHUTTING_DOWN)
         if isinstance(job, Job):
             self._end(job, error)
@@ -206,7 +206,7 @@ class Intake:
             self._refuse(job)
 
     def prepare(self) -> None:
-        """Get the reader of large requests ready for the present model, when there is nothing else to do."""
+        """Get the reader of large requests ready for the current model, when there is nothing else to do."""
 
         def work(text: TextPort) -> bytes:
             self._reader.prepare(text)
@@ -215,7 +215,7 @@ class Intake:
         self.put(Task(-1, self._clock.now_ns(), 0, work, lambda outcome: None, True))
 
     def cancel(self, conn_id: int, request_id: str, index: int | None = None) -> bool:
-        """False: it is not here any more; its Submit is with the compute side."""
+        """False: it has left the intake; its Submit is on the compute side."""
         with self._condition:
             job = self._jobs.get((conn_id, request_id))
             if job is not None:
@@ -229,7 +229,7 @@ class Intake:
                 job.is_dropped |= job.conn_id == conn_id
 
     def is_using(self, text: TextPort) -> bool:
-        """True while a tokenisation with it runs: it must not be closed. Any thread."""
+        """True while a job uses it, and it must not be closed. For any thread."""
         with self._condition:
             return any(used is text for used in self._in_use)
 
@@ -239,7 +239,7 @@ class Intake:
         while (job := self._take(queues)) is not None:
             try:
                 self._process(job)
-            except Exception as error:  # as one of memory: whoever comes next is read all the same
+            except Exception as error:  # such as MemoryError: the worker goes on with the next request
                 log.exception("a request could not be read")
                 self._refuse(job, UmaError(ErrorCode.INTERNAL, repr(error)[:200]))
 
@@ -265,12 +265,12 @@ class Intake:
             self._end(job, self._with_text(job.conn_id, lambda text: self._to_submit(text, job)))
 
     def _to_submit(self, text: TextPort, job: Job) -> Submit:
-        """Raises: MODEL_CHANGED; here, because the model may change while a job waits."""
+        """Raises: MODEL_CHANGED. It is checked here because the model may change while a job waits."""
         constraint, matcher = job.request.constraint, None
         if job.request.model and job.request.model != text.info.fingerprint:
             raise UmaError(ErrorCode.MODEL_CHANGED)
         request, source = resolve(text, job.request), job.source
-        if source is not None and (request.suffix or request.echo):  # rare: read here, where model and text meet
+        if source is not None and (request.suffix or request.echo):  # rare: both need the model and the text
             request, source = with_input(request, source), None
         has_source = source is not None and request.infill is None
         encoded = self._reader.encode(text, source) if source is not None and has_source else encode(text, request)
@@ -306,7 +306,7 @@ class Intake:
             job.answer(outcome)
 
     def _with_text(self, conn_id: int, work: Callable[[TextPort], Outcome]) -> Outcome | UmaError:
-        """Do the part of a job that needs the model's text side, which is not closed meanwhile."""
+        """Do the part of a job that needs the model's text side, and keep that side open meanwhile."""
         with self._condition:
             text = self._text()
             self._in_use += [text] if text is not None else []
@@ -351,7 +351,7 @@ def _waited(ns: int) -> dict[str, float]:
 
 
 def _unread(payload: bytes, error: UmaError) -> Unfit:
-    """Make the refusal of a large request that will not be read any more, under its id if possible."""
+    """Refuse a large request that will not be read any more, under its id if possible."""
     try:
         found = Local().digest(payload)
     except (MemoryError, RecursionError):

@@ -1,7 +1,7 @@
-"""Large requests. Decoding a large request, applying the template and tokenising take long and hold the interpreter.
+"""Large requests. Decoding one, applying its template and tokenising it takes long and holds the GIL.
 
 The work is defined here as functions of the request's bytes: `Helper` runs them in a separate process, `Local` in this
-one. Nothing but the received bytes is kept between two calls, so the reader can be ended and started again.
+one. Only the received bytes are kept between two calls, so the reader can be stopped and restarted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from uma_core.server.operations.prompt import Encoded, encode
 from uma_core.server.operations.sizes import INPUTS, input_bytes
 from uma_core.types import Request
 
-# of a request: fewer are decoded in half a millisecond, and made tokens in three, off the I/O thread
+# bytes of a request; smaller ones are decoded in half a millisecond, and tokenised off the I/O thread in three
 LARGE_BYTES = 16_384
 
 
@@ -44,25 +44,25 @@ class Digest(NamedTuple):
 
 
 class Reader(Protocol):
-    """Reads large requests. One thread at a time; `close` is for any thread."""
+    """Reads large requests. For one thread at a time; any thread may call `close`."""
 
     def digest(self, payload: bytes) -> Digest | Unfit: ...
 
     def encode(self, text: TextPort, source: Source) -> Encoded:
-        """Make tokens of a generate request's input. Raises: TEMPLATE_FAILED."""
+        """Tokenise the input of a generate request. Raises: TEMPLATE_FAILED."""
 
     def answer(self, text: TextPort, op: str, source: Source, cap_bytes: int) -> bytes:
-        """Carry an operation on text out. Raises: what texts.answer raises."""
+        """Carry out a text operation. Raises: what texts.answer raises."""
 
     def prepare(self, text: TextPort) -> None:
         """Get ready for this model's vocabulary."""
 
     def close(self) -> None:
-        """Give up the request that is being read, soon."""
+        """Abandon the request that is being read, soon."""
 
 
 class Local:
-    """Does everything where it is called."""
+    """Does everything in the calling thread."""
 
     def digest(self, payload: bytes) -> Digest | Unfit:
         return digest(payload)
@@ -74,10 +74,10 @@ class Local:
         return answer_source(text, op, source.payload, cap_bytes)
 
     def prepare(self, text: TextPort) -> None:
-        """Nothing to be done."""
+        """Nothing to do."""
 
     def close(self) -> None:
-        """Nothing to be done."""
+        """Nothing to do."""
 
 
 def digest(payload: bytes) -> Digest | Unfit:
@@ -90,26 +90,26 @@ def digest(payload: bytes) -> Digest | Unfit:
 
 
 def message_of(found: Digest, payload: bytes) -> Message:
-    """Return the message that a digest stands for; its input is in the source."""
+    """Return the message of a digest; the input is in its source."""
     id = "" if found.wire_id is None else str(found.wire_id)
     request = request_of(found.op, id, found.args)
     return Message(OPS[found.op], id, found.wire_id, found.args, request, Source(payload, False, found.n_bytes))
 
 
 def encode_source(text: Reading, payload: bytes, is_text: bool) -> Encoded:
-    """Make tokens of the input of a request that `digest` found fit. Raises: TEMPLATE_FAILED, BAD_REQUEST."""
+    """Tokenise the input of a request that `digest` accepted. Raises: TEMPLATE_FAILED, BAD_REQUEST."""
     request = Request("", prompt=payload.decode()) if is_text else _request(payload)
     encoded = encode(text, request)
     return Encoded(np.array(encoded.tokens, np.int32), encoded.message_ends)
 
 
 def with_input(request: Request, source: Source) -> Request:
-    """Return the request of a digest with the input that is in its source."""
+    """Return the request with the input from its source."""
     return replace(request, **to_input(_args(source.payload)))
 
 
 def answer_source(text: Reading, op: str, payload: bytes, cap_bytes: int) -> bytes:
-    """Return the reply's fields to an operation on text that `digest` found fit. Raises: what texts.answer raises."""
+    """Return the reply's fields for a text operation that `digest` accepted. Raises: what texts.answer raises."""
     return texts.answer(op, _args(payload), cap_bytes, text)
 
 

@@ -1,6 +1,6 @@
-"""From a request's prompt, tokens or messages to token ids.
+"""Turns a request's prompt, tokens or messages into token ids.
 
-Runs on the intake's threads; holds no state but compiled templates.
+Runs on the intake's threads; its only state is compiled templates.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from uma_core.server.operations.infill import gap_tokens, infill_tokens
 from uma_core.server.operations.sampling import check_ids
 from uma_core.types import Request, TokenId
 
-ENDS_MAX_MESSAGES = 64  # above these, message ends are not looked for: they cost a second tokenisation
+ENDS_MAX_MESSAGES = 64  # with more, message ends are not computed: that takes a second tokenisation
 ENDS_MAX_BYTES = 1 << 16
 
 
 class Encoded(NamedTuple):
-    tokens: Sequence[TokenId] | np.ndarray  # an array where they are many
-    # see session.events.Submit; of several inputs that become vectors, where each ends
+    tokens: Sequence[TokenId] | np.ndarray  # an array if there are many
+    # see session.events.Submit; for embed and rerank, where each input ends
     message_ends: tuple[int, ...] = ()
 
 
@@ -53,8 +53,8 @@ def encode(text: Reading, request: Request) -> Encoded:
 
 
 def _encode_parts(text: Reading, prompt: str | tuple[str | TokenId, ...] | None, add_special: bool) -> list[TokenId]:
-    """Tokenise texts and token ids in a row. Only a text that comes first gets the tokens that the model puts in front
-    of a prompt.
+    """Tokenise texts and join token ids. Only a text that comes first gets the tokens that the model puts before a
+    prompt.
     """
     tokens: list[TokenId] = []
     parts = (prompt,) if isinstance(prompt, str) else prompt or ()
@@ -64,9 +64,9 @@ def _encode_parts(text: Reading, prompt: str | tuple[str | TokenId, ...] | None,
 
 
 def echo_text(text: TextPort, request: Request) -> str:
-    """Return the prompt as it came, for answers that begin with it. Raises: BAD_REQUEST."""
+    """Return the prompt as text, for answers that begin with it. Raises: BAD_REQUEST."""
     parts = (request.prompt,) if isinstance(request.prompt, str) else request.prompt or request.tokens or ()
-    check_ids(text, (part for part in parts if not isinstance(part, str)), "tokens")  # admission does so too, later
+    check_ids(text, (part for part in parts if not isinstance(part, str)), "tokens")  # admission checks too, but later
     data = b"".join(part.encode() if isinstance(part, str) else text.piece(part) for part in parts)
     return data.decode("utf-8", "replace")
 
@@ -84,7 +84,7 @@ def _encode_chat(text: Reading, messages: list[dict[str, Any]]) -> Encoded:
 def _message_ends(
     text: Reading, template: ChatTemplate, messages: list[dict[str, Any]], rendered: str, tokens: list[TokenId]
 ) -> tuple[int, ...]:
-    """Tokenise message by message: where the pieces add up to the whole, their ends are exact; else there are none."""
+    """Tokenise message by message. If the pieces add up to the whole, their ends are exact; else return none."""
     ends, pieces, done = [], [], 0
     for n in range(1, len(messages) + 1):
         try:
@@ -102,14 +102,14 @@ def _message_ends(
 
 
 def apply_template(text: Reading, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
-    """Return the text that a chat becomes: used as a `prompt`, it gives the same tokens as the messages.
+    """Return a chat as text that, sent as `prompt`, gives the same tokens as the messages.
 
     Raises: TEMPLATE_FAILED.
     """
     template = ChatTemplate.of(text)
     rendered = template.render(messages, add_generation_prompt)
     if template.bos and rendered.startswith(template.bos) and _adds_bos(text, template.bos):
-        return rendered[len(template.bos) :]  # the tokeniser puts it there
+        return rendered[len(template.bos) :]  # the tokeniser adds it
     return rendered
 
 
@@ -130,7 +130,7 @@ class ChatTemplate:
 
     @classmethod
     def of(cls, text: Reading) -> ChatTemplate:
-        """Compile the model's template, or find it compiled. Raises: TEMPLATE_FAILED."""
+        """Return the model's template, compiled once. Raises: TEMPLATE_FAILED."""
         source = text.chat_template()
         if not source:
             raise UmaError(
@@ -143,7 +143,7 @@ class ChatTemplate:
         try:
             values = {"messages": messages, "add_generation_prompt": add_generation_prompt}
             return str(self._template.render(values, bos_token=self.bos, eos_token=self._eos))
-        except Exception as error:  # a template is the model's code: whatever it raises is its refusal
+        except Exception as error:  # the template is the model's code: any exception of it refuses the messages
             raise UmaError(ErrorCode.TEMPLATE_FAILED, f"the chat template refuses these messages: {error}") from None
 
 
@@ -152,7 +152,7 @@ _compiled = functools.lru_cache(maxsize=8)(ChatTemplate)
 
 @functools.lru_cache(maxsize=1)
 def _environment() -> ImmutableSandboxedEnvironment:
-    """Return an environment of the dialect of models' templates: that of Hugging Face's transformers."""
+    """Return an environment for the dialect of chat templates, which is that of Hugging Face's transformers."""
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception

@@ -1,4 +1,4 @@
-"""Translates what a request says about tokens into the model's vocabulary. Runs on the intake's threads."""
+"""Translates the texts and token ids of a request into the model's vocabulary. Runs on the intake's threads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from uma_core.types import Request, SamplingParams, TokenId
 
 
 def resolve(text: TextPort, request: Request) -> Request:
-    """Return the request with token ids of the vocabulary in place of texts. Raises: BAD_REQUEST."""
+    """Return the request with its texts replaced by token ids. Raises: BAD_REQUEST."""
     if request.preserved_tokens:
         request = replace(request, preserved_tokens=_single_tokens(text, request.preserved_tokens))
     if isinstance(request.prediction, str) and request.prediction:
@@ -32,13 +32,13 @@ def check_ids(text: TextPort, tokens: Iterable[TokenId], field: str) -> None:
 
 
 def _single_tokens(text: TextPort, named: Iterable[str | TokenId]) -> tuple[TokenId, ...]:
-    """Texts of more than one token are plain text, and appear in any case."""
+    """Drop texts of more than one token: they are plain text, which always appears."""
     found = [text.tokenize(name, False, True) for name in named if isinstance(name, str)]
     return tuple(tokens[0] for tokens in found if len(tokens) == 1)
 
 
 def _biases(text: TextPort, params: SamplingParams) -> tuple[tuple[TokenId | str, float], ...]:
-    """One for each token, those of a text that came more than once added up."""
+    """Return one bias per token: the sum over all entries that name it."""
     biases: dict[TokenId, float] = {}
     for named, value in params.logit_bias:
         tokens = text.tokenize(named, False, False) if isinstance(named, str) else [named]

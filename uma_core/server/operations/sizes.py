@@ -1,4 +1,4 @@
-"""The size of a request's text, which its caps and its turn depend on."""
+"""The size of a request's text: it is checked against the caps and decides the request's turn."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 from uma_core.protocol.embed import INPUT_FIELDS
 
-INPUTS = ("prompt", "tokens", "messages", "content", *INPUT_FIELDS)  # fields of requests that hold their text
+INPUTS = ("prompt", "tokens", "messages", "content", *INPUT_FIELDS)  # request fields that hold text
 
 
 def input_bytes(args: dict[str, Any]) -> int:
-    """Size of a request's input as text; token ids count as four bytes, about what they stand for."""
+    """Return the size of a request's input as text; a token id counts as four bytes, about the text of a token."""
     names = ("prompt", "content", "messages", "suffix", "infill", *INPUT_FIELDS)
     return 4 * len(args.get("tokens") or ()) + sum(
         text_bytes(args[name]) for name in names if args.get(name) is not None
@@ -18,7 +18,7 @@ def input_bytes(args: dict[str, Any]) -> int:
 
 
 def text_bytes(value: Any) -> int:
-    """Size of all strings in a JSON value, names of objects left out."""
+    """Return the size of all strings in a JSON value, without the names of its objects."""
     n_bytes, stack = 0, [value]
     while stack:
         item = stack.pop()

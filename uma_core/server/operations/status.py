@@ -1,4 +1,4 @@
-"""The `status` dict of docs/PROTOCOL.md, from views and metrics. Never waits."""
+"""The `status` dict of docs/PROTOCOL.md, built from views and metrics. Never blocks."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from uma_core.server.lifecycle.reload import Reloader
 from uma_core.server.memory.budget import locked_bytes, mapped_bytes, resident_bytes
 from uma_core.types import PRIORITIES
 
-PROMISED_SHARE = 0.95  # of the gaps of interactive streams stay within their limit
-JUDGED_FROM = 20  # gaps: of fewer, one long gap would be more than the share that may be long
+PROMISED_SHARE = 0.95  # the promise: this share of interactive gaps stays within the limit
+JUDGED_FROM = 20  # gaps; with fewer, a single long gap would miss the promise
 
 
 class Status:
-    """Builds the dict anew for every request, in a few hundred microseconds."""
+    """Builds the dict for each request anew, in a few hundred microseconds."""
 
     def __init__(
         self, host: Host, lifecycle: Lifecycle, reloader: Reloader, registry: m.Registry, clock: Clock
     ) -> None:
         self.n_connections: Callable[[], int] = lambda: 0
         self.gateway: Callable[[], dict[str, Any] | None] = lambda: None
-        self.start_ms = 0.0  # from the start to the first `ready`
+        self.start_ms = 0.0  # from process start to the first `ready`
         self._host = host
         self._lifecycle = lifecycle
         self._reloader = reloader
@@ -54,7 +54,7 @@ class Status:
         registry.on_collect(self._collect)
 
     def _collect(self) -> None:
-        """Gauges that are cheaper to ask for than to keep."""
+        """Set the gauges that are cheaper to read on demand than to keep up to date."""
         self._ready.set(self._lifecycle.state == READY)
         self._uptime.set(self._clock.now_ns() - self._t0)
         self._rss.set(resident_bytes())
@@ -78,11 +78,11 @@ class Status:
         self._guard.set(bool(view.tick["guard"] == "active" and view.tick["guard_detail"]["holds_prompt"]))
 
     def on_ready(self) -> None:
-        """The first model is loaded."""
+        """Call when the first model is loaded."""
         self.start_ms = round((self._clock.now_ns() - self._t0) / 1e6, 1)
 
     def health(self) -> dict[str, Any]:
-        self._lifecycle.check()  # what is reported is also logged
+        self._lifecycle.check()  # so that a state is logged whenever it is reported
         state = self._lifecycle.state
         return {"state": state, "is_ready": state == READY, "protocol": PROTOCOL_VERSION}
 
@@ -128,8 +128,8 @@ class Status:
         }
 
     def _residency(self) -> dict[str, Any]:
-        """How the weights are in memory by the system's word, and the variables that the backends found when they
-        loaded.
+        """Return how much of the weights is in memory, as the system reports it, and the variables that the backends
+        loaded with.
         """
         view = self._host.view
         mapped = mapped_bytes(view.model["path"]) if view is not None else None
@@ -156,7 +156,7 @@ class Status:
 
 
 def verdict(stretch: m.Distribution) -> dict[str, Any]:
-    """Whether the promise about gaps was kept in the last minute. Exact: 1.0 is a bound of the buckets."""
+    """Return whether the promise about gaps was kept in the last minute. Exact: 1.0 is a bound of the buckets."""
     n = stretch.n_values
     if n < JUDGED_FROM:
         return {"slo_verdict": "no data"}

@@ -1,8 +1,8 @@
-"""The operations on text alone: `tokenize`, `detokenize`, `count`, `prefix_hashes`, `apply_template`. They run on the
-intake's threads.
+"""The text operations: `tokenize`, `detokenize`, `count`, `prefix_hashes`, `apply_template`. They run on the intake's
+threads.
 
-A reply may hold a token for each byte of a prompt. It is encoded here and in slices: one call of the JSON encoder keeps
-the interpreter to itself until it returns, and the compute thread would wait for it between two tokens of a stream.
+A reply may hold a token for each byte of a prompt. It is encoded here, in slices: one call of the JSON encoder holds
+the GIL until it returns, and the compute thread would wait for it between two tokens of a stream.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from uma_core.server.io.ports import Reading
 from uma_core.server.operations.prompt import apply_template, encode
 from uma_core.types import Request, TokenId
 
-SLICE = 2048  # items, or characters, for one call of the JSON encoder: some tens of microseconds
+SLICE = 2048  # items or characters per call of the JSON encoder: some tens of microseconds
 
 Fields = dict[str, Any]
 
@@ -34,7 +34,7 @@ def detokenize(text: Reading, args: Fields) -> Fields:
     n_vocab = text.n_vocab
     for token in args["tokens"]:
         if token >= n_vocab:
-            raise bad_field("tokens", f"must hold ids from 0 to {n_vocab - 1}")
+            raise bad_field("tokens", f"must contain only ids from 0 to {n_vocab - 1}")
     content = b"".join(text.piece(token, args["unparse_special"]) for token in args["tokens"])
     return {
         "content": content.decode("utf-8", "replace"),
@@ -63,7 +63,7 @@ def to_key(given: str) -> bytes:
 
 
 def template(text: Reading, args: Fields) -> Fields:
-    """Return the text that the messages become. Raises: TEMPLATE_FAILED."""
+    """Apply the chat template. Raises: TEMPLATE_FAILED."""
     return {"prompt": apply_template(text, list(args["messages"]), args["add_generation_prompt"])}
 
 
@@ -79,11 +79,11 @@ WORK: dict[str, Callable[[Reading, Fields], Fields]] = {
 def answer(op: str, args: Fields, cap_bytes: int, text: Reading) -> bytes:
     """Carry out an operation. Returns the reply's fields as JSON, without braces.
 
-    Raises: PROMPT_TOO_LARGE if they are more than `cap_bytes`, and what the operation raises.
+    Raises: PROMPT_TOO_LARGE if they exceed `cap_bytes`, and what the operation raises.
     """
     encoded = fields_json(WORK[op](text, args))
     if len(encoded) > cap_bytes:
-        message = f"the answer has {len(encoded)} bytes, the cap is {cap_bytes}: ask in parts"
+        message = f"the answer has {len(encoded)} bytes, the cap is {cap_bytes}: split the request"
         raise UmaError(ErrorCode.PROMPT_TOO_LARGE, message, n_bytes=len(encoded), limit=cap_bytes)
     return encoded
 
@@ -119,7 +119,7 @@ def _pieces(text: Reading, args: Fields, tokens: Sequence[TokenId], unparse_spec
 
 
 def _shown(piece: bytes) -> str | list[int]:
-    """Return the token's text, or its bytes if they are not text by themselves."""
+    """Return the token's text, or its bytes if they are not valid UTF-8 on their own."""
     try:
         return piece.decode("utf-8")
     except UnicodeDecodeError:

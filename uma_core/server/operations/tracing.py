@@ -1,4 +1,4 @@
-"""`log.trace`: the file that ticks are written to, as the configuration names it now."""
+"""`log.trace`: writes ticks to the file that the configuration names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CLOSE_S = 2.0
 
 
 class Tracing:
-    """On the I/O thread."""
+    """Runs on the I/O thread."""
 
     def __init__(self, loop: Loop, host: Host) -> None:
         self._loop = loop
@@ -21,7 +21,7 @@ class Tracing:
         self._file: TraceFile | None = None
 
     def apply(self, options: LogOptions) -> None:
-        """Begin, change or end the file; a file that could not be written to is tried again. Never blocks."""
+        """Open, change or close the file; one that could not be written is opened again. Never blocks."""
         if self._file is not None and (self._file.has_failed or self._file.path != options.trace):
             old, self._file = self._file, None
             self._host.forget(old, lambda: self._end(old))
@@ -35,6 +35,6 @@ class Tracing:
         run_aside(self._loop, "trace", lambda: file.close(CLOSE_S), lambda _: None)
 
     def close(self) -> None:
-        """End the file with the daemon. Blocks for CLOSE_S at most."""
+        """Close the file when the daemon ends. Blocks for at most CLOSE_S."""
         if self._file is not None:
             self._file.close(CLOSE_S)
