@@ -142,7 +142,7 @@ def test_one_that_hangs_does_not_keep_a_reload_from_moving_it(serve, folder, por
     os.kill(pid, signal.SIGSTOP)
     config.write_text(f"http: {{port: {other}}}\n")
     daemon.ask("reload")
-    daemon.logs("the HTTP gateway was told to end and hangs: it is killed")
+    daemon.logs("the HTTP gateway was told to stop and hangs: killing it")
     eventually(lambda: answers(other), f"no endpoint: {daemon.log}")
     assert not is_alive(pid)
 

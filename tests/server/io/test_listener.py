@@ -119,7 +119,7 @@ def test_another_users_file_at_the_path_is_told_with_its_owner(socket_path, monk
 
     monkeypatch.setattr(os, "lstat", foreign_there)
     with pytest.raises(
-        UmaError, match=f"belongs to uid {euid + 4242}: that user's daemon, or somebody who waits"
+        UmaError, match=f"belongs to uid {euid + 4242}: that user's daemon, or someone who wants"
     ) as refusal:
         bind_unix(socket_path, 8)
     assert refusal.value.error is ErrorCode.SOCKET_IN_USE

@@ -10,7 +10,7 @@ from uma_core.types import Peer, Priority
 def may_connect(peer: Peer, owner_uid: int, options: AccessOptions) -> bool:
     """Admit the owner, root, and permitted users and groups.
 
-    Unknown peers have passed the socket's file mode, which is then the only check.
+    For a peer that the kernel does not identify, the socket's file mode is the only check.
     """
     return (
         peer.uid in (owner_uid, ROOT, UNKNOWN)
@@ -32,7 +32,7 @@ def is_trusted(peer: Peer, owner_uid: int, options: AccessOptions) -> bool:
 
 
 def priority_for(peer: Peer, priority: Priority | None, options: AccessOptions) -> Priority | None:
-    """Lower a request's priority to its user's ceiling. None (inferred later) passes where there is no ceiling."""
+    """Lower a request's priority to its user's ceiling. None (inferred later) stays None if there is no ceiling."""
     ceiling = options.ceiling(peer.uid)
     if priority is None:
         return None if ceiling is Priority.INTERACTIVE else ceiling

@@ -1,7 +1,7 @@
-"""The I/O thread's application: joins the loop, the listeners, the clients and the compute side's events.
+"""The I/O thread's application: connects the loop, the listeners, the clients and the compute side's events.
 
-Once per turn of the loop, before it sleeps: the compute side's events become bytes, and every client that has bytes
-to write gets one `send` call, so the tokens of one tick cost one system call per client.
+Once per turn of the loop, before it sleeps, the compute side's events are encoded and every client with unsent bytes
+gets one `send` call, so the tokens of one tick cost one system call per client.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ from uma_core.types import FinishReason, Peer, n_extra
 
 log = logging.getLogger(__name__)
 
-RESERVE_PLACES = 4  # connections above the cap from which an administrator may ask for anything but generated text
-REFUSING_MAX = 64  # connections above the cap that stay until they are told why; more are told at once
-INTAKE_MAX_PER_SESSION = 4  # jobs that may wait to be tokenised, for each session that may exist
+RESERVE_PLACES = 4  # connections above the cap that an administrator may open for anything but generate
+REFUSING_MAX = 64  # connections above the cap that stay open until they are told why; further ones are told at once
+INTAKE_MAX_PER_SESSION = 4  # jobs that may wait for the intake, per session that may exist
 SHUTDOWN_FLUSH_S = 2.0
 
 
 class IoApp:
-    """See the module head. Everything runs on the loop's thread, except what says otherwise."""
+    """See the module docstring. Everything runs on the loop's thread unless stated otherwise."""
 
     def __init__(
         self, loop: Loop, compute: ComputePort, services: Services, registry: Registry, reader: Reader | None = None
@@ -71,21 +71,21 @@ class IoApp:
         self.meters = IoMeters(registry)
         self.ledger: Ledger[Job] = Ledger()
         self.clients: dict[int, Client] = {}
-        self.reader = reader or Local()  # of large requests
+        self.reader = reader or Local()  # for large requests
         self.intake = Intake(
             services.text, compute.submit, self._post, loop.clock, Compiler(registry).compile, self.reader
         )
         self._compute = compute
         self._posted: deque[Event] = deque()  # from the intake
         self._dirty: dict[Client, None] = {}
-        self._owed: dict[int, tuple[Client, Callable[[UmaError], None]]] = {}  # operations that are answered later
+        self._owed: dict[int, tuple[Client, Callable[[UmaError], None]]] = {}  # operations to be answered later
         self._owed_numbers = itertools.count()
         self._conn_ids = itertools.count(1)
         self._listeners: list[Listener] = []
         loop.before_wait.append(self._before_wait)
 
     def start(self, sockets: list[BoundSocket]) -> None:
-        """Begin to accept."""
+        """Start accepting connections."""
         self._listeners = [Listener(self.loop, bound, self._accept, self._shed) for bound in sockets]
         self.intake.start()
 
@@ -94,12 +94,12 @@ class IoApp:
             listener.close()
 
     def close(self) -> None:
-        """Deliver what is left, for a moment, then close everything. The compute side has ended its sessions."""
+        """Deliver what is left, for a short time, then close everything. The compute side has ended its sessions."""
         self.stop_accepting()
         self.intake.stop()
-        self.loop.run_calls()  # replies that others left for this thread
+        self.loop.run_calls()  # replies that other threads queued for this one
         self._before_wait()
-        self.end_all(UmaError(ErrorCode.SHUTTING_DOWN))  # whose Submit came too late, or whose engine is stuck
+        self.end_all(UmaError(ErrorCode.SHUTTING_DOWN))  # requests whose Submit came too late, or whose engine is stuck
         self._end_owed(UmaError(ErrorCode.SHUTTING_DOWN))
         for client in list(self.clients.values()):
             client.close_when_written()
@@ -110,12 +110,12 @@ class IoApp:
             client.drop("shutting down")
 
     def apply(self, config: Config) -> None:
-        """Put a configuration in force: it changes the values that connections do not read anew for every use."""
+        """Apply a new configuration to the values that connections do not read at every use."""
         for client in self.clients.values():
             client.restart_idle(ns(config.ipc.idle_timeout_ms))
 
     def end_all(self, error: UmaError) -> None:
-        """Give every request that is still under way its final event: the compute side will not, any more."""
+        """Send a final event to every request in progress, because the compute side no longer will."""
         for (conn_id, request_id), is_accepted in self.ledger.under_way():
             client = self.clients.get(conn_id)
             if client is None or not self.ledger.end((conn_id, request_id)):
@@ -126,13 +126,13 @@ class IoApp:
                 client.send(wire.Error(request_id, error))
 
     def _end_owed(self, error: UmaError) -> None:
-        """The same for operations whose answer is still to come: it will not, any more."""
-        while self._owed:  # whoever is answered may have sent another one
+        """Answer every pending operation with this error."""
+        while self._owed:  # a client may send another operation after its answer
             _, finish = next(iter(self._owed.values()))
             finish(error)
 
     def has_unsent(self) -> bool:
-        """Bytes wait for their readers."""
+        """Whether any client has unsent bytes."""
         return any(client.n_unsent for client in self.clients.values())
 
     # connections
@@ -157,12 +157,12 @@ class IoApp:
         self._open(sock, peer, refusal, is_reserve)
 
     def _n_connections(self, peer: Peer) -> int:
-        """Count the connections of the same process."""
+        """Count the connections of the peer's process."""
         return sum((client.peer.uid, client.peer.pid) == (peer.uid, peer.pid) for client in self.clients.values())
 
     def _has_reserve_for(self, peer: Peer) -> bool:
-        """Whether a reserved place is left for this administrator: clients that fill the daemon's places must not lock
-        its administrator out.
+        """Whether a reserved place is left for this administrator, so that clients that fill the daemon cannot lock
+        administrators out.
         """
         n_taken = sum(client.is_reserve for client in self.clients.values())
         return n_taken < RESERVE_PLACES and is_admin(peer, os.getuid(), self.services.config().access)
@@ -178,27 +178,27 @@ class IoApp:
         self.clients[client.conn_id] = client
         self.meters.connections_total.add()
         self.meters.connections.set(len(self.clients))
-        what = "has a place for operations only" if is_reserve else f"is refused: {refusal}" if refusal else "connected"
+        what = "is limited to operations" if is_reserve else f"is refused: {refusal}" if refusal else "connected"
         log.log(logging.INFO if refusal else logging.DEBUG, "%r %s", client, what)
 
     def _shed(self, sock: socket.socket, can_keep: bool) -> bool:
-        """There are no descriptors. True: this client gets the last one, it administrates."""
+        """Handle a connection that has no descriptor. True: keep it, because its user is an administrator."""
         peer = peer_of(sock)
         if can_keep and self._has_reserve_for(peer):
-            self._open(sock, peer, UmaError(ErrorCode.TOO_MANY_SESSIONS, "there are no descriptors"), True)
+            self._open(sock, peer, UmaError(ErrorCode.TOO_MANY_SESSIONS, "the daemon is out of file descriptors"), True)
             return True
         self._tell_shed(sock)
         return False
 
     def _tell_shed(self, sock: socket.socket) -> None:
-        """Tell a client that there is no room, without keeping its socket."""
+        """Tell a client that there is no room, without registering it."""
         error = UmaError(ErrorCode.TOO_MANY_SESSIONS, "no room for another connection")
         self.meters.count_error(error.error)
-        log.warning("a connection was shed: %s", error)
+        log.warning("connection refused: %s", error)
         try:
             sock.send(encode_frame(wire.error_json(None, error)))
         except OSError as gone:
-            log.debug("it left first: %s", gone)
+            log.debug("the client had already left: %s", gone)
 
     def on_dirty(self, client: Client) -> None:
         self._dirty[client] = None
@@ -227,7 +227,7 @@ class IoApp:
             HANDLERS[message.op.name](self, client, message)
         except UmaError as error:
             self._fail(client, message, error)
-        except Exception:  # a handler's bug ends its message, not the thread that serves everybody
+        except Exception:  # a bug in a handler ends its message, not the thread that serves everybody
             journal.failed(client, message)
             self._fail(client, message, UmaError(ErrorCode.INTERNAL))
         if refusal is not None:
@@ -258,7 +258,7 @@ class IoApp:
     def _check_intake(self, config: Config) -> None:
         if self.intake.n_jobs >= INTAKE_MAX_PER_SESSION * config.limits.max_sessions:
             raise UmaError(
-                ErrorCode.OVERLOADED, "too many prompts wait to be read", retry_after_ms=config.drain.retry_after_ms
+                ErrorCode.OVERLOADED, "too many prompts are waiting", retry_after_ms=config.drain.retry_after_ms
             )
 
     def begin(self, job: Job) -> None:
@@ -275,7 +275,7 @@ class IoApp:
         if not self.intake.cancel(conn_id, request_id, index):
             job = self.ledger.work((conn_id, request_id))
             if job is not None:
-                job.cancel(index)  # should it come back as stale
+                job.cancel(index)  # in case it comes back as stale
             self._compute.submit(Cancel(conn_id, request_id, index))
         return True
 
@@ -307,7 +307,7 @@ class IoApp:
     # events of the compute side
 
     def _post(self, event: Event) -> None:
-        """Any thread."""
+        """Queue an event. For any thread."""
         self._posted.append(event)
         self.loop.wake()
 
@@ -326,7 +326,7 @@ class IoApp:
             return
         try:
             _DELIVER[type(event)](self, client, event)
-        except Exception:  # a bug in one client's delivery must not cost the others theirs
+        except Exception:  # a bug in one client's delivery must not affect the others
             log.exception("%r: %s", client, type(event).__name__)
             client.drop("internal error")
 
@@ -385,7 +385,7 @@ class IoApp:
             client.pump()
 
     def _reply_vectors(self, client: Client, event: Final) -> None:
-        """Have the intake write the vectors' JSON, which may be megabytes; the request ends with that reply."""
+        """Have the intake encode the vectors, whose JSON may be megabytes; the request ends with that reply."""
         embedding, key = event.embedding, (event.conn_id, event.request_id)
 
         def finish(outcome: bytes | UmaError) -> None:
@@ -414,7 +414,7 @@ class IoApp:
 
 
 def _own_id(message: Message) -> str:
-    """Return the id under which a message itself is answered: a cancel carries the id of another request."""
+    """Return the id to answer a message under: the id of a cancel names another request."""
     return "" if message.op.name == "cancel" else message.id
 
 

@@ -1,6 +1,6 @@
-"""Work that may block, on threads of its own; its end is reported on the loop's thread.
+"""Runs work that may block on its own thread, and reports its end on the loop's thread.
 
-Rules: a thread that never comes back costs its own work and nothing else, the end of the process included.
+Rules: a thread that never returns holds up nothing but its own work, not even the end of the process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def run_aside(loop: Loop, name: str, work: Callable[[], T], done: Callable[[T | UmaError], None]) -> threading.Thread:
-    """Start `work` on a thread; `done` gets its result, or the error that it ended with, on the loop's thread."""
+    """Start `work` on a thread; `done` gets its result, or its error, on the loop's thread."""
 
     def run() -> None:
         outcome: T | UmaError

@@ -1,11 +1,11 @@
-"""One connected socket: reading, writing with two caps, and all the ways in which a connection ends.
+"""One connected socket: reading, writing with two caps, and every way in which a connection can end.
 
-- Above the soft cap of unsent bytes the client is held: its sequences pause, nothing more is read from it.
-  Below half of the cap it goes on. Above the hard cap, or without any progress for the write timeout, it is dropped.
-- The peer ended its writing side only (`printf … | nc -N -U`): answers in flight are still delivered.
-  The peer closed: all that it asked for is cancelled.
-- An error that closes the connection is written out, and what the peer still sends is read and thrown away
-  for a moment: closing on unread bytes would make the peer's write fail before it reads why.
+- Above the soft cap of unsent bytes the client is held: its sequences pause and nothing more is read from it.
+  Below half of the cap it resumes. Above the hard cap, or without progress for the write timeout, it is dropped.
+- If the peer shut down only its writing side (`printf … | nc -N -U`), answers in flight are still delivered.
+  If it closed the connection, all its requests are cancelled.
+- An error that closes the connection is written first, and what the peer still sends is read and discarded for a
+  short time: closing with unread bytes would make the peer's write fail before it reads the error.
 
 Rules: knows no operations; reports upward through `Owner`.
 """
@@ -32,15 +32,15 @@ from uma_core.types import Peer
 log = logging.getLogger(__name__)
 
 READ_BYTES = 1 << 16
-# of one client, whichever comes first: then others have their turn
+# limits for one client, whichever comes first, so that others get their turn
 MESSAGES_PER_TURN = 32
 TURN_NS = 1_000_000
-SETTLE_NS = 50_000_000  # silence after which a line of less than four bytes cannot be a frame header any more
+SETTLE_NS = 50_000_000  # silence after which fewer than four bytes cannot be a frame header any more
 HANG_UP_CHECK_NS = 250_000_000  # how often to look for a hang-up while nothing is read from a client
-LINGER_NS = 1_000_000_000
-RETRY_NS = 10_000_000  # after the kernel had no memory for a write: it says "writable" all the time then
+LINGER_NS = 1_000_000_000  # how long to discard what the peer still sends after an error
+RETRY_NS = 10_000_000  # after the kernel ran out of memory for a write; it keeps reporting the socket as writable then
 NO_MEMORY = (errno.ENOBUFS, errno.ENOMEM)
-REFUSAL_NS = 5_000_000_000  # how long a refused client may take to say which language it speaks
+REFUSAL_NS = 5_000_000_000  # how long a refused client may take to show whether it speaks frames or lines
 
 
 class Owner(Protocol):
@@ -54,7 +54,7 @@ class Owner(Protocol):
     def on_message(self, client: Client, message: Message) -> None: ...
 
     def on_large(self, client: Client, large: Large) -> None:
-        """Have a large request read; call `resume` with the result."""
+        """Have a large request decoded; call `resume` with the result."""
 
     def on_dirty(self, client: Client) -> None:
         """The client has bytes to write: call `flush` before the loop waits."""
@@ -62,14 +62,14 @@ class Owner(Protocol):
     def on_hold(self, client: Client, is_held: bool) -> None: ...
 
     def on_abandon(self, client: Client) -> None:
-        """The client will receive nothing more: cancel all its requests. Called once, before `on_gone`."""
+        """The client will be sent nothing more: cancel all its requests. Called once, before `on_gone`."""
 
     def on_gone(self, client: Client) -> None:
         """The socket is closed. Called once."""
 
 
 class Client:
-    """See the module head."""
+    """See the module docstring."""
 
     def __init__(
         self,
@@ -84,26 +84,26 @@ class Client:
         self.conn_id = conn_id
         self.peer = peer
         self.connection = connection
-        self.refusal = refusal  # what its first request is answered with ...
-        self.is_reserve = is_reserve  # ... unless it is an operation: an administrator's place beyond the last one
+        self.refusal = refusal  # the answer to its first request ...
+        self.is_reserve = is_reserve  # ... unless that is an operation: this is an administrator's place above the cap
         self.is_open = True
         self.is_held = False
-        self.is_abandoned = False  # no more events for it
+        self.is_abandoned = False  # it gets no more events
         self._owner = owner
         self._sock = sock
         self._tx = bytearray()
         self._interest = 0
         self._is_pumping = False
-        self._wants_pump = False  # it stopped halfway
-        self._is_pump_due = False  # at the next turn of the loop
+        self._wants_pump = False  # pumping stopped halfway
+        self._is_pump_due = False  # scheduled for the next turn of the loop
         self._is_lingering = False
-        self._is_blocked = False  # the socket took less than there was
-        self._n_expected = 0  # of what waits: bytes that its reader asked for as a whole
+        self._is_blocked = False  # the socket took less than there was to write
+        self._n_expected = 0  # unsent bytes of replies whose size the reader asked for
         self._has_read_eof = False
-        self._is_at_end = False  # of what the peer sends
-        self._n_counted = 0  # of the unsent bytes, in the gauge
+        self._is_at_end = False  # of the peer's input
+        self._n_counted = 0  # unsent bytes that the gauge includes
         self._t_active_ns = self._t_progress_ns = owner.loop.clock.now_ns()
-        self._t_begun_ns = 0  # when the message began that is not complete yet
+        self._t_begun_ns = 0  # when the incomplete message began
         self._timers: dict[str, Timer] = {}
         self._update_interest()
         if refusal is None or is_reserve:
@@ -155,7 +155,7 @@ class Client:
         self._end_if_done()
 
     def pump(self) -> None:
-        """Hand complete messages to the owner. Also called after each final event, because a line may wait for it."""
+        """Hand complete messages to the owner. Also called after each final event, which a line may be waiting for."""
         if self._is_pumping or self._is_lingering:
             return
         self._is_pumping = True
@@ -198,14 +198,16 @@ class Client:
             self._owner.on_message(self, event)
 
     def resume(self, outcome: Message | Unfit) -> None:
-        """Go on with the result of a large request."""
+        """Continue with a decoded large request."""
         if self.is_open and not self._is_lingering:
             self._take(self.connection.resume(outcome))
             self.pump()
             self._end_if_done()
 
     def _is_flooded(self) -> bool:
-        """Requests that are answered at once must not make more bytes than their sender reads."""
+        """Whether replies have piled up: requests that are answered at once must not make more bytes than their sender
+        reads.
+        """
         return len(self._tx) > self._owner.ipc().tx_soft_bytes
 
     def _settle(self) -> None:
@@ -226,11 +228,11 @@ class Client:
             self._abandon()
 
     def expect(self, n_bytes: int) -> None:
-        """A reply of this many bytes follows, and its reader asked for it: it may wait, however large it is."""
+        """Allow a reply of this size to wait for its reader, who asked for it, however large it is."""
         self._n_expected += n_bytes
 
     def flush(self) -> None:
-        """Write as much as the socket takes; hold, resume, drop or end the client according to what remains."""
+        """Write as much as the socket takes; then hold, resume, drop or end the client, depending on what is left."""
         if not self.is_open:
             return
         if self._tx and not self._write():
@@ -241,7 +243,7 @@ class Client:
         if not n_unsent:
             self._n_expected = 0
         if n_unsent > options.tx_hard_bytes + self._n_expected:
-            self._drop_slow(f"{n_unsent} bytes wait for the reader")
+            self._drop_slow(f"{n_unsent} bytes are unsent")
             return
         self._hold(n_unsent > (options.tx_soft_bytes // 2 if self.is_held else options.tx_soft_bytes))
         if n_unsent and not self._is_blocked:
@@ -278,7 +280,7 @@ class Client:
     def _hold(self, is_held: bool) -> None:
         if is_held != self.is_held:
             self.is_held = is_held
-            log.debug("%r %s", self, "is held: it reads too slowly" if is_held else "goes on")
+            log.debug("%r %s", self, "is held: it reads too slowly" if is_held else "resumes")
             self._owner.on_hold(self, is_held)
 
     # interest and timers
@@ -288,7 +290,7 @@ class Client:
         cap_bytes = (
             connection.limits.line_cap_bytes if connection.mode is Mode.LINES else connection.limits.frame_cap_bytes
         )
-        is_full = connection.n_buffered > cap_bytes + READ_BYTES  # only while lines wait
+        is_full = connection.n_buffered > cap_bytes + READ_BYTES  # only while lines wait for their turn
         wants_read = self._is_lingering or not (self._has_read_eof or self.is_held or is_full)
         wants_write = bool(self._tx) and "retry" not in self._timers
         interest = (READ if wants_read else 0) | (WRITE if wants_write else 0)
@@ -299,7 +301,7 @@ class Client:
             self._arm("hang-up", HANG_UP_CHECK_NS, self._check_hang_up)
 
     def _arm(self, name: str, delay_ns: int, function: Callable[[], None]) -> None:
-        """Run `function` after the delay, unless that is already to happen. 0: never."""
+        """Run `function` after the delay, unless that timer is already set. 0: never."""
         if delay_ns > 0 and name not in self._timers:
             self._timers[name] = self._owner.loop.call_later(delay_ns, lambda: self._fire(name, function))
 
@@ -321,7 +323,7 @@ class Client:
         return REFUSAL_NS if self.is_reserve else ns(self._owner.ipc().idle_timeout_ms)
 
     def _check_idle(self) -> None:
-        """Single bytes are no sign of life: what counts is a message, and for as long again the beginning of one."""
+        """Only a message counts as activity, not single bytes; the beginning of one adds the same time once more."""
         limit_ns = self._idle_limit_ns()
         t_last_ns = max(self._t_active_ns, self._t_begun_ns) if self.connection.n_buffered else self._t_active_ns
         quiet_ns = self._owner.loop.clock.now_ns() - t_last_ns
@@ -330,7 +332,7 @@ class Client:
         elif quiet_ns < limit_ns:
             self._arm("idle", limit_ns - quiet_ns, self._check_idle)
         elif limit_ns:
-            self.close_with(UmaError(ErrorCode.IDLE_TIMEOUT, f"nothing was asked for {limit_ns / 1e9:g} s"))
+            self.close_with(UmaError(ErrorCode.IDLE_TIMEOUT, f"no request for {limit_ns / 1e9:g} s"))
 
     def _check_stall(self) -> None:
         limit_ns = ns(self._owner.ipc().write_timeout_ms)
@@ -356,7 +358,7 @@ class Client:
         self.send(Error("", error))
 
     def close_when_written(self) -> None:
-        """Close as soon as everything sent so far is written."""
+        """Close once everything queued so far is written."""
         self.connection.is_closing = True
         self._abandon()
         self._owner.on_dirty(self)

@@ -1,4 +1,4 @@
-"""The process's limit of open files, raised to what the configured connections need."""
+"""Raises the process's limit on open files to what the configured connections need."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from uma_core.types import n_extra
 
 log = logging.getLogger(__name__)
 
-OTHERS = 256  # descriptors beside those of connections: the model's files, the cache's, listeners, refused clients
+OTHERS = 256  # descriptors besides connections: the files of the model and the cache, listeners, refused clients
 
 
 def make_room(n_connections: int) -> None:
-    """Raise the soft limit as far as the hard one allows.
+    """Raise the soft limit as far as the hard limit allows.
 
-    A limit that is too low is reported: clients will be shed there.
+    Warns if that is too low: the daemon will then refuse clients for lack of descriptors.
     """
     wanted = n_connections + n_extra(n_connections) + OTHERS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -25,7 +25,7 @@ def make_room(n_connections: int) -> None:
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     except (OSError, ValueError) as error:
-        log.warning("the limit of open files stays %d: %s", soft, error)
+        log.warning("the limit on open files stays at %d: %s", soft, error)
         return
     if limit < wanted:
         log.warning(

@@ -1,9 +1,8 @@
-"""Whether another user could put something else in place of a file: a false socket there would receive clients'
-prompts.
+"""Finds out whether another user could replace a file: a false socket there would receive clients' prompts.
 
-A folder is safe if only its owner can rename its entries, and the owner is this user or root: other users may not write
-to it, or it is sticky as /tmp is, where only an entry's owner may rename it. That must hold for every folder on the
-way, because a user who can rename one of them replaces everything below it, and for the links that lead there.
+A folder is safe if it belongs to this user or root, and other users cannot rename its entries: they may not write to
+it, or it is sticky like /tmp, where only an entry's owner may rename it. That must hold for every folder on the path,
+because a user who can rename one of them can replace everything below it, and for the links on the path.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ LINKS_MOST = 40  # as in Linux's path lookup
 
 
 def weakness(path: str, uid: int) -> str:
-    """Why others than `uid` and root could replace the file at `path`, which need not exist; "" where they cannot."""
+    """Return why users other than `uid` and root could replace `path`, which need not exist; "": they cannot."""
     todo = _parts(os.path.join(os.getcwd(), os.path.dirname(path)))
     here, n_links = "/", 0
     try:
@@ -41,12 +40,12 @@ def weakness(path: str, uid: int) -> str:
             here = "/" if target.startswith("/") else here
             todo += _parts(target)
     except OSError:
-        return ""  # no such folder: binding says so
+        return ""  # a missing folder is reported when the socket is bound
     return reason
 
 
 def _parts(path: str) -> list[str]:
-    """The last one first. `..` stays: after a link it is not what it looks like."""
+    """Return the last part first. `..` is kept, because after a link it is not the parent that the path shows."""
     return [part for part in reversed(path.split("/")) if part not in ("", ".")]
 
 
@@ -63,7 +62,7 @@ def _of_folder(folder: str, found: os.stat_result, uid: int) -> str:
 
 
 def _is_private(gid: int, uid: int) -> bool:
-    """A group of one: that of root, or the one that carries the user's own name and has no other member."""
+    """Whether only this user or root is in the group: root's group, or the user's own, which has the same name."""
     if gid == ROOT:
         return True
     try:

@@ -1,6 +1,6 @@
-"""Log lines about requests: who asked, under which id, and how the request ended.
+"""Log lines about requests: who sent them, under which id, and how they ended.
 
-Rules: one line at info for each end or refusal; the prompt is a private field (`log.prompts`); no text of answers.
+Rules: one line at info per end or refusal; the prompt is a private field (`log.prompts`); answers are never logged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def received(job: Job, wants_prompts: bool) -> None:
-    """A generate request is about to be read: worth a line to who wants prompts in the log, or everything."""
+    """Log that a generate request is about to be read: at info if prompts are to be logged, else at debug."""
     level = logging.INFO if wants_prompts else logging.DEBUG
     if log.isEnabledFor(level):
         request, peer = job.request, job.peer
@@ -39,7 +39,7 @@ def received(job: Job, wants_prompts: bool) -> None:
 
 
 def ended(client: Client, event: Final) -> None:
-    """An accepted request got its final event."""
+    """Log that an accepted request got its final event."""
     fields: dict[str, Any] = {**_who(client), "request": event.request_id, **event.usage}
     fields |= {name: event.timing[name] for name in ("ttft_ms", "total_ms") if name in event.timing}
     if event.error is None:
@@ -49,12 +49,12 @@ def ended(client: Client, event: Final) -> None:
 
 
 def refused(client: Client, what: str, request_id: str, error: UmaError) -> None:
-    """An operation was answered by an error."""
+    """Log that an operation was answered with an error."""
     log.info("%s refused: %s", what, error, extra={**_who(client), "request": request_id})
 
 
 def failed(client: Client, message: Message) -> None:
-    """A bug of ours ended it. Call while the exception is handled."""
+    """Log that a bug of ours ended an operation. Call it while handling the exception."""
     log.exception("%s failed", message.op.name, extra={**_who(client), "request": message.id})
 
 

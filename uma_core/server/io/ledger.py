@@ -1,4 +1,4 @@
-"""Keeps track of the requests under way, and checks that each ends with exactly one final event."""
+"""Keeps track of the requests in progress, and checks that each ends with exactly one final event."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Entry(Generic[T]):
 
 
 class Ledger(Generic[T]):
-    """Entries from receipt to final event. A violation is our bug: counted and logged, never fatal."""
+    """One entry per request, from receipt to final event. Violations are our bugs: counted and logged, never fatal."""
 
     def __init__(self) -> None:
         self._entries: dict[Key, Entry[T]] = {}
@@ -34,7 +34,7 @@ class Ledger(Generic[T]):
         self._entries[key] = Entry(work)
 
     def accept(self, key: Key) -> bool:
-        """Note the acceptance. False: nothing may be sent for it."""
+        """Record the acceptance. False: nothing may be sent for it."""
         entry = self._entries.get(key)
         if entry is None or entry.is_accepted:
             return self._violation(key, "accepted twice or after its end")
@@ -49,7 +49,7 @@ class Ledger(Generic[T]):
         return True
 
     def end(self, key: Key) -> bool:
-        """Note the final event. False: it is a second one and must not be sent."""
+        """Record the final event. False: it is a second one and must not be sent."""
         if self._entries.pop(key, None) is None:
             return self._violation(key, "a second final event")
         self.n_finals += 1
@@ -66,11 +66,11 @@ class Ledger(Generic[T]):
         return None if entry is None or entry.is_accepted else entry.work
 
     def under_way(self) -> list[tuple[Key, bool]]:
-        """List the requests without a final event, and whether each is accepted."""
+        """List the requests without a final event, and whether each was accepted."""
         return [(key, entry.is_accepted) for key, entry in self._entries.items()]
 
     def forget(self, conn_id: int, request_ids: list[str]) -> None:
-        """The client is gone: nothing can be delivered."""
+        """Drop the requests of a client that is gone."""
         for request_id in request_ids:
             self._entries.pop((conn_id, request_id), None)
 

@@ -1,7 +1,7 @@
-"""The listening socket: bound without stealing a live one, accepting without ever spinning.
+"""The listening socket: binds without taking over a live socket, and accepts without ever spinning.
 
-Beside the socket lies a lock file. Whoever holds its lock owns the path; a socket file that refuses connections
-under that lock is left from a dead daemon and is replaced.
+A lock file lies beside the socket. The process that holds its lock owns the path; if the socket file then refuses
+connections, a dead daemon left it behind, and it is replaced.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from uma_core.server.io.loop import READ, Loop
 log = logging.getLogger(__name__)
 
 ACCEPTS_PER_TURN = 64  # then the loop serves its clients
-N_SPARE = 2  # descriptors: one to tell those who find no room, one for an administrator
-BACK_OFF_NS = 100_000_000  # while the system has no descriptors or memory
+N_SPARE = 2  # spare descriptors: one to tell clients that there is no room, one for an administrator
+BACK_OFF_NS = 100_000_000  # while the system is out of descriptors or memory
 PATH_BYTES = (104 if sys.platform == "darwin" else 108) - 1
 FIRST_PASSED_FD = 3  # sd_listen_fds(3)
 _ADVICE = "; the socket needs a directory that exists and that the daemon may write to (--socket, UMA_SOCK)"
@@ -34,7 +34,7 @@ _NO_MEMORY = (errno.ENOBUFS, errno.ENOMEM)
 def bind_unix(path: str, backlog: int, wants_safe_folder: bool = True) -> BoundSocket:
     """Bind a 0600 socket at `path`.
 
-    Raises: SOCKET_IN_USE, CONFIG_INVALID, also for a path at which others could put another one.
+    Raises: SOCKET_IN_USE; CONFIG_INVALID, also for a path where other users could replace the socket.
     """
     _check_length(path)
     reason = weakness(path, os.geteuid()) if wants_safe_folder else ""
@@ -46,28 +46,28 @@ def bind_unix(path: str, backlog: int, wants_safe_folder: bool = True) -> BoundS
         _remove_stale(path)
         sock = _bind(path, backlog)
     except BaseException:
-        os.unlink(path + ".lock")  # it is ours as long as it is locked
+        os.unlink(path + ".lock")  # ours as long as we hold the lock
         os.close(lock_fd)
         raise
     return BoundSocket(sock, path, lock_fd)
 
 
 def _check_length(path: str) -> None:
-    """Before anything is made: the system's own refusal does not name the limit.
+    """Check before anything is created, because the system's own error does not name the limit.
 
     Source: sun_path in unix(7), <sys/un.h>.
     """
     n_bytes = len(os.fsencode(path))
     if n_bytes > PATH_BYTES:
         text = (
-            f"the socket's path has {n_bytes} bytes, the system allows {PATH_BYTES}: choose a shorter one "
+            f"the socket path has {n_bytes} bytes, the system allows {PATH_BYTES}: choose a shorter one "
             "(--socket, UMA_SOCK)"
         )
         raise UmaError(ErrorCode.CONFIG_INVALID, text)
 
 
 class BoundSocket:
-    """A listening socket, and, where we bound it, the path and lock that `close` gives up."""
+    """A listening socket, and, if we bound it, the path and the lock that `close` releases."""
 
     def __init__(self, sock: socket.socket, path: str = "", lock_fd: int = -1) -> None:
         sock.setblocking(False)
@@ -77,7 +77,7 @@ class BoundSocket:
         self._identity = _identity(path) if path else None
 
     def close(self) -> None:
-        """Stop listening. Idempotent. The path is removed only if it still is our socket."""
+        """Stop listening. Idempotent. The path is removed only if it is still our socket."""
         self.sock.close()
         if self._lock_fd < 0:
             return
@@ -100,7 +100,7 @@ def passed_sockets(environ: Mapping[str, str], pid: int) -> list[BoundSocket]:
 
 
 def _adopt(fd: int) -> BoundSocket:
-    """Only Unix sockets: elsewhere the kernel does not say who connects."""
+    """Accept only Unix sockets: for others the kernel does not tell who connects."""
     try:
         os.set_inheritable(fd, False)
         sock = socket.socket(fileno=fd)
@@ -113,14 +113,14 @@ def _adopt(fd: int) -> BoundSocket:
 
 
 def _lock(path: str) -> int:
-    """Lock the lock file, which must still have its name afterwards (its last owner removes it)."""
+    """Lock the lock file, and check that its name still refers to it: its last owner may just have removed it."""
     name = path + ".lock"
     while True:
         try:
             fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             _check_owner(name)
-            raise UmaError(ErrorCode.CONFIG_INVALID, f"cannot make {name}: {error.strerror}{_ADVICE}") from error
+            raise UmaError(ErrorCode.CONFIG_INVALID, f"cannot create {name}: {error.strerror}{_ADVICE}") from error
         try:
             _check_owner(name, fd)
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -151,13 +151,13 @@ def _identity(file: str | int) -> tuple[int, int] | None:
 
 
 def _check_owner(name: str, fd: int = -1) -> None:
-    """Raises: SOCKET_IN_USE where the file is another user's: root's too, who may have meant to serve everybody."""
+    """Raises: SOCKET_IN_USE if the file is another user's. Root's counts too: that daemon may serve everybody."""
     try:
         uid = (os.fstat(fd) if fd >= 0 else os.lstat(name)).st_uid
     except OSError:
         return
     if uid != os.geteuid():
-        what = f"{name} belongs to {user_name(uid)}: that user's daemon, or somebody who waits for what clients send"
+        what = f"{name} belongs to {user_name(uid)}: that user's daemon, or someone who wants clients' prompts"
         raise UmaError(ErrorCode.SOCKET_IN_USE, f"{what}; choose another path (--socket, UMA_SOCK)", path=name)
 
 
@@ -176,8 +176,8 @@ def _remove_stale(path: str) -> None:
         probe.setblocking(False)
         outcome = probe.connect_ex(path)
     if outcome == errno.ENOENT:
-        return  # its daemon removed it just now
-    if outcome != errno.ECONNREFUSED:  # 0, or EAGAIN: alive with a full backlog; anything else is not ours to judge
+        return  # its daemon has just removed it
+    if outcome != errno.ECONNREFUSED:  # 0, or EAGAIN: a live daemon with a full backlog; other errors may mean one too
         how = errno.errorcode.get(outcome, "connected")
         raise _in_use(path, f"answers ({how}) on")
     log.info("replacing the stale socket %s", path)
@@ -191,7 +191,7 @@ def _bind(path: str, backlog: int) -> socket.socket:
         sock.bind(path)
         os.chmod(path, 0o600)
         sock.listen(backlog)
-    except OSError as error:  # the path is too long for sockaddr_un, its directory is missing or closed to us
+    except OSError as error:  # the directory is missing or not writable
         sock.close()
         raise UmaError(
             ErrorCode.CONFIG_INVALID, f"cannot listen on {path}: {error.strerror or error}{_ADVICE}"
@@ -202,9 +202,9 @@ def _bind(path: str, backlog: int) -> socket.socket:
 
 
 class Listener:
-    """Accepts. `on_accept` gets non-blocking sockets.
+    """Accepts connections. `on_accept` gets non-blocking sockets.
 
-    `on_shed` gets those for which there is no descriptor, and whether one could be kept all the same; True: it keeps
+    `on_shed` gets those for which no descriptor is left, and whether one could still be kept. It returns True to keep
     this one.
     """
 
@@ -238,7 +238,7 @@ class Listener:
                 return
             except OSError as error:
                 if error.errno in (errno.ECONNABORTED, errno.EPROTO):
-                    continue  # that client left before its turn
+                    continue  # the client left before it was accepted
                 if error.errno not in _NO_DESCRIPTORS or not self._shed():
                     self._back_off(error)
                 return
@@ -246,14 +246,14 @@ class Listener:
             self._on_accept(sock)
 
     def _shed(self) -> bool:
-        """Out of descriptors: accept with a spare one, so that the client learns of it instead of hanging."""
+        """Out of descriptors: accept with a spare one, so that the client is told instead of hanging."""
         self._restore_spares()
         if not self._spare_fds:
             return False
         os.close(self._spare_fds.pop())
         try:
             sock, _ = self.bound.sock.accept()
-        except BlockingIOError:  # nobody waits: Linux wants a free descriptor before it looks
+        except BlockingIOError:  # no client waits: Linux needs a free descriptor even to find that out
             return self._restore_spares()
         except OSError:
             self._restore_spares()
@@ -265,7 +265,7 @@ class Listener:
         return self._restore_spares()
 
     def _restore_spares(self) -> bool:
-        """False: there is none."""
+        """Reopen the spare descriptors. False: there is none."""
         try:
             while len(self._spare_fds) < N_SPARE:
                 self._spare_fds.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
@@ -274,7 +274,7 @@ class Listener:
         return bool(self._spare_fds)
 
     def _back_off(self, error: OSError) -> None:
-        """Stop listening for a while: a readable socket that cannot be accepted would spin the loop."""
+        """Stop listening for a while: a pending connection that cannot be accepted would make the loop spin."""
         expected = error.errno in _NO_DESCRIPTORS + _NO_MEMORY
         log.log(logging.WARNING if expected else logging.ERROR, "cannot accept: %s; trying again soon", error)
         self.n_back_offs += 1

@@ -1,7 +1,7 @@
 """A thin event loop: sockets, timers, and a wake-up that any thread may use.
 
-Rules: nothing here knows protocols or sessions. It sleeps without limit when there is nothing to do.
-`before_wait` hooks run once per turn, before sleeping: there, what a turn produced is written in one go.
+Rules: nothing here knows protocols or sessions. The loop sleeps without a time limit when there is nothing to do.
+`before_wait` hooks run once per turn, before it sleeps, and write what the turn produced in one go.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ log = logging.getLogger(__name__)
 
 READ = selectors.EVENT_READ
 WRITE = selectors.EVENT_WRITE
-SWEEP_TIMERS_AT = 256  # live and cancelled ones together
+SWEEP_TIMERS_AT = 256  # live and cancelled timers together
 
 
-# write(2) with the GIL held: it never blocks here, and os.eventfd_write would hand the GIL to the loop's thread, which
-# then keeps the waking thread (the one that computes) from its next decode call for up to the switch interval.
+# write(2) with the GIL held: it never blocks here. os.eventfd_write would hand the GIL to the loop's thread, which
+# would then keep the calling thread (the compute thread) from its next decode call for up to the switch interval.
 _write = ctypes.PyDLL(None).write
 _write.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
 _write.restype = ctypes.c_ssize_t
 
 
 class Timer:
-    """A call that is due at some time. `cancel` is idempotent."""
+    """A call that is due at a given time. `cancel` is idempotent."""
 
     __slots__ = ("due_ns", "function")
 
@@ -49,10 +49,10 @@ class Timer:
 
 
 class Wakeup:
-    """Makes a sleeping loop return: an eventfd where there is one, else a socket pair.
+    """Makes a sleeping loop return: an eventfd if the system has it, else a socket pair.
 
-    The flag spares the system call while a wake-up is already on its way. It is cleared after the read and
-    before the loop looks at what was queued: whoever still saw it set had queued before that.
+    The flag saves the system call while a wake-up is already pending. It is cleared after the read and before the loop
+    looks at its queues: a thread that still saw it set had queued its call before that.
     """
 
     def __init__(self) -> None:
@@ -68,12 +68,12 @@ class Wakeup:
 
     def set(self) -> None:
         fd = self.far_fd()
-        if fd >= 0:  # else a flag that `clear` took back meanwhile would stand without a wake-up behind it
+        if fd >= 0:  # otherwise `clear` may have reset the flag by now, and it would stay set without a wake-up
             self._is_set = True
             _write(fd, WAKING, len(WAKING))
 
     def far_fd(self) -> int:
-        """Where 8 bytes do what `set` does; -1: it is set, or closed (another thread still had news after the end)."""
+        """Return a descriptor where writing 8 bytes does what `set` does; -1: no need, it is set or closed."""
         if self._is_set:
             return -1
         return self.fd if self._sockets is None else self._sockets[1].fileno()
@@ -94,7 +94,7 @@ class Wakeup:
 
 
 class Loop:
-    """See the module head. All methods belong to the loop's thread, except `wake` and `call_soon`."""
+    """See the module docstring. For the loop's thread, except where a method says "any thread"."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock: Clock = clock or MonotonicClock()
@@ -133,22 +133,22 @@ class Loop:
         return timer
 
     def _sweep_timers(self) -> None:
-        """Forget cancelled timers; doubling the mark makes that cheap per timer."""
+        """Drop cancelled timers; doubling the threshold keeps the cost per timer constant."""
         self._timers = [entry for entry in self._timers if entry[2].function is not None]
         heapq.heapify(self._timers)
         self._sweep_at = max(SWEEP_TIMERS_AT, 2 * len(self._timers))
 
     def call_soon(self, function: Callable[[], None]) -> None:
-        """Call it on the loop's thread. Any thread."""
+        """Call it on the loop's thread. For any thread."""
         self._calls.append(function)
         self._wakeup.set()
 
     def wake(self) -> None:
-        """Make the loop turn once. Any thread, and signal handlers."""
+        """Make the loop turn once. For any thread, and for signal handlers."""
         self._wakeup.set()
 
     def wake_fd(self) -> int:
-        """Where 8 bytes do what `wake` does, without the GIL; -1: no need. Any thread."""
+        """Return a descriptor where 8 bytes do what `wake` does, without the GIL; -1: no need. For any thread."""
         return self._wakeup.far_fd()
 
     # turning
@@ -160,26 +160,26 @@ class Loop:
             self.turn()
 
     def stop(self) -> None:
-        """Return from `run` after this turn. Any thread."""
+        """Return from `run` after this turn. For any thread."""
         self._is_running = False
         self._wakeup.set()
 
     def turn(self, max_wait_s: float | None = None) -> None:
-        """Do what is due, wait for something ready (at most `max_wait_s`), and handle it."""
+        """Do what is due, then wait for events (at most `max_wait_s`) and handle them."""
         self.n_turns += 1
         self.run_calls()
         for hook in self.before_wait:
             self._guard(hook)
         for key, events in self._selector.select(self._wait_s(max_wait_s)):
-            # An earlier callback of this turn may have closed it, and a new one may have got its number.
+            # An earlier callback of this turn may have closed it, and a new descriptor may have its number.
             callback = self._callbacks.get(key.fd)
             if callback is not None and callback is key.data:
                 self._guard(callback, events)
         self._run_timers()
 
     def run_calls(self) -> None:
-        """Do what `call_soon` was given so far. What these calls add waits for the next turn: a client with thousands
-        of requests goes on by such a call, and others have their turn before it.
+        """Run the calls queued by `call_soon` so far. Calls that these add wait for the next turn: a client with
+        thousands of requests continues by such a call, and others get their turn before it.
         """
         for _ in range(len(self._calls)):
             self._guard(self._calls.popleft())

@@ -1,4 +1,4 @@
-"""The I/O side's series, taken from the registry once."""
+"""The metrics of the I/O side, looked up in the registry once."""
 
 from __future__ import annotations
 

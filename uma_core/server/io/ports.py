@@ -15,20 +15,20 @@ from uma_core.types import SamplingParams, TokenId
 
 
 class ComputePort(Protocol):
-    """The compute side. It was given `Loop.wake`, and calls it after it put events into `events`."""
+    """The compute side. It has `Loop.wake`, and calls it after it has put events into `events`."""
 
     events: deque[Event]
 
     @property
     def is_in_call(self) -> bool:
-        """Whether a decode call runs. Any thread."""
+        """Whether a decode call is running. For any thread."""
 
     def submit(self, command: Command) -> None:
-        """Any thread; never blocks."""
+        """For any thread; never blocks."""
 
 
 class ModelNamed(Protocol):
-    """The part of EngineInfo that tells models apart, and what they hold."""
+    """The part of EngineInfo that identifies a model and its context size."""
 
     @property
     def engine(self) -> str: ...
@@ -44,7 +44,7 @@ class ModelNamed(Protocol):
 
 
 class Reading(Protocol):
-    """What makes tokens of text. Any thread."""
+    """Turns text into tokens and back. For any thread."""
 
     @property
     def n_vocab(self) -> int: ...
@@ -56,19 +56,19 @@ class Reading(Protocol):
     def chat_template(self) -> str | None: ...
 
     def special(self, name: str) -> str:
-        """Text of the "bos" or "eos" token; "" where the model has none."""
+        """Text of the "bos" or "eos" token; "" if the model has none."""
 
     def facts(self) -> ModelFacts: ...
 
 
 class TextPort(Reading, Protocol):
-    """The part of an engine that knows text. Any thread. `Engine` implements it."""
+    """The part of an engine that handles text. For any thread. `Engine` implements it."""
 
     @property
     def info(self) -> ModelNamed: ...
 
     def prepare(self, params: SamplingParams) -> None:
-        """Do what sampling by these would take long for. Raises: BAD_REQUEST where this model cannot."""
+        """Do the slow preparation for these parameters ahead of time. Raises: BAD_REQUEST if this model cannot."""
 
     def is_eog(self, token: TokenId) -> bool: ...
 
@@ -77,20 +77,20 @@ class TextPort(Reading, Protocol):
 
 Answer = Callable[
     [dict[str, Any] | bytes | UmaError], None
-]  # the reply's fields, or their JSON without braces; any thread; once
-EncodedAnswer = Callable[[bytes | UmaError], None]  # their JSON, without braces; any thread; once
+]  # the reply's fields, or their JSON without braces; for any thread, once
+EncodedAnswer = Callable[[bytes | UmaError], None]  # their JSON, without braces; for any thread, once
 
 
 @dataclass
 class Services:
-    """What handlers ask of the daemon.
+    """What handlers need from the daemon.
 
     Nothing here may wait for the compute thread, except `admin`, which answers later.
     """
 
-    config: Callable[[], Config]  # the one in force
-    text: Callable[[], TextPort | None]  # of the model in force; None: no model
-    gate: Callable[[], UmaError | None]  # why no generate request is taken now: loading, draining, stopping
+    config: Callable[[], Config]  # the one in use
+    text: Callable[[], TextPort | None]  # of the model in use; None: no model
+    gate: Callable[[], UmaError | None]  # why no generate request is accepted now: loading, draining, stopping
     status: Callable[[], dict[str, Any]]
     health: Callable[[], dict[str, Any]]
     metrics: Callable[[], dict[str, Any]]

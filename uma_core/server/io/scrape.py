@@ -1,8 +1,8 @@
-"""`GET /metrics` over HTTP, for Prometheus: an address of this machine alone, off unless `metrics.listen` names one.
+"""`GET /metrics` over HTTP for Prometheus, on a loopback address only, and off unless `metrics.listen` names one.
 
-A TCP port does not say who connects, so every user of the machine may read here what everybody may know: figures, no
-texts. Runs on the I/O loop, answers one request for each connection, and keeps no more than `MOST_VISITORS`, the
-latest, for `VISIT_NS`.
+A TCP port does not tell who connects, so every user of the machine can read this: it has only figures, no texts. Runs
+on the I/O loop, answers one request per connection, and keeps the latest `MOST_VISITORS` connections at most, each for
+`VISIT_NS`.
 
 Source: RFC 9112 (HTTP/1.1 messages), Prometheus' text format 0.0.4.
 """
@@ -22,17 +22,17 @@ MOST_VISITORS = 16
 VISIT_NS = 5_000_000_000
 HEAD_BYTES = 8192  # of a request
 READ_BYTES = 4096
-BACK_OFF_NS = 1_000_000_000  # after a failed accept: the listening socket stays readable
+BACK_OFF_NS = 1_000_000_000  # after a failed accept, because the listening socket stays readable
 PATHS = (b"/metrics", b"/")
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Scraper:
-    """Owns the listening socket. Raises: CONFIG_INVALID where it cannot be bound."""
+    """Owns the listening socket. Raises: CONFIG_INVALID if it cannot be bound."""
 
     @property
     def address(self) -> tuple[str, int]:
-        """With the port that the system chose for port 0."""
+        """The address, with the port that the system chose if 0 was given."""
         host, port = self._sock.getsockname()[:2]
         return host, port
 
@@ -70,7 +70,7 @@ class Scraper:
             return
         sock.setblocking(False)
         if len(self._visits) >= MOST_VISITORS:
-            next(iter(self._visits)).end()  # who says nothing must not keep others out
+            next(iter(self._visits)).end()  # a silent client must not keep others out
         self._visits[_Visit(self._loop, sock, self._text, lambda visit: self._visits.pop(visit, None))] = None
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ class Scraper:
 
 
 class _Visit:
-    """One connection: a request's head in, an answer out."""
+    """One connection: it reads a request's head and writes an answer."""
 
     def __init__(
         self, loop: Loop, sock: socket.socket, text: Callable[[], str], on_end: Callable[[_Visit], object]
@@ -93,7 +93,7 @@ class _Visit:
         self._text = text
         self._on_end = on_end
         self._head = b""
-        self._left = memoryview(b"")  # of the answer
+        self._left = memoryview(b"")  # unsent bytes of the answer
         self._timer = loop.call_later(VISIT_NS, self.end)
         loop.watch(sock, READ, self._on_ready)
 

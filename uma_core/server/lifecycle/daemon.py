@@ -1,8 +1,8 @@
-"""The composition root: builds every part of the daemon, joins them, runs the loop, takes them down again.
+"""The composition root: builds the parts of the daemon, connects them, runs the loop and shuts them down.
 
 Threads: this one runs the I/O loop and gets the signals; `compute` owns the engines; `intake` reads prompts;
-`loader` and `closer` live while a model is loaded or closed. The socket answers from the first moment on,
-`status` included.
+`loader` and `closer` live while a model is loaded or closed. The socket answers, also to
+`status`, from the first moment.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ STOP_TIMEOUT_S = 5.0
 
 
 class Daemon:
-    """One process. `run` returns the exit status."""
+    """The daemon's one process. `run` returns the exit status."""
 
     def __init__(self, config: Config, sources: Sources) -> None:
         self.clock = MonotonicClock()
@@ -99,7 +99,7 @@ class Daemon:
         )
 
     def _join(self) -> None:
-        """Connect the parts: decide which part hears of which events."""
+        """Connect the parts: decide which part gets which events."""
         self.host.is_in_use = self.app.intake.is_using
         self.host.on_doing = self.supervision.on_doing
         self.status.gateway = self.gateway.report
@@ -137,7 +137,7 @@ class Daemon:
             self.tracing.apply(config.log)
             self.gateway.apply(config.http)
             self._housekeep()
-            # what is imported stays: a full collection looks at the rest only, and takes 1 ms instead of 25
+            # imported objects stay: a full collection then looks only at the rest, and takes 1 ms instead of 25
             gc.freeze()
             preset = "" if config.engine.preset == presets.NONE else f", with the preset {config.engine.preset}"
             log.info("uma-core %s listens on %s%s", __version__, sockets[0].path or "a passed socket", preset)
@@ -152,7 +152,7 @@ class Daemon:
     def _loaded(self, error: UmaError | None) -> None:
         if error is not None:
             if error.error is ErrorCode.SHUTTING_DOWN and self.lifecycle.is_leaving:
-                return  # the load was given up because the daemon ends: it did not fail
+                return  # the load was abandoned because the daemon stops: that is no failure
             log.error("%s", error)
             self.exit_status = error.error.spec.exit_status
             self.lifecycle.stop()
@@ -169,20 +169,20 @@ class Daemon:
         log.info("ready after %.1f s: %s", self.status.start_ms / 1e3, what)
 
     def _reload(self, then: object = None) -> None:
-        """Reload for SIGHUP and `drain --then reload`: no client waits for the answer; the log and `status` have it."""
+        """Reload for SIGHUP and `drain --then reload`. No client waits for the answer; the log and `status` show it."""
 
         def answered(outcome: dict[str, Any] | UmaError) -> None:
             if isinstance(outcome, UmaError) and outcome.error is ErrorCode.RELOAD_BUSY:
-                log.warning("%s", outcome)  # other failures are logged where they happen
+                log.warning("%s", outcome)  # other failures are logged where they occur
             if callable(then):
                 then()
 
         self.reloader.reload(answered)
 
     def _let_go(self) -> None:
-        """Stop, because the program that started the daemon is gone."""
+        """Stop, because the program that started the daemon has exited."""
         if not self.lifecycle.is_leaving:
-            log.warning("standard input closed: running requests may end, then the daemon does")
+            log.warning("standard input closed: running requests may finish, then the daemon stops")
             self.lifecycle.drain(None, EXIT)
 
     def _applied(self, config: Config) -> None:
@@ -196,7 +196,7 @@ class Daemon:
         self.gateway.apply(config.http)
 
     def _housekeep(self) -> None:
-        """Check things that raise no event: windows move on, hangs begin and end, llama.cpp's log fills."""
+        """Check what raises no event: sliding windows, hangs of the engine, llama.cpp's log."""
         self.loop.call_later(ns(self._config().metrics.tick_interval_ms), self._housekeep)
         self.registry.rotate(self.clock.now_ns())
         self.lifecycle.check()
@@ -205,7 +205,7 @@ class Daemon:
             self.host.engine.pump_log()
 
     def _take_down(self) -> None:
-        """Every accepted request gets its final event, then the sockets close, then the model goes."""
+        """Send every accepted request its final event, then close the sockets, then the model."""
         self.reloader.give_up()
         self.host.give_up()
         self.app.stop_accepting()
@@ -230,7 +230,7 @@ class Daemon:
             executor.engine.close()
 
     def _leave(self) -> None:
-        """A thread is still inside the engine: unloading its library under it would crash."""
+        """Exit without closing the engine: a thread is still inside it, and unloading its library would crash."""
         output = installed()
         if output is not None:
             output.close()

@@ -1,8 +1,8 @@
-"""The HTTP gateway as a child of the daemon: started with it, started again when it ends, ended with it.
+"""The HTTP gateway as a child of the daemon: started with it, restarted when it ends, stopped with it.
 
-Rules: on the I/O thread, which never waits for the child: a thread does. The child holds one end of a socket whose
-other end only the daemon has, so that it ends when the daemon does, however that is. A byte from the daemon says that
-it was reloaded; the child says once how many seconds its running answers get when it is told to end. The child logs to
+Rules: runs on the I/O thread, which never waits for the child: a thread does. The child holds one end of a socket whose
+other end only the daemon has, so that it ends whenever and however the daemon does. The daemon sends a byte when it
+was reloaded; the child reports once how many seconds its running answers get when it is told to stop. The child logs to
 the daemon's stderr.
 """
 
@@ -26,29 +26,29 @@ from uma_core.server.io.loop import Loop, Timer
 
 log = logging.getLogger(__name__)
 
-VARIABLES = "UMA_GATEWAY_"  # how the names of the gateway's variables begin
+VARIABLES = "UMA_GATEWAY_"  # prefix of the gateway's variables
 LIFELINE = f"{VARIABLES}LIFELINE"  # the socket's number, for the child
 RELOADED = b"\n"
-FIRST_PAUSE_NS = 1_000_000_000  # before it is started again; twice as long each time ...
+FIRST_PAUSE_NS = 1_000_000_000  # before a restart; doubled each time ...
 LONGEST_PAUSE_NS = 60_000_000_000  # ... up to this
-PROVEN_NS = 60_000_000_000  # a child that lived this long starts afresh
+PROVEN_NS = 60_000_000_000  # after this long a child counts as healthy, and the pause starts over
 OF_THIS_PROCESS = ("/dev/fd/", "/dev/std", "/proc/self/")  # paths that mean something else in the child
-CHECK_S = 20.0  # for the gateway to judge its options; it takes a fraction of a second where nothing is wrong
-LATE_NS = 10_000_000_000  # after the time for its running answers; then it hangs, and is killed
-STOP_S = 3.0  # to say goodbye to its clients, once there is no daemon behind it any more
+CHECK_S = 20.0  # for the gateway to check its options, which normally takes a fraction of a second
+LATE_NS = 10_000_000_000  # after the time for running answers, a gateway that still runs hangs and is killed
+STOP_S = 3.0  # to say goodbye to its clients once the daemon no longer serves it
 
 
 def check_http(options: HttpOptions, patience_s: float = 0.0) -> None:
-    """Find out before it is started what would keep ending it: its options, its address.
+    """Check, before the gateway is started, what would end it each time: its options and its address.
 
-    Blocks: reads its file, lets the gateway judge its options, looks up a name. Raises: CONFIG_INVALID.
+    Blocks: reads its file, has the gateway check its options, looks up a name. Raises: CONFIG_INVALID.
     """
     check_http_options(options)
     _check_address(options, patience_s)
 
 
 def check_http_options(options: HttpOptions) -> None:
-    """Whether it is installed, and its options and those of its file are valid. Blocks. Raises: CONFIG_INVALID."""
+    """Check that the gateway is installed and its options are valid, also in its file. Blocks. Raises: CONFIG_INVALID."""
     if not options.port:
         return
     if importlib.util.find_spec("uvicorn") is None:
@@ -60,17 +60,17 @@ def check_http_options(options: HttpOptions) -> None:
 
 
 def _refuse_descriptor(path: str) -> None:
-    """Refuse what a shell makes of `<(command)`. Raises: CONFIG_INVALID."""
+    """Refuse the path that a shell makes of `<(command)`. Raises: CONFIG_INVALID."""
     path = os.path.abspath(path)
     if path.startswith(OF_THIS_PROCESS):
-        message = f"{path} is a descriptor of the daemon, which its gateway does not have: give the path of a file"
+        message = f"{path} is a descriptor of the daemon, which the gateway does not have: give the path of a file"
         raise UmaError(ErrorCode.CONFIG_INVALID, message, option="http.config")
 
 
 def _check_values(options: HttpOptions) -> None:
-    """Let the gateway check its options, in a process of its own: the daemon knows nothing of them.
+    """Have the gateway check its options in its own process: the daemon does not know them.
 
-    Raises: CONFIG_INVALID, in the gateway's words. A check that cannot be run refuses nothing.
+    Raises: CONFIG_INVALID, in the gateway's words. A check that cannot run refuses nothing.
     """
     command = [sys.executable, "-m", "uma_gateway", "serve", "--check-config", *_flags(options)]
     try:
@@ -82,21 +82,21 @@ def _check_values(options: HttpOptions) -> None:
     _, mark, message = text.partition(f"{ErrorCode.CONFIG_INVALID.spec.name}: ")
     if checked.returncode and mark:
         message = f"the HTTP gateway: {' '.join(message.split())}"
-        for option in ("host", "port"):  # its flags are none of the daemon's
+        for option in ("host", "port"):  # the daemon has no such flags
             message = message.replace(f"(flag --{option})", f"(http.{option})")
         raise UmaError(ErrorCode.CONFIG_INVALID, message)
 
 
 def _flags(options: HttpOptions) -> list[str]:
-    """What the child is told of them."""
+    """Return the flags for the child."""
     config = ("--config", options.config) if options.config else ()
     return [*config, "--host", options.host, "--port", str(options.port)]
 
 
 def _check_address(options: HttpOptions, patience_s: float = 0.0) -> None:
-    """Try whether the gateway can listen there, for this long: that of a daemon which was killed may still be there.
+    """Check that the gateway can listen. Retries for `patience_s`: a killed daemon's gateway may still hold the port.
 
-    Blocks for a name's lookup. Raises: CONFIG_INVALID.
+    Blocks for a name lookup. Raises: CONFIG_INVALID.
     """
     deadline = time.monotonic() + patience_s
     while options.port:
@@ -116,13 +116,13 @@ def _listen_once(options: HttpOptions) -> None:
         options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
     with socket.socket(family, kind, number) as tried:
-        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the gateway's own
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the gateway does
         tried.bind(address)
         tried.listen()
 
 
 class Gateway:
-    """`apply` starts, restarts and ends it as the configuration says."""
+    """`apply` starts, restarts and stops it as the configuration says."""
 
     def __init__(self, loop: Loop, path: str) -> None:
         self._loop = loop
@@ -131,7 +131,7 @@ class Gateway:
         self._process: subprocess.Popen[bytes] | None = None
         self._lifeline = -1
         self._retry: Timer | None = None
-        self._late: Timer | None = None  # it was told to end
+        self._late: Timer | None = None  # set when the child was told to stop
         self._pause_ns = FIRST_PAUSE_NS
         self._t_started_ns = 0
         self._n_starts = 0
@@ -144,20 +144,18 @@ class Gateway:
         self._options = options
         self._pause_ns = FIRST_PAUSE_NS
         if self._process is not None:
-            self._tell_to_end()  # its end starts the next one
+            self._tell_to_end()  # when it has ended, the next one starts
         elif options.port:
             self._start()
 
     def _tell_of_reload(self) -> None:
-        """Have the gateway read its keys and its certificate again: an operator who reloads the daemon need not know of
-        its child.
-        """
+        """Have the gateway read its keys and certificate again, so that reloading the daemon is enough."""
         if self._lifeline >= 0:
-            with contextlib.suppress(BlockingIOError, ConnectionError):  # it has not read for ages, or has just ended
+            with contextlib.suppress(BlockingIOError, ConnectionError):  # it has not read for long, or has just ended
                 os.write(self._lifeline, RELOADED)
 
     def report(self) -> dict[str, Any] | None:
-        """For `status`; None where no gateway is wanted."""
+        """Return the entry for `status`; None if no gateway is configured."""
         if not self._options.port:
             return None
         running = self._process is not None
@@ -169,7 +167,7 @@ class Gateway:
         }
 
     def close(self) -> None:
-        """End it. Blocks for STOP_S at most."""
+        """Stop it. Blocks for at most STOP_S."""
         self._is_leaving = True
         if self._retry is not None:
             self._retry.cancel()
@@ -184,7 +182,7 @@ class Gateway:
             process.wait()
 
     def _start(self) -> None:
-        if self._retry is not None:  # a reload starts it before its pause has passed
+        if self._retry is not None:  # a reload can start it before the pause is over
             self._retry.cancel()
             self._retry = None
         if self._is_leaving or self._process is not None or not self._options.port:
@@ -200,9 +198,9 @@ class Gateway:
         self._t_started_ns = self._loop.clock.now_ns()
 
     def _spawn(self) -> subprocess.Popen[bytes]:
-        """The child, with a thread that waits for its end.
+        """Start the child, and a thread that waits for its end.
 
-        Raises: OSError, also where descriptors are short; RuntimeError: there is no thread to be had.
+        Raises: OSError, also if descriptors run out; RuntimeError if no thread can start.
         """
         near, far = socket.socketpair()
         near.setblocking(False)
@@ -214,7 +212,7 @@ class Gateway:
                 stdout=subprocess.DEVNULL,
                 env={**os.environ, LIFELINE: str(far.fileno())},
                 pass_fds=(far.fileno(),),
-                start_new_session=True,  # Ctrl-C in the terminal drains the daemon, with the gateway still there
+                start_new_session=True,  # Ctrl-C in the terminal drains the daemon while the gateway still runs
             )
         try:
             threading.Thread(target=self._wait, args=(process,), name="gateway", daemon=True).start()
@@ -247,9 +245,7 @@ class Gateway:
             return
         if self._loop.clock.now_ns() - self._t_started_ns > PROVEN_NS:
             self._pause_ns = FIRST_PAUSE_NS
-        log.error(
-            "the HTTP gateway ended with status %d; another one is started in %.0f s", status, self._pause_ns / 1e9
-        )
+        log.error("the HTTP gateway ended with status %d; restarting it in %.0f s", status, self._pause_ns / 1e9)
         self._again()
 
     def _again(self) -> None:
@@ -257,13 +253,13 @@ class Gateway:
         self._pause_ns = min(2 * self._pause_ns, LONGEST_PAUSE_NS)
 
     def _tell_to_end(self) -> None:
-        """Its running answers get their time; one that hangs is ended by force."""
+        """Tell the child to stop: its running answers get their time; one that hangs is killed."""
         if self._lifeline >= 0:
             self._late = self._loop.call_later(self._drain_ns() + LATE_NS, self._end_by_force)
             self._hang_up()
 
     def _drain_ns(self) -> int:
-        """Return the time for the gateway's running answers, as it reported it; 0: it does not serve yet."""
+        """Return the time for running answers that the gateway reported; 0: it does not serve yet."""
         try:
             return int(float(os.read(self._lifeline, 64)) * 1e9)
         except (OSError, ValueError):
@@ -271,11 +267,11 @@ class Gateway:
 
     def _end_by_force(self) -> None:
         if self._process is not None:
-            log.error("the HTTP gateway was told to end and hangs: it is killed")
+            log.error("the HTTP gateway was told to stop and hangs: killing it")
             self._process.kill()
 
     def _hang_up(self) -> None:
-        """Let go of the socket: the child ends."""
+        """Close the socket, which ends the child."""
         if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1

@@ -1,9 +1,9 @@
-"""The engines of the process: loads them beside running work, installs them between ticks, retires them, publishes
+"""The engines of the process: loads them while others run, installs them between ticks, retires them, publishes
 views.
 
-Rules: the I/O thread owns this object. Loading and closing happen on threads of their own, installing on the
-compute thread; all report back through `Loop.call_soon`. An engine is closed when its last session has ended
-and no prompt is being tokenised with it.
+Rules: the I/O thread owns this object. Loading and closing happen on threads of their own, installation on the
+compute thread; all report back through `Loop.call_soon`. An engine is closed when its last session has ended and no
+prompt is being tokenised with it.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from uma_core.trace import Sink
 
 log = logging.getLogger(__name__)
 
-# between two views while work is done: a view costs hundreds of microseconds between two ticks
+# least time between two views while work is done: each takes hundreds of microseconds between two ticks
 PUBLISH_NS = 250_000_000
 CLOSE_POLL_S = 0.01
 UNLOAD_TIMEOUT_S = 60.0
 LOADING = "the model is loading"
-TELL_EVERY_NS = 5_000_000_000  # a line in the log, of how far a load is
+TELL_EVERY_NS = 5_000_000_000  # between log lines about the progress of a load
 
 Done = Callable[[UmaError | None], None]
 
@@ -87,25 +87,25 @@ def speculation_of(config: Config) -> Settings:
 
 
 class Host:
-    """`engine` is the one that new requests meet; None while there is none."""
+    """`engine` is the one that new requests get; None: there is none."""
 
     def __init__(self, config: Config, loop: Loop, compute: ComputeThread, registry: Registry, clock: Clock) -> None:
         self.engine: Engine | None = None
-        self.is_demo = False  # it serves the embedded model
+        self.is_demo = False  # whether the embedded model is served
         self.view: view.ExecutorView | None = None
         self.rows: list[dict[str, Any]] = []
-        self.retiring: list[dict[str, Any]] = []  # models that finish their last streams
+        self.retiring: list[dict[str, Any]] = []  # models that are finishing their last streams
         self.is_loading = False
-        self.progress = 0.0  # share of the weights that is read
-        self.doing = LOADING  # while it is
-        self.on_doing: Callable[[], None] = lambda: None  # it changed
-        # streams take all processors, or do not: called every turn
+        self.progress = 0.0  # share of the weights that has been read
+        self.doing = LOADING  # the step of the load in progress
+        self.on_doing: Callable[[], None] = lambda: None  # `doing` changed
+        # called every turn: whether streams take all processors
         self.on_crowded: Callable[[bool], None] = lambda is_crowded: None
         self.is_in_use: Callable[[Engine], bool] = lambda engine: False
         self.admission = AdmissionControl(limits_of(config), clock)
         self._recorders: tuple[Sink, ...] = ()
         self._is_given_up = False
-        self._t_told_ns = 0  # when the log last heard how far a load is
+        self._t_told_ns = 0  # when the progress of a load was last logged
         self._loop = loop
         self._compute = compute
         self._registry = registry
@@ -119,19 +119,19 @@ class Host:
     # loading
 
     def check(self, config: Config, answer: Callable[[budget.Fit | UmaError], None]) -> None:
-        """Tell on the I/O thread how the engine of `config` could be loaded, or why not. Touches nothing."""
+        """Find out how the engine of `config` could be loaded, and answer on the I/O thread. Changes nothing."""
         self._start(lambda: self._fit(config), answer, answer)
 
     def load(self, config: Config, done: Done, is_start: bool = False) -> None:
         """Open the engine of `config` and make it the current one; `done` is called on the I/O thread.
 
-        Running streams finish on the engine that they began on. Only at the daemon's start are engines compared: later
-        that would slow streams down, or keep those out who wait for the new model.
+        Running streams finish on the engine that they began on. Engines are compared only when the daemon starts: later
+        that would slow streams down, or delay requests that wait for the new model.
         """
 
         def build() -> tuple[Executor, bool]:
             executor = self._build(config, is_start)
-            return executor, is_default_model(executor.engine.info.model_path)  # here, for it asks the file system
+            return executor, is_default_model(executor.engine.info.model_path)  # here, because it reads a file's state
 
         def opened(built: tuple[Executor, bool]) -> None:
             self.is_loading = True
@@ -151,13 +151,13 @@ class Host:
         self._start(self._wait_closed, lambda _: done(None), done)
 
     def give_up(self) -> None:
-        """Make a load in progress end soon, without an engine."""
+        """Make a load in progress stop soon, without an engine."""
         self._is_given_up = True
 
     def _start(
         self, work: Callable[[], Any], on_done: Callable[[Any], None], on_error: Callable[[UmaError], None]
     ) -> None:
-        """Run `work` on a thread of its own, then one of the two others on the I/O thread."""
+        """Run `work` on its own thread, then `on_done` or `on_error` on the I/O thread."""
         assert not self.is_loading
         self.is_loading = True
         self.progress, self.doing = 0.0, LOADING
@@ -190,7 +190,7 @@ class Host:
         self._threads = [*(t for t in self._threads if t.is_alive()), thread]
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for loading and closing to end. True if they did."""
+        """Wait for loading and closing to end. False: they did not."""
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -214,15 +214,15 @@ class Host:
         options = for_drafts(config.engine, config.speculation)
         engine = open_engine(options, "", self._on_progress, self._trial(config) if is_start else None)
         if is_start:
-            budget.give_back()  # of an engine that was only opened to be compared
+            budget.give_back()  # memory of an engine that was only opened for comparison
         drafter: Drafter | None = None
         try:
             if self._is_given_up:
                 raise UmaError(ErrorCode.SHUTTING_DOWN)
-            # measuring beside running streams would slow them down, and would measure them
+            # measuring beside running streams would slow them down, and distort the measurement
             mode = "stored" if self.rows and config.engine.calibrate == "auto" else config.engine.calibrate
             if not engine.info.can_generate:
-                mode = "off"  # there is no stream to protect: what calls take is learnt from them
+                mode = "off"  # there is no stream to protect: the cost model learns from the calls
             cost = calibrate(engine, device_view(engine), self._clock, mode)
             if engine.info.can_generate:
                 warm_up(engine)
@@ -241,19 +241,19 @@ class Host:
             raise
 
     def _open_drafter(self, config: Config, engine: Engine) -> Drafter | None:
-        """The draft model, or the model's own prediction heads; None: neither is asked for, or neither can draft."""
+        """Open the draft model or the model's own prediction heads. None: neither is configured or usable."""
         path, can, name = config.speculation.draft_model, engine.info.capabilities, engine.info.model_name
         if not path and not config.engine.mtp:
             return None
         what, reads_states = ("the draft model", is_eagle(config.engine, path)) if path else ("prediction heads", True)
         if not can.n_verify_rows:
-            log.warning("%s cannot verify drafts: %s would be of no use, and not loaded", name, what)
+            log.warning("%s cannot verify drafts: not loading %s", name, what)
             return None
         if reads_states and not can.keeps_hidden:
-            log.warning("%s does not keep the hidden states that %s would read: not loaded", name, what)
+            log.warning("%s does not keep the hidden states that %s would read: not loading it", name, what)
             return None
         if config.speculation.mode == OFF:
-            log.info("speculation.mode is off: %s: only for requests that ask for drafts", what)
+            log.info("speculation.mode is off: only requests that ask for drafts use %s", what)
         if reads_states:
             return HeadModel(open_heads(config.engine, path, engine), self._clock)
         return DraftModel(open_draft(config.engine, path), engine.info.n_vocab, self._clock)
@@ -286,7 +286,7 @@ class Host:
     # installing and retiring
 
     def _install(self, executor: Executor) -> None:
-        """On the compute thread."""
+        """Make the new engine current. Runs on the compute thread."""
         self._compute.install(executor)
         for recorder in self._recorders:
             executor.record(recorder)
@@ -306,7 +306,7 @@ class Host:
         done(None)
 
     def _retire(self, executor: Executor) -> None:
-        """On the compute thread. Closing a model takes long, and no tick should wait for it."""
+        """Close a retired engine. Runs on the compute thread; the closing takes long, so it gets its own thread."""
         leaving = _engines(executor)
         try:
             self._spawn(lambda: self._close(leaving), "closer")
@@ -315,7 +315,7 @@ class Host:
             self._close(leaving)
 
     def _close(self, leaving: list[Engine | Drafter]) -> None:
-        """Close the engines in the list, and give their memory back to the system."""
+        """Close the engines in the list, and return their memory to the system."""
         while leaving:
             self._close_one(leaving.pop(0))
 
@@ -330,7 +330,8 @@ class Host:
         with self._closed:
             self._open.remove(engine)
             del engine
-            # an executor's parts refer to each other: its vocabulary and buffers would stay for many reloads
+            # an executor's parts refer to each other: without a collection, its vocabulary and buffers would stay for
+            # many reloads
             gc.collect()
             budget.give_back()
             self._closed.notify_all()
@@ -339,7 +340,7 @@ class Host:
     # settings
 
     def apply(self, config: Config, done: Done) -> None:
-        """Put live settings in force: all of them between two ticks."""
+        """Apply live settings, all of them between the same two ticks."""
         scheduler, limits, cache = config.scheduler.to_scheduler_config(), limits_of(config), cache_of(config)
         speculation = speculation_of(config)
 
@@ -356,7 +357,7 @@ class Host:
         self._compute.submit(Call(change, reply))
 
     def record(self, recorder: Sink) -> None:
-        """Tell the sink of the ticks of all engines, including those that are loaded later."""
+        """Record the ticks of all engines to the sink, including engines that are loaded later."""
         self._recorders = (*self._recorders, recorder)
 
         def record() -> None:
@@ -366,7 +367,7 @@ class Host:
         self._compute.submit(Call(record, log_failure("recording the ticks")))
 
     def forget(self, recorder: Sink, done: Callable[[], None]) -> None:
-        """Stop telling the sink of ticks; `done` is called on the I/O thread once it hears of no more."""
+        """Stop recording to the sink; `done` is called on the I/O thread once it gets no more ticks."""
         self._recorders = tuple(r for r in self._recorders if r is not recorder)
 
         def forget() -> None:
@@ -399,7 +400,7 @@ class Host:
     # views, on the compute thread
 
     def _publish(self, is_busy: bool, has_changed: bool = False) -> None:
-        """Renew the views, once in PUBLISH_NS unless a model was installed or the number of sessions changed."""
+        """Update the views, at most every PUBLISH_NS unless a model was installed or the number of sessions changed."""
         self.on_crowded(
             is_busy and any(e.has_streams and e.engine.info.n_threads >= N_PROCESSORS for e in self._compute.executors)
         )
@@ -418,17 +419,15 @@ class Host:
 
 
 def _engines(executor: Executor) -> list[Engine | Drafter]:
-    """What drafts for the executor's engine, and the engine, whose model both may use: to be closed in this order."""
+    """Return the drafter and the engine, to close in this order because the drafter may use the engine's model."""
     model = executor.draft_model
     return [executor.engine] if model is None else [model, executor.engine]
 
 
 def _load_failure(error: Exception) -> UmaError:
-    """What an exception without a code says of a load: the system had no memory or thread, or the model is not what
-    was expected.
-    """
+    """Return the error of a load for an exception without a code: no memory, no thread, or an unexpected model."""
     text = f"{type(error).__name__}: {error}"
-    if threads.is_refusal(error):  # of a library's own thread
+    if threads.is_refusal(error):  # raised when a library could not start its own thread
         return UmaError(ErrorCode.INSUFFICIENT_MEMORY, threads.WORDS)
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return UmaError(ErrorCode.INSUFFICIENT_MEMORY, text)
@@ -437,7 +436,7 @@ def _load_failure(error: Exception) -> UmaError:
 
 
 def log_failure(what: str) -> Callable[[object, BaseException | None], None]:
-    """Make the reply of a Call whose result nobody waits for: it logs a failure."""
+    """Return the reply function of a Call whose result nobody waits for: it only logs a failure."""
 
     def reply(result: object, failure: BaseException | None) -> None:
         if failure is not None:

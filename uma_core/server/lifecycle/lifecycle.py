@@ -1,7 +1,7 @@
 """The daemon's state, and the ways out: drain, undrain, swap, stop.
 
-Rules: readiness changes first; refused clients are told when to come back; a drain past its deadline ends the remaining
-requests with reason `draining` and everything generated so far. A later drain or undrain replaces an earlier one.
+Rules: readiness changes first; refused clients are told when to retry; a drain past its deadline ends the remaining
+requests with reason `draining` and what they have generated so far. A later drain or undrain replaces an earlier one.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from uma_core.types import FinishReason
 log = logging.getLogger(__name__)
 
 POLL_NS = 20_000_000
-CUT_GRACE_NS = 2_000_000_000  # for the running decode call to return, once a drain's deadline has passed
+CUT_GRACE_NS = 2_000_000_000  # for the running decode call to return after a drain's deadline
 STARTING, READY, DEGRADED, DRAINING, STOPPING = "starting", "ready", "degraded", "draining", "stopping"
 STAY, EXIT, RELOAD, SWAP = "stay", "exit", "reload", "swap"
 AFTER_DRAIN = {
     STAY: "no new requests until undrain",
-    EXIT: "the daemon ends after the running requests",
+    EXIT: "the daemon stops after the running requests",
     RELOAD: "a reload follows the running requests",
-    SWAP: "another model, which does not fit beside this one, follows the running requests",
+    SWAP: "another model, which does not fit beside this one, is loaded after the running requests",
 }
 
 
@@ -38,13 +38,13 @@ AFTER_DRAIN = {
 class Drain:
     deadline_ns: int
     then: str
-    t_cut_ns: int = 0  # when what was left was told to end; 0: not yet
+    t_cut_ns: int = 0  # when the remaining requests were told to end; 0: not yet
     is_aborted: bool = False
     is_over: bool = False
 
 
 class Lifecycle:
-    """Owned by the I/O thread. `on_exit` ends the process, `on_reload` reloads and then calls its argument."""
+    """Owned by the I/O thread. `on_exit` stops the daemon, `on_reload` reloads and then calls its argument."""
 
     def __init__(
         self, config: Callable[[], Config], loop: Loop, compute: ComputeThread, host: Host, clock: Clock
@@ -53,8 +53,8 @@ class Lifecycle:
         self.on_reload: Callable[[Callable[[], None]], None] = lambda done: done()
         self.on_change: Callable[[str], None] = lambda state: None
         self.n_in_flight: Callable[[], int] = lambda: 0  # requests without a final event, on the I/O side
-        self.has_unsent: Callable[[], bool] = lambda: False  # bytes wait for their readers
-        self.lost: UmaError | None = None  # why no model is served at all
+        self.has_unsent: Callable[[], bool] = lambda: False  # whether bytes wait for their readers
+        self.lost: UmaError | None = None  # why there is no model to serve
         self._config = config
         self._loop = loop
         self._compute = compute
@@ -65,7 +65,7 @@ class Lifecycle:
         self._swap: tuple[Callable[[], None], Callable[[UmaError], None]] | None = None
         self._poll: Timer | None = None
 
-    # where it stands
+    # the state
 
     @property
     def state(self) -> str:
@@ -79,13 +79,13 @@ class Lifecycle:
         )
 
     def reason(self) -> str:
-        """Return the reason why the state is not `ready`."""
+        """Return why the state is not `ready`."""
         if self._state == DRAINING and self._drain is not None:
             return AFTER_DRAIN[self._drain.then]
-        return {STARTING: self._host.doing, STOPPING: "running requests are told so"}.get(self._state) or self._fault()
+        return {STARTING: self._host.doing, STOPPING: "requests are being ended"}.get(self._state) or self._fault()
 
     def hung_ns(self) -> int:
-        """Return the duration of the compute thread's turn once it is too long; 0: the thread is well."""
+        """Return how long the compute thread's turn has taken if that is too long; 0: it is not."""
         since, limit = self._compute.turn_since_ns, ns(self._config().engine.hang_timeout_ms)
         elapsed = self._clock.now_ns() - since
         return elapsed if since and limit and elapsed > limit else 0
@@ -97,7 +97,7 @@ class Lifecycle:
         return f"the engine has not returned for {hung_ns / 1e9:.1f} s" if hung_ns else ""
 
     def gate(self) -> UmaError | None:
-        """Return the error with which generate requests are refused now; None: they are accepted."""
+        """Return the error that refuses generate requests now; None: they are accepted."""
         closed = self._closed()
         if closed is None and self._state == READY and self.hung_ns():
             return UmaError(
@@ -123,10 +123,7 @@ class Lifecycle:
         self.check()
 
     def check(self) -> None:
-        """Tell of a change since the last look: a hang begins and ends without anybody's doing.
-
-        Call it now and then.
-        """
+        """Report a change of state since the last call. Call it regularly: hangs begin and end without an event."""
         state = self.state
         if state == self._told:
             return
@@ -138,12 +135,12 @@ class Lifecycle:
         self.on_change(state)
 
     def loading(self) -> None:
-        """Nothing is served until `loaded`."""
+        """Serve nothing until `loaded`."""
         if self._state != STOPPING:
             self._become(STARTING)
 
     def loaded(self, lost: UmaError | None = None) -> None:
-        """The model is there, or none could be loaded. A drain that began before stays."""
+        """The model is loaded, or none could be (`lost`). An earlier drain stays in effect."""
         self.lost = lost
         if self._state in (STARTING, READY):
             self._become(READY if self._drain is None else DRAINING)
@@ -154,7 +151,7 @@ class Lifecycle:
 
     def drain(self, timeout_ns: int | None, then: str) -> dict[str, Any]:
         """Begin a drain. Idempotent; a later call may set another deadline or another next step."""
-        self._abandon_swap(UmaError(ErrorCode.DRAINING, "a drain was asked for during the reload"))
+        self._abandon_swap(UmaError(ErrorCode.DRAINING, "a drain was requested during the reload"))
         if self._state != STOPPING:
             self._begin(timeout_ns, then)
         return self.progress()
@@ -167,7 +164,7 @@ class Lifecycle:
 
     def undrain(self) -> dict[str, Any]:
         self._abandon_swap(
-            UmaError(ErrorCode.RELOAD_BUSY, "the reload was given up: undrain came before the old model was idle")
+            UmaError(ErrorCode.RELOAD_BUSY, "the reload was abandoned: undrain came before the old model was idle")
         )
         self._drain = None
         if self._state == DRAINING:
@@ -186,9 +183,7 @@ class Lifecycle:
         }
 
     def n_remaining(self) -> int:
-        """Return the number of requests that still run: known to the I/O side, or only to the compute side because
-        their client is gone.
-        """
+        """Return the number of requests that still run. Only the compute side knows those whose client is gone."""
         return max(len(self._host.rows), self.n_in_flight())
 
     def _schedule(self) -> None:
@@ -209,22 +204,22 @@ class Lifecycle:
         self._schedule()
 
     def _is_stuck(self, drain: Drain) -> bool:
-        """Past the deadline: end what is left; then stop the decode call; then do without it."""
+        """Past the deadline: end the remaining requests, then abort the decode call, then stop waiting for it."""
         now = self._clock.now_ns()
         if not drain.t_cut_ns:
             drain.t_cut_ns = now
-            log.warning("drain deadline passed: %d requests end now", self.n_remaining())
+            log.warning("drain deadline passed: ending %d requests", self.n_remaining())
             self._compute.submit(Call(self._cut, log_failure("ending the remaining requests")))
         elif now - drain.t_cut_ns > CUT_GRACE_NS and not drain.is_aborted:
             drain.is_aborted = True
             for executor in self._compute.executors:
                 executor.engine.abort()
         elif now - drain.t_cut_ns > 2 * CUT_GRACE_NS and self._compute.turn_since_ns < drain.t_cut_ns:
-            return self._give_up(drain)  # the compute thread has not come back, or has nothing to do with what is left
+            return self._give_up(drain)  # the compute thread is stuck, or the rest is not on it
         return False
 
     def _give_up(self, drain: Drain) -> bool:
-        """The engine, or a tokeniser, does not come back. True where that ends the drain."""
+        """Give up: the engine or a tokeniser does not return. True: that ends the drain."""
         if drain.then == EXIT:
             self.stop()
         elif drain.then == SWAP:
@@ -254,7 +249,7 @@ class Lifecycle:
     # swap: the old model must go before the new one fits
 
     def swap(self, on_drained: Callable[[], None], on_abandoned: Callable[[UmaError], None]) -> None:
-        """Drain with the configured deadline, then call `on_drained`; or `on_abandoned` where somebody wants otherwise.
+        """Drain with the configured deadline, then call `on_drained`; or `on_abandoned` if another command intervenes.
 
         A daemon that an operator drained stays drained afterwards. Raises: SHUTTING_DOWN.
         """
@@ -280,7 +275,7 @@ class Lifecycle:
     # stop
 
     def stop(self) -> None:
-        """End now: running requests are told so. The event loop returns once their final events are on their way."""
+        """Stop now. The loop returns, and then the running requests get their final events."""
         if self._state == STOPPING:
             return
         self._abandon_swap(UmaError(ErrorCode.SHUTTING_DOWN))

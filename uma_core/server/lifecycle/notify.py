@@ -1,4 +1,4 @@
-"""Messages to a supervisor: sd_notify(3). Silent if no supervisor asked for them.
+"""Messages to a supervisor: sd_notify(3). Sends nothing if no supervisor asked for them.
 
 Rules: nothing here blocks or fails the daemon; a supervisor that does not read loses messages.
 """
@@ -16,16 +16,16 @@ VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 
 class Notifier:
-    """Datagrams to $NOTIFY_SOCKET.
+    """Sends datagrams to $NOTIFY_SOCKET.
 
-    `watchdog_ns`: how often the supervisor wants to hear that we live; 0: not at all.
+    `watchdog_ns`: how often the supervisor wants a sign of life; 0: never.
     """
 
     def __init__(self, environ: MutableMapping[str, str], pid: int) -> None:
         self._address = environ.get("NOTIFY_SOCKET", "")
         self.watchdog_ns = _watchdog_ns(environ, pid) if self._address else 0
         for name in VARIABLES:
-            environ.pop(name, None)  # nobody that we might start speaks for us
+            environ.pop(name, None)  # child processes must not speak for the daemon
         self._socket: socket.socket | None = None
         if self._address[:1] in ("/", "@"):
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -47,14 +47,14 @@ class Notifier:
                 message.encode(), "\0" + self._address[1:] if self._address[0] == "@" else self._address
             )
         except OSError as error:
-            log.warning("the supervisor was not told %s: %s", next(iter(fields)), error)
+            log.warning("cannot send %s to the supervisor: %s", next(iter(fields)), error)
 
     def reloading(self, status: str) -> None:
-        """Source: systemd.service(5), Type=notify-reload: the time tells this reload from earlier ones."""
+        """Source: systemd.service(5), Type=notify-reload: the time distinguishes this reload from earlier ones."""
         self.send(RELOADING=1, MONOTONIC_USEC=time.monotonic_ns() // 1000, STATUS=status)
 
     def extend(self, ns: int) -> None:
-        """Ask for this much more time, from now, before the start or the stop counts as failed."""
+        """Ask for this much time, from now, before a start or stop counts as failed."""
         self.send(EXTEND_TIMEOUT_USEC=ns // 1000)
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
-"""Reload: the whole configuration is read and checked first, then put in force at once, or not at all.
+"""Reload: the whole configuration is read and checked first, then applied as a whole or not at all.
 
-Rules: the file is read on a thread of its own, since its file system may not answer. One reload at a time; any failure
-leaves the old configuration and the old model serving, and shows in `status`.
-A model or context change loads beside the old engine where memory allows: running streams finish there, new
-ones start here. Else: drain, unload, load; and if that fails, load the old one again.
+Rules: the file is read on a thread of its own, because its file system may not answer. One reload at a time; any
+failure leaves the old configuration and the old model serving, and shows in `status`. A changed model or context is
+loaded beside the old engine if memory allows: running streams finish on the old one, new ones start on the new one.
+Otherwise: drain, unload, load; and if that fails, load the old one again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from uma_core.server.memory.budget import Fit
 
 log = logging.getLogger(__name__)
 
-READ_NS = 10_000_000_000  # for a file of some kilobytes; after that its reader is left to itself
+READ_NS = 10_000_000_000  # for a file of a few kilobytes; after that its reader is abandoned
 
 Answer = Callable[[dict[str, Any] | UmaError], None]
 
@@ -57,29 +57,29 @@ class Job:
 
 
 class Reloader:
-    """Owned by the I/O thread. `config` is the one in force."""
+    """Owned by the I/O thread. `config` is the one in use."""
 
     def __init__(
         self, config: Config, sources: Sources, loop: Loop, host: Host, lifecycle: Lifecycle, registry: m.Registry
     ) -> None:
         self.config = config
         self.generation = 1
-        self.on_begin: Callable[[], None] = lambda: None  # neither for checks nor for what is refused before it starts
+        self.on_begin: Callable[[], None] = lambda: None  # neither for checks nor for reloads that are refused at once
         self.on_end: Callable[[], None] = lambda: None
         self.on_applied: Callable[[Config], None] = lambda config: None
         self._inputs = sources.inputs
         self._loop = loop
         self._host = host
         self._lifecycle = lifecycle
-        self._asked: Asked | None = None  # under way
+        self._asked: Asked | None = None  # in progress
         self._has_begun = False  # `on_begin` was called for it
-        self._reader: threading.Thread | None = None  # of the file, while it is read
+        self._reader: threading.Thread | None = None  # the thread that reads the file
         self._last = "none"
         self._error: UmaError | None = None
         self._counts = {result: registry.counter(m.RELOADS, result=result) for result in ("ok", "failed")}
 
     def report(self) -> dict[str, Any]:
-        """For `status`."""
+        """Return the entry for `status`."""
         error = self._error.to_dict() if self._error is not None else None
         return {
             "generation": self.generation,
@@ -106,7 +106,7 @@ class Reloader:
         def read(outcome: tuple[Config, Sources] | UmaError) -> None:
             timer.cancel()
             self._reader = None
-            if self._asked is asked:  # else it is too late
+            if self._asked is asked:  # otherwise it is too late
                 self._was_read(asked, outcome)
 
         now = self.config.http
@@ -128,7 +128,7 @@ class Reloader:
         except UmaError as error:
             self._fail(asked, error)
             return
-        if self._host.is_loading:  # it began while the file was read
+        if self._host.is_loading:  # a load began while the file was read
             self._end(asked, UmaError(ErrorCode.RELOAD_BUSY))
             return
         if not asked.is_check:
@@ -180,7 +180,7 @@ class Reloader:
             )
 
     def _restore(self, job: Job, error: UmaError) -> None:
-        log.error("loading failed, the old model comes back: %s", error)
+        log.error("loading failed, going back to the old model: %s", error)
 
         def restored(failure: UmaError | None) -> None:
             self._lifecycle.loaded(lost=failure)
@@ -208,7 +208,7 @@ class Reloader:
             self._last, self._error = "ok", None
             self._counts["ok"].add()
             log.info(
-                "configuration %d is in force: %s",
+                "configuration %d is in use: %s",
                 self.generation,
                 ", ".join(c.key for c in job.changes) or "nothing changed",
             )
@@ -225,7 +225,7 @@ class Reloader:
 
     def _end(self, asked: Asked, outcome: dict[str, Any] | UmaError) -> None:
         if self._asked is not asked:
-            return  # given up: answered already
+            return  # answered already, when it was abandoned
         self._asked = None
         has_begun, self._has_begun = self._has_begun, False
         asked.answer(outcome)
@@ -233,7 +233,7 @@ class Reloader:
             self.on_end()
 
     def give_up(self) -> None:
-        """Give up the reload, because the daemon stops."""
+        """Abandon the reload, because the daemon stops."""
         if self._asked is not None:
             self._end(self._asked, UmaError(ErrorCode.SHUTTING_DOWN))
 
@@ -244,11 +244,11 @@ class Reloader:
 
 
 def _read(inputs: Inputs, http: HttpOptions) -> tuple[Config, Sources]:
-    """`http`: the gateway's options now. Blocks: for as long as the file system takes. Raises: CONFIG_INVALID."""
+    """`http`: the gateway's current options. Blocks for as long as the file system takes. Raises: CONFIG_INVALID."""
     config, sources = load(inputs)
     if (config.http.host, config.http.port) != (http.host, http.port):
         check_http(config.http)
-    elif config.http != http:  # it has the address already
+    elif config.http != http:  # the gateway has the address already
         check_http_options(config.http)
     return config, sources
 

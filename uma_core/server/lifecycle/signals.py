@@ -1,8 +1,8 @@
 """Signals, as an operator expects them. Handlers only queue; the loop acts.
 
 TERM and INT drain with the configured deadline, a second one stops; QUIT stops at once and dumps the stacks of all
-threads, and so do fatal signals; HUP reloads. What has no meaning here is logged and otherwise ignored: by default it
-would end the process without a drain.
+threads, and so do fatal signals; HUP reloads. Signals without a meaning here are logged and otherwise ignored: by
+default they would end the process without a drain.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ QUIT_STATUS = 128 + signal.SIGQUIT
 LEAVING = {
     "SIGTERM": "another SIGTERM",
     "SIGINT": "another Ctrl-C",
-}  # signal -> what ends the daemon at once afterwards
-# the CPU limit is near, the power fails: drain; the kernel repeats the first one every second
+}  # signal -> what then ends the daemon at once
+# the CPU limit is near, or the power fails: drain; the kernel repeats the former every second
 LAST_CALLS = (
     "SIGXCPU",
     "SIGPWR",
 )
 UNUSED = ("SIGUSR1", "SIGUSR2", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGIO", "SIGSTKFLT", "SIGEMT")
-TRAPS = ("SIGTRAP", "SIGSYS")  # fatal ones that faulthandler does not know of
+TRAPS = ("SIGTRAP", "SIGSYS")  # fatal signals that faulthandler does not handle
 
 Action = Callable[[], None]
 
 
 def install(loop: Loop, lifecycle: Lifecycle, reload: Action) -> None:
-    """On the main thread, before there is a socket that a signal could leave behind."""
+    """Call on the main thread, before there is a socket that a signal could leave behind."""
     _wake_on_signals(loop)
     actions = _actions(lifecycle, reload)
 
@@ -55,7 +55,7 @@ def install(loop: Loop, lifecycle: Lifecycle, reload: Action) -> None:
 
 
 def _actions(lifecycle: Lifecycle, reload: Action) -> dict[int, Action]:
-    """What the loop does, by signal."""
+    """Return what the loop does for each signal."""
 
     def leave(name: str) -> None:
         if lifecycle.is_leaving:
@@ -73,7 +73,7 @@ def _actions(lifecycle: Lifecycle, reload: Action) -> dict[int, Action]:
         )
 
     def last_call(name: str) -> None:
-        log.error("%s: the daemon ends", name)
+        log.error("%s: the daemon stops", name)
         if not lifecycle.is_leaving:
             lifecycle.drain(None, EXIT)
 
@@ -93,14 +93,14 @@ def _real_time() -> range:
 
 
 def _wake_on_signals(loop: Loop) -> None:
-    """Python runs handlers between two instructions: one that comes just before the loop sleeps would wait for it to
-    wake.
+    """Make signals wake the loop: Python runs handlers between two instructions, so one that comes just before the loop
+    sleeps would wait until something else wakes it.
     """
     here, there = socket.socketpair()
     for end in (here, there):
         end.setblocking(False)
     signal.set_wakeup_fd(there.fileno(), warn_on_full_buffer=False)
-    there.detach()  # the interpreter writes to it until the end
+    there.detach()  # the interpreter writes to it until the process ends
 
     def swallow(events: int) -> None:
         here.recv(64)
@@ -109,9 +109,9 @@ def _wake_on_signals(loop: Loop) -> None:
 
 
 def _install_quit() -> None:
-    """Only Python writes the stacks of all threads safely: while others run, theirs change under a reader. C code
-    writes the main thread's before that, in case it runs no Python any more; after a fatal signal there is nothing to
-    lose, and C code writes them all.
+    """Dump the stacks of all threads from Python, because C code cannot read them safely while other threads run. C
+    code dumps the main thread's first, in case it no longer runs Python. After a fatal signal there is nothing to lose,
+    and C code dumps them all.
     """
     signal.signal(signal.SIGQUIT, _quit)
     with _where_stderr_is_a_file():
@@ -128,5 +128,5 @@ def _quit(number: int, frame: FrameType | None) -> None:
 
 
 def _where_stderr_is_a_file() -> suppress:
-    """Elsewhere there is nothing that C code can write to."""
+    """Do nothing if stderr is not a file: C code could not write to it."""
     return suppress(OSError, ValueError, RuntimeError)

@@ -1,5 +1,5 @@
-"""Standard input as a lifeline: the program that started the daemon holds the other end of a pipe, which closes however
-that program ends.
+"""Standard input as a lifeline: the program that started the daemon holds the other end of a pipe, which closes
+whenever that program ends.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ PIECE = 4096  # bytes to read at a time; they are discarded
 
 
 def watch(on_end: Callable[[], None]) -> None:
-    """Call `on_end`, from a thread of its own, when standard input ends. Raises: CONFIG_INVALID where there is none.
+    """Call `on_end`, from a thread of its own, when standard input ends. Raises: CONFIG_INVALID if there is none.
 
-    A thread, because /dev/null and files, which are at their end at once, cannot be waited for with epoll.
+    It needs a thread because epoll cannot wait for /dev/null and regular files, which end at once.
     """
-    if sys.stdin is None:  # its number may be that of a socket by now
-        raise UmaError(ErrorCode.CONFIG_INVALID, "ipc.stop_at_eof needs a standard input, and it is closed")
+    if sys.stdin is None:  # its descriptor may be a socket's by now
+        raise UmaError(ErrorCode.CONFIG_INVALID, "ipc.stop_at_eof needs standard input, which is closed")
     fd = sys.stdin.fileno()
 
     def wait() -> None:

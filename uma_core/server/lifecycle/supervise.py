@@ -1,7 +1,7 @@
-"""Keeps a supervisor informed: ready, reloading, stopping, status; asks for time; proves that the compute thread lives.
+"""Keeps a supervisor informed: ready, reloading, stopping, status; asks for time; proves that the compute thread runs.
 
-Rules: WATCHDOG=1 is sent for nothing but an answer of the compute thread, which answers between two turns: a decode
-call that hangs starves the watchdog, however lively the sockets are.
+Rules: WATCHDOG=1 is sent only when the compute thread answers, which it does between two turns: if a decode call hangs,
+the watchdog fires, even if the sockets still work.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from uma_core.server.lifecycle.lifecycle import DEGRADED, DRAINING, READY, START
 from uma_core.server.lifecycle.notify import Notifier
 from uma_core.session.events import Call
 
-ASK_EVERY_NS = 2_000_000_000  # for more time, while it is needed
+ASK_EVERY_NS = 2_000_000_000  # while more time is needed
 ASK_FOR_NS = 20_000_000_000
-LOAD_LIMIT_NS = 1_800_000_000_000  # a load that takes longer has failed in the supervisor's eyes
+LOAD_LIMIT_NS = 1_800_000_000_000  # a longer load counts as failed for the supervisor
 BEATS_PER_WATCHDOG = 3
 
 
 class Supervision:
-    """On the I/O thread."""
+    """Runs on the I/O thread."""
 
     def __init__(
         self, notifier: Notifier, loop: Loop, compute: ComputeThread, host: Host, lifecycle: Lifecycle
@@ -45,7 +45,7 @@ class Supervision:
     # states
 
     def on_state(self, state: str) -> None:
-        """The daemon's state changed."""
+        """Report a change of the daemon's state."""
         if state == STARTING:
             self._starting_ns = self._loop.clock.now_ns()
         if state == STOPPING:
@@ -65,7 +65,7 @@ class Supervision:
         self._notifier.reloading("reloading")
 
     def on_reloaded(self) -> None:
-        """Report the end of a reload, also after a failure: the old configuration is in force again."""
+        """Report the end of a reload, even a failed one: the old configuration is in use again."""
         self._notifier.send(READY=1, STATUS=self._status())
 
     def _status(self) -> str:
@@ -82,7 +82,7 @@ class Supervision:
     # time
 
     def _ask_for_time(self) -> None:
-        """Ask for more time: a model of 40 GB from a slow disk, or a drain of minutes, is no failure."""
+        """Ask for more time: a model of 40 GB on a slow disk, or a drain of minutes, is not a failure."""
         self._loop.call_later(ASK_EVERY_NS, self._ask_for_time)
         state = self._lifecycle.state
         is_loading = state == STARTING and self._loop.clock.now_ns() - self._starting_ns < LOAD_LIMIT_NS

@@ -1,6 +1,6 @@
-"""Memory of the process and of the machine: how much there is, what a load may take, how to give it back.
+"""Memory of the process and of the machine: how much there is, what a load may use, how to return it.
 
-Rules: figures that the system does not report are None, and then nothing is refused because of them.
+Rules: figures that the system does not report are None, and never cause a refusal.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ MIB = 1 << 20
 M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8  # malloc.h
 MMAP_FROM_BYTES = MIB
 N_ARENAS = 2
-THREAD_BYTES = 4 * MIB  # what a thread takes beside its stack until it runs
-SPARE_BYTES = 64 * MIB  # for buffers that no estimate knows
+THREAD_BYTES = 4 * MIB  # memory that a thread needs besides its stack until it runs
+SPARE_BYTES = 64 * MIB  # for buffers that no estimate includes
 
 
 class Fit(Enum):
-    BESIDE = "beside"  # the running engine
-    SWAP = "swap"  # only after the running engine has gone
+    BESIDE = "beside"  # while the running engine stays
+    SWAP = "swap"  # only after the running engine is unloaded
 
 
 def choose(need: MemoryUse, live: MemoryUse | None, budget_bytes: int, available: int | None) -> Fit:
     """Decide how an engine of size `need` can be loaded while engines of size `live` run. Pure.
 
-    Weights may be mapped and come and go with the page cache, so on their own they never refuse a load; KV and
-    compute buffers must have room. A budget counts everything.
+    Weights may be mapped and come and go with the page cache, so they alone never make a load fail; KV and compute
+    buffers must have room. A budget counts everything.
 
     Raises: INSUFFICIENT_MEMORY, before anything is touched.
     """
@@ -55,7 +55,7 @@ def choose(need: MemoryUse, live: MemoryUse | None, budget_bytes: int, available
 
 
 def holds(need: MemoryUse, budget_bytes: int, available: int | None) -> bool:
-    """Whether all of an engine fits, weights included, so that loading it pushes nothing out. Pure."""
+    """Whether an engine fits, weights included, so that loading it displaces nothing. Pure."""
     total = sum(need)
     return (not budget_bytes or total <= budget_bytes) and (available is None or total <= available - SPARE_BYTES)
 
@@ -71,8 +71,8 @@ def _refusal(need: int, limit: int, what: str) -> UmaError:
 def start(thread: threading.Thread) -> None:
     """Start a thread. Raises: INSUFFICIENT_MEMORY.
 
-    Python waits forever for a thread that gets a stack and then has no memory to say that it runs: there must be room
-    for more.
+    Python waits forever for a thread that gets a stack but then lacks the memory to report that it runs, so there must
+    be room for both.
     """
     room = limit_room()
     if room is not None and room < stack_bytes() + THREAD_BYTES:
@@ -81,7 +81,7 @@ def start(thread: threading.Thread) -> None:
 
 
 def resident_bytes() -> int:
-    """RSS now where the system reports it (Linux), else the highest so far."""
+    """Return the current RSS if the system reports it (Linux), else the peak."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
     except OSError:
@@ -92,7 +92,7 @@ def resident_bytes() -> int:
 
 
 def mapped_bytes(path: str) -> int | None:
-    """Bytes of this file that are mapped into the process; None where the system does not report it. Linux, proc(5)."""
+    """Return how many bytes of this file are mapped; None: not reported by the system. Source: proc(5), Linux."""
     try:
         lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
         name = os.path.realpath(path)
@@ -103,7 +103,7 @@ def mapped_bytes(path: str) -> int | None:
 
 
 def locked_bytes() -> int | None:
-    """Bytes that the process has locked into memory; None where the system does not report it. Linux, proc(5)."""
+    """Return the bytes locked into memory; None: not reported by the system. Source: proc(5), Linux."""
     try:
         fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text(errors="replace").splitlines())
         return int(fields["VmLck"].split()[0]) * 1024
@@ -112,10 +112,10 @@ def locked_bytes() -> int | None:
 
 
 def tame_allocator() -> None:
-    """Keep models apart from small change, so that a closed model's memory goes back whole (glibc's mallopt).
+    """Keep models out of the heap, so that all memory of a closed model returns to the system (glibc's mallopt).
 
-    By default glibc learns from the first freed buffer to put the next one into its heaps, where what is allocated
-    above it keeps it from going back, and gives every thread heaps of its own.
+    By default, once glibc has freed a large buffer it puts the next one into its heap, where allocations above it keep
+    it from being returned, and it gives every thread its own heap.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -128,7 +128,7 @@ def tame_allocator() -> None:
 
 
 def give_back() -> None:
-    """Return freed heap pages to the system, where the C library keeps them (glibc)."""
+    """Return freed heap pages to the system, if the C library keeps them (glibc)."""
     if sys.platform.startswith("linux"):
         try:
             ctypes.CDLL(None).malloc_trim(0)

@@ -21,9 +21,9 @@ from uma_core.server.io.loop import READ, Loop, Timer
 log = logging.getLogger(__name__)
 
 PSI_PATH = "/proc/pressure/memory"
-TRIGGER = b"some 200000 2000000"  # somebody waited for memory for 200 ms of 2 s: a window that needs no privilege
-POLL_NS = 5_000_000_000  # where no trigger is allowed
-POLL_AVG10 = 10.0  # percent: the same share of time as the trigger's
+TRIGGER = b"some 200000 2000000"  # a task waited for memory for 200 ms of 2 s; this window needs no privilege
+POLL_NS = 5_000_000_000  # if no trigger is allowed
+POLL_AVG10 = 10.0  # percent: the same share of time as the trigger
 
 Signal = Callable[[], None]
 
@@ -37,7 +37,7 @@ def watch(loop: Loop, on_pressure: Signal, environ: Mapping[str, str]) -> Watche
     try:
         if sys.platform == "darwin":
             return DispatchSource(loop, on_pressure, ctypes.CDLL(None))
-        if environ.get("MEMORY_PRESSURE_WATCH") == "/dev/null":  # systemd's way of saying no
+        if environ.get("MEMORY_PRESSURE_WATCH") == "/dev/null":  # how systemd turns the watching off
             return None
         path = environ.get("MEMORY_PRESSURE_WATCH") or PSI_PATH
         trigger = base64.b64decode(environ.get("MEMORY_PRESSURE_WRITE", "")) or TRIGGER
@@ -51,7 +51,7 @@ def _watch_psi(loop: Loop, on_pressure: Signal, path: str, trigger: bytes) -> Wa
     try:
         return PsiTrigger(loop, on_pressure, path, trigger)
     except PermissionError as error:
-        log.info("no trigger for %s (%s): it is looked at every %d s", path, error, POLL_NS // 10**9)
+        log.info("cannot set a trigger on %s (%s): reading it every %d s", path, error, POLL_NS // 10**9)
         return PsiPoll(loop, on_pressure, Path(path))
 
 
@@ -69,13 +69,13 @@ class PsiTrigger:
         except OSError:
             self.close()
             raise
-        # the loop knows readable and writable only: an epoll descriptor is readable when something in it is ready
+        # the loop waits only for readable and writable: an epoll descriptor is readable when something in it is ready
         loop.watch(self._epoll, READ, self._on_ready)
 
     def _on_ready(self, events: int) -> None:
         happened = [mask for _, mask in self._epoll.poll(0)]
         if any(mask & select.EPOLLERR for mask in happened):
-            log.info("memory pressure is not watched any more: its source is gone")
+            log.info("memory pressure is no longer watched: its source is gone")
             self.close()
         elif any(mask & select.EPOLLPRI for mask in happened):
             self._on_pressure()
@@ -89,7 +89,7 @@ class PsiTrigger:
 
 
 class PsiPoll:
-    """Reads the ten-second average now and then."""
+    """Reads the ten-second average every POLL_NS."""
 
     def __init__(self, loop: Loop, on_pressure: Signal, path: Path) -> None:
         self._loop = loop
@@ -100,7 +100,7 @@ class PsiPoll:
         self._schedule()
 
     def average(self) -> float:
-        """Percent of the last ten seconds in which somebody waited for memory."""
+        """Return the percentage of the last ten seconds in which some task waited for memory."""
         words = self._path.read_text().split()
         return float(next(word[6:] for word in words if word.startswith("avg10=")))
 
@@ -139,7 +139,7 @@ class DispatchSource:
         if not source:
             raise OSError("dispatch offers no memory-pressure source")
         self._source = ctypes.c_void_p(source)
-        # C calls it for as long as the source lives
+        # C calls the handler for as long as the source lives, so keep a reference
         self._handler = HANDLER(lambda context: loop.call_soon(on_pressure))
         lib.dispatch_source_set_event_handler_f(self._source, self._handler)
         lib.dispatch_resume(self._source)

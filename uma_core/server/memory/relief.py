@@ -1,4 +1,4 @@
-"""The reaction to memory pressure, a step at a time: cached KV, then idle sequences. Streams lose nothing."""
+"""The reaction to memory pressure, one step at a time: cached KV, then idle sequences. Streams lose nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class Relief:
-    """On the I/O thread. `apply` starts and ends the watching as the configuration says."""
+    """Runs on the I/O thread. `apply` starts or stops watching, as the configuration says."""
 
     def __init__(self, loop: Loop, compute: ComputeThread, registry: m.Registry) -> None:
         self._loop = loop
@@ -42,7 +42,7 @@ class Relief:
             self._watcher = None
 
     def on_pressure(self) -> None:
-        """One step; the next signal brings the next one."""
+        """Take one step; the next signal triggers the next one."""
         if self._is_under_way:
             return
         self._is_under_way = True
@@ -61,4 +61,4 @@ class Relief:
         run_aside(self._loop, "give-back", budget.give_back, lambda _: None)
         self._bytes.add(n_bytes or 0)
         level = logging.WARNING if n_bytes else logging.DEBUG
-        log.log(level, "memory is short: %d MiB of cached KV were given up", (n_bytes or 0) // budget.MIB)
+        log.log(level, "memory is short: dropped %d MiB of cached KV", (n_bytes or 0) // budget.MIB)

@@ -1,6 +1,6 @@
-"""Gives freed memory back to the system once the daemon has been idle for a moment: the C library keeps it otherwise.
+"""Returns freed memory to the system once the daemon has been idle for a while; otherwise the C library keeps it.
 
-Rules: on the I/O thread, at most once for each stretch of work; never while streams run.
+Rules: on the I/O thread, at most once per period of work; never while streams run.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ IDLE_BEATS = 3  # housekeeping turns without work
 
 
 class Tidy:
-    """`beat` is called at every turn of the housekeeping."""
+    """The housekeeping calls `beat` at every turn."""
 
     def __init__(self, registry: m.Registry, generation: Callable[[], int]) -> None:
         self._ticks = registry.counter(m.TICKS)
-        # a reload leaves memory behind too: what its disk tier still writes is freed after it
+        # a reload leaves memory behind too: what its disk tier still has to write is freed later
         self._generation = generation
         self._seen = (0, 0)
         self._n_idle = IDLE_BEATS
 
     def beat(self) -> bool:
-        """True when memory was given back."""
+        """Return whether memory was given back."""
         now = self._ticks.value, self._generation()
         if now != self._seen:
             self._seen, self._n_idle = now, 0
