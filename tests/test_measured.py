@@ -45,7 +45,7 @@ def test_a_part_of_a_file_and_another_file_s_content_show(path: Path) -> None:
             measured.load(path)
     other = path.with_name("other.json")
     other.write_bytes(raw)
-    with pytest.raises(ValueError, match="that of another file"):
+    with pytest.raises(ValueError, match="copied from another file"):
         measured.load(other)
 
 

@@ -23,9 +23,9 @@ from uma_core.log import Output, fill_standard_descriptors
 from uma_core.machine import limit_room, stack_bytes
 
 PROGRAM = "uma-core"
-START_BYTES = 56 << 20  # private memory of the interpreter and all that is imported
+START_BYTES = 56 << 20  # private memory of the interpreter and all imported modules
 N_THREADS = 6  # log, compute, two of the intake, loader, cache
-N_DESCRIPTORS = 24  # of a start with every option that opens something, and a few connections
+N_DESCRIPTORS = 24  # for a start with every option that opens something, and a few connections
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
@@ -41,7 +41,7 @@ def cli() -> None:
 @click.option("--check-config", is_flag=True, help="Check the configuration and exit.")
 @click.option("--print-config", is_flag=True, help="Print every value with its origin and exit.")
 @click.option("--json", "as_json", is_flag=True, help="With --print-config: print JSON.")
-@click.option("--estimate", is_flag=True, help="Print what memory the model would take, as JSON in bytes, and exit.")
+@click.option("--estimate", is_flag=True, help="Print the memory that the model needs, as JSON in bytes, and exit.")
 def daemon(
     path: str, check_config: bool, print_config: bool, as_json: bool, estimate: bool, **given: str | bool | None
 ) -> tuple[Config, Sources] | None:
@@ -77,10 +77,10 @@ def version() -> None:
 
 
 def main() -> int:
-    """Parse, build, run; the console script's entry."""
+    """The entry point of the console script: parse, build, run."""
     fill_standard_descriptors()
     try:
-        given = chosen(cli, sys.argv[1:] or ["--help"], PROGRAM)  # None: what was asked for is printed
+        given = chosen(cli, sys.argv[1:] or ["--help"], PROGRAM)  # None: the requested text has been printed
         return _run(*given) if isinstance(given, tuple) else 0
     except UmaError as error:
         return _fail(error)
@@ -95,8 +95,7 @@ def main() -> int:
 
 
 def _check_memory() -> None:
-    """Check the process's memory limit before the start, so that the daemon does not end somewhere among its first
-    threads.
+    """Check the process's memory limit at startup, so that the daemon does not fail while it starts its first threads.
 
     Raises: INSUFFICIENT_MEMORY.
     """
@@ -110,8 +109,7 @@ def _check_memory() -> None:
 
 
 def _check_descriptors() -> None:
-    """Check the limit of open files before the start, so that the daemon does not end at whichever file is one too
-    many.
+    """Check the limit on open files at startup, so that the daemon does not fail later, at the first file too many.
 
     Raises: CONFIG_INVALID.
     """
@@ -122,7 +120,7 @@ def _check_descriptors() -> None:
 
 
 def _run(config: Config, sources: Sources) -> int:
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's, unused here: 40 MiB and a thread for every core
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # unused by numpy here: saves 40 MiB and a thread per core
     _check_memory()
     _check_descriptors()
     output = Output(config.log)

@@ -1,4 +1,4 @@
-"""Time, as a value that callers hand in: real in the daemon, set by hand in tests."""
+"""Time, as an object that callers pass in: real in the daemon, set by hand in tests."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Monotonic nanoseconds; the origin means nothing."""
+    """Monotonic nanoseconds; the origin is arbitrary."""
 
     def now_ns(self) -> int: ...
 
 
 class MonotonicClock:
-    """The system's monotonic clock, the same that the native code reads."""
+    """The system's monotonic clock, the one that the native code reads too."""
 
     __slots__ = ()
 
@@ -21,7 +21,7 @@ class MonotonicClock:
 
 
 class ManualClock:
-    """Stands still until it is told to move."""
+    """Stands still until `advance` is called."""
 
     __slots__ = ("_now_ns",)
 

@@ -1,7 +1,6 @@
-"""Where the daemon's socket is, and which users may be trusted to listen on it: the daemon and all its clients ask
-here.
+"""Where the daemon's socket is, and which users are trusted to listen on it, for the daemon and all its clients.
 
-Any user may make a socket in /tmp before the daemon does, so a client checks who listens before it sends anything.
+Any user may create a socket in /tmp before the daemon does, so a client checks who listens before it sends anything.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ from uma_core.peer import peer_of
 NAME = "uma.sock"
 FALLBACK = f"/tmp/{NAME}"
 GIVEN = "UMA_SOCK"  # the variable with the path itself
-TRUSTED = "UMA_TRUST_UIDS"  # further users whose daemon a client may talk to, besides one's own and root: `1001,1002`
+TRUSTED = "UMA_TRUST_UIDS"  # other users whose daemon a client may talk to, besides one's own and root's: `1001,1002`
 ROOT = 0
 UNKNOWN = -1
 
 
 def places(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the paths at which a daemon may be, in the order in which clients try them; the daemon makes its socket at
+    """Return the paths where a daemon may be, in the order in which clients try them; the daemon creates its socket at
     the first.
 
-    Source: XDG Base Directory Specification: the folder must belong to the user alone, or it does not count.
+    Source: XDG Base Directory Specification: a folder that does not belong to the user is ignored.
     """
     if given := environ.get(GIVEN, ""):
         return (given,)
@@ -48,9 +47,9 @@ def trusted_uids(environ: Mapping[str, str]) -> frozenset[int]:
 
 
 def stranger(connection: socket.socket, path: str, environ: Mapping[str, str]) -> int | None:
-    """Return the user who listens, if that user is not to be trusted. Raises: ValueError, OSError.
+    """Return the user who listens, if that user is not trusted. Raises: ValueError, OSError.
 
-    The kernel says who made the listening socket. If it does not, the owner of the file is used instead.
+    The kernel tells who created the listening socket. If it does not, the file's owner is used instead.
     """
     uid = peer_of(connection).uid
     if uid == UNKNOWN:

@@ -1,7 +1,7 @@
-"""Every error code, declared once: the wire, the exit statuses and docs/ERRORS.md follow from this table.
+"""Every error code, declared once: the wire, the exit statuses and docs/ERRORS.md are derived from this table.
 
-Rules: raise `UmaError` with a code at the place that knows it. Foreign errors are translated at the boundary at which
-they arrive. Nothing matches on message text. A cancelled `generate` ends with its `eos`, not with an error.
+Rules: raise `UmaError` where the code is known. Foreign errors are translated at the boundary where they
+arrive. Nothing matches on message text. A cancelled `generate` ends with its `eos`, not with an error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Spec(NamedTuple):
     code: str  # stable on the wire
     name: str  # stable on the wire
     side: Side
-    retryable: bool  # the same request is worth sending again
+    retryable: bool  # sending the same request again is worthwhile
     closes: bool  # the connection is closed after the event
     exit_status: int  # exit status of uma-cli / uma-ctl: 2 server error, 3 protocol error, 1 could not start
     summary: str
@@ -78,7 +78,7 @@ class ErrorCode(Enum):
         False,
         True,
         3,
-        "the frame or line exceeds the cap; nothing of it was read",
+        "the frame or line exceeds the cap; none of it was read",
     )
     OVERLOADED = Spec(
         "E_LIMIT_003",
@@ -87,7 +87,7 @@ class ErrorCode(Enum):
         True,
         False,
         2,
-        "the queue of the request's priority is full; come back when the time in `retry_after_ms` has passed",
+        "the queue of the request's priority is full; retry after `retry_after_ms`",
     )
     TOO_MANY_SESSIONS = Spec(
         "E_LIMIT_004", "too_many_sessions", Side.SERVER, True, False, 2, "the session or connection cap is reached"
@@ -97,7 +97,13 @@ class ErrorCode(Enum):
     )
 
     MODEL_NOT_LOADED = Spec(
-        "E_MODEL_001", "model_not_loaded", Side.SERVER, True, False, 2, "no model is loaded yet, or none any more"
+        "E_MODEL_001",
+        "model_not_loaded",
+        Side.SERVER,
+        True,
+        False,
+        2,
+        "no model is loaded yet, or it was unloaded",
     )
     MODEL_LOAD_FAILED = Spec(
         "E_MODEL_002",
@@ -133,7 +139,7 @@ class ErrorCode(Enum):
         True,
         False,
         2,
-        "the request names another model than the served one: see `props`",
+        "the request names a model other than the one being served: see `props`",
     )
     UNSUPPORTED = Spec(
         "E_MODEL_006",
@@ -180,7 +186,13 @@ class ErrorCode(Enum):
     )
 
     SLOW_CLIENT = Spec(
-        "E_IO_001", "slow_client", Side.CLIENT, True, True, 2, "the reader fell too far behind, or a write stayed short"
+        "E_IO_001",
+        "slow_client",
+        Side.CLIENT,
+        True,
+        True,
+        2,
+        "the reader fell too far behind, or stopped reading",
     )
     CACHE_IO = Spec(
         "E_IO_002", "cache_io", Side.SERVER, True, False, 2, "the cache directory is damaged, full or not writable"
@@ -194,9 +206,9 @@ class ErrorCode(Enum):
         True,
         False,
         2,
-        "the daemon is draining; come back when the time in `retry_after_ms` has passed",
+        "the daemon is draining; retry after `retry_after_ms`",
     )
-    RELOAD_BUSY = Spec("E_STATE_003", "reload_busy", Side.SERVER, True, False, 2, "another reload is under way")
+    RELOAD_BUSY = Spec("E_STATE_003", "reload_busy", Side.SERVER, True, False, 2, "another reload is in progress")
     CANCELLED = Spec(
         "E_STATE_004",
         "cancelled",
@@ -237,7 +249,7 @@ class ErrorCode(Enum):
         False,
         False,
         2,
-        "llguidance is absent, or its version is another one",
+        "llguidance is not installed, or is not the required version",
     )
 
     FORBIDDEN = Spec("E_ACCESS_001", "forbidden", Side.CLIENT, False, True, 2, "this peer may not connect")
@@ -291,7 +303,7 @@ BY_CODE: dict[str, ErrorCode] = {member.code: member for member in ErrorCode}
 
 
 class UmaError(Exception):
-    """An error that has a code. `detail`: a small dict of JSON values, for machines."""
+    """An error that has a code. `detail`: a small dict of JSON values, for programs."""
 
     def __init__(self, error: ErrorCode, message: str = "", **detail: Any) -> None:
         self.error = error

@@ -20,8 +20,8 @@ from uma_core import threads
 
 
 def fill_standard_descriptors() -> None:
-    """Open closed standard descriptors on nothing. Otherwise a socket could get number 2, and text that libraries
-    write to stderr would go to clients.
+    """Open closed standard descriptors on /dev/null. Otherwise a socket could get descriptor 2, and text that libraries
+    write to stderr would go to a client.
     """
     for fd in range(3):
         try:
@@ -44,7 +44,7 @@ class LogOptions(Protocol):
     def prompts(self) -> bool: ...
 
 
-ROOT = "uma_core"  # the name above all our modules, which log through `logging.getLogger(__name__)`
+ROOT = "uma_core"  # the parent of all our loggers, which come from `logging.getLogger(__name__)`
 PRIVATE_FIELDS = frozenset({"prompt", "text", "messages"})
 CAPACITY = 4096  # lines in the queue: seconds of debug output
 _STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"message", "asctime", "taskName"}
@@ -112,7 +112,7 @@ class Output(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = self.format(record)
-        except Exception as error:  # a log call of ours that cannot be formatted must not fail for its caller
+        except Exception as error:  # a log call of ours that cannot be formatted must not raise in its caller
             line = f"{_stamp(record)} ERROR   log: {record.pathname}:{record.lineno} cannot be formatted: {error!r}"
         try:
             self._queue.put_nowait(line)
@@ -128,7 +128,7 @@ class Output(logging.Handler):
             try:
                 self._queue.put(None, timeout=1.0)
                 self._writer.join(1.0)
-            except queue.Full:  # stderr has not moved for a second
+            except queue.Full:  # stderr has been blocked for a second
                 self.n_dropped += self._queue.qsize()
         super().close()
 
@@ -147,8 +147,8 @@ def installed() -> Output | None:
 
 
 def _is_field(name: str) -> bool:
-    """Whether our own code gave a record this attribute. Record factories of libraries (such as Ray's) add some with a
-    `_`.
+    """Whether our own code gave a record this attribute. Libraries' record factories (such as Ray's) add some that
+    start with `_`.
     """
     return name not in _STANDARD and not name.startswith("_")
 

@@ -1,4 +1,4 @@
-"""The system's figures about its processors and its memory. A figure that it does not report is None."""
+"""What the system reports about its processors and memory. A figure that it does not report is None."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# Processors that this process may use; empty if the system does not say. Read once: compute threads are bound to one.
+# Processors that this process may use; empty if the system does not report them. Read once, because compute threads are
+# bound to one later.
 PROCESSORS = frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset[int]()
 N_PROCESSORS = len(PROCESSORS) or os.cpu_count() or 1
-ENDLESS_STACK = 2 << 20  # a thread's stack if stacks have no limit, on x86-64
+ENDLESS_STACK = 2 << 20  # size of a thread's stack if stacks are unlimited, on x86-64
 
 
 def cpu_quota(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """Return how many processors' time the control group and its parents allow; None without a limit.
+    """Return the CPU time that the control group and its parents allow, in processors; None: there is no limit.
 
     Source: cpu.max of cgroup v2, cpu.cfs_quota_us of v1. `docker run --cpus` and Kubernetes' limits set them.
     """
@@ -48,10 +49,9 @@ def _quota(group: Path) -> float | None:
 
 
 def n_compute_threads() -> int:
-    """Return one thread for each processor that this process may use, but no more than its control group gives time
-    for.
+    """Return one thread per processor that this process may use, but no more than its control group's CPU time allows.
 
-    When the threads have used up that time, all of them stand still until the next period. With one processor's time on
+    When the threads have used up that time, all of them stop until the next period. With one processor's time on
     two processors, two threads gave 1,500 tokens in 4.4 to 5.1 s with pauses of 54 to 55 ms, one thread in 3.6 to 3.7 s
     with pauses of 11 to 16 ms (embedded model, AMD EPYC with AVX-512, three runs in turn).
     """
@@ -60,20 +60,20 @@ def n_compute_threads() -> int:
 
 
 def over_quota(n_threads: int) -> str:
-    """Return a note about more compute threads than the control group gives time for; "": there are not more."""
+    """Return a note if there are more compute threads than the control group's CPU time allows; "": there are not."""
     quota = cpu_quota()
     if quota is None or n_threads <= max(1.0, quota):
         return ""
     return (
-        f"engine.threads is {n_threads}, and the control group allows the time of {quota:.3g} processors: all threads "
-        f"stand still whenever it is used up; 0 takes {n_compute_threads()}"
+        f"engine.threads is {n_threads}, but the control group allows the time of {quota:.3g} processors: all threads "
+        f"stop whenever it is used up; 0 would choose {n_compute_threads()}"
     )
 
 
 def use_all_processors() -> None:
     """Let the calling thread, and threads and processes that it starts, run on any processor again."""
     if PROCESSORS:
-        with contextlib.suppress(OSError):  # some processors were taken from this process since
+        with contextlib.suppress(OSError):  # some processors have been taken from this process since
             os.sched_setaffinity(0, PROCESSORS)
 
 
@@ -95,7 +95,7 @@ def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgr
 def limit_room(proc: Path = Path("/proc")) -> int | None:
     """Return the room below the process's limits of private memory and of all address space (ulimit -d, ulimit -v).
 
-    None without a limit.
+    None: there is no limit.
     """
     rooms = []
     try:
@@ -110,15 +110,14 @@ def limit_room(proc: Path = Path("/proc")) -> int | None:
 
 
 def stack_bytes() -> int:
-    """Return the address space that a new thread's stack takes. Source: pthread_create(3)."""
+    """Return the address space that a new thread's stack needs. Source: pthread_create(3)."""
     limit, _ = resource.getrlimit(resource.RLIMIT_STACK)
     return ENDLESS_STACK if limit == resource.RLIM_INFINITY else limit
 
 
 def _cgroup_room(proc: Path, cgroup: Path) -> int | None:
-    """Return the room below memory.max, including the group's reclaimable file pages.
-
-    None without a limit (or without cgroup v2).
+    """Return the room below memory.max, including the group's reclaimable file pages. None: no limit, or no
+    cgroup v2.
     """
     try:
         name = next(line[3:] for line in (proc / "self/cgroup").read_text().splitlines() if line.startswith("0::"))

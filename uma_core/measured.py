@@ -1,4 +1,4 @@
-"""Stores measurements of this machine for later daemons: calibrations, comparisons of engines."""
+"""Stores measurements of this machine for later starts: calibrations and engine comparisons."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def folder() -> Path:
 
 
 def home() -> Path:
-    """Return UMA_BUILD_CACHE, which also has the builds for this machine, else a folder of ours in the user's cache.
+    """Return UMA_BUILD_CACHE, which also holds the builds for this machine, else our folder in the user's cache.
 
     It need not exist.
     """
@@ -31,7 +31,7 @@ def home() -> Path:
 
 
 def save(path: Path, values: dict[str, Any]) -> None:
-    """Replace the whole file. Raises: OSError; a measurement that is lost is only made again."""
+    """Replace the whole file. Raises: OSError, which is harmless: a lost measurement is repeated."""
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -44,8 +44,7 @@ def save(path: Path, values: dict[str, Any]) -> None:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Return exactly what `save` wrote: a single wrong digit could lead to a split into calls with which a tick never
-    ends.
+    """Return exactly what `save` wrote: a single wrong digit could make a tick run forever.
 
     Raises: FileNotFoundError, OSError, ValueError.
     """
@@ -59,10 +58,10 @@ def load(path: Path) -> dict[str, Any]:
     except (KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"not one of ours: {error!r}") from error
     if not is_ours:
-        raise ValueError("it was changed, or is that of another file")
+        raise ValueError("it was changed, or copied from another file")
     return values
 
 
 def _check(path: Path, values: dict[str, Any]) -> str:
-    """Return the hash. It includes the file's name, so that a file copied over another one is not accepted."""
+    """Return the checksum. It includes the file's name, so that a file copied over another one is not accepted."""
     return hashlib.sha256(f"{path.name} {json.dumps(values)}".encode()).hexdigest()

@@ -1,9 +1,9 @@
-"""How OpenMP's runtime (libgomp) is configured when it is loaded: where compute threads run, and how long they spin.
+"""Configures OpenMP's runtime (libgomp) when it is loaded: where compute threads run, and how long they spin.
 
 Compute threads spin at a barrier for up to 300,000 rounds, some 20 ms. A kernel that schedules groups of processes (a
 session, a service) may keep two of the threads on one processor while another program has the next processor to itself.
-And of two processes that compute, each may wait for threads that the other keeps from running. Each operation then
-takes as long as the spinning. docs/SYSTEM_DESIGN.md has the measurements.
+Two processes that both compute may each wait for threads that the other keeps from running. In both cases each
+operation takes as long as the spinning. docs/SYSTEM_DESIGN.md has the measurements.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from uma_core.machine import N_PROCESSORS, n_compute_threads, use_all_processors
 
 USER_VARIABLES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
-# Some 2 ms. Two processes with 16 threads each on 16 processors take 14 ms a step with 30,000 rounds, and give no
-# result in 30 s with 300,000. Alone, and in storms, a step takes the same time with 3,000 to 300,000; with 300 it takes
-# a third longer.
+# About 2 ms. Two processes with 16 threads each on 16 processors take 14 ms per step with 30,000 rounds, and finish no
+# step in 30 s with 300,000. A process alone, or under load, takes the same time per step with 3,000 to 300,000 rounds,
+# and a third longer with 300.
 SPIN_COUNT = "30000"
 
 

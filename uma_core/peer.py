@@ -54,7 +54,7 @@ def _groups(sock: socket.socket) -> tuple[int, ...]:
 
 
 def _long_getsockopt(sock: socket.socket, name: int, n_bytes: int) -> bytes:
-    """Do the same as Python's getsockopt, which returns no more than 1 KiB. Raises: OSError."""
+    """Call getsockopt without the limit of Python's, which returns at most 1 KiB. Raises: OSError."""
     import ctypes
 
     buffer, size = ctypes.create_string_buffer(n_bytes), ctypes.c_uint32(n_bytes)
@@ -65,7 +65,7 @@ def _long_getsockopt(sock: socket.socket, name: int, n_bytes: int) -> bytes:
 
 
 def bsd_peer(sock: Any, libc: Any) -> Peer:
-    """Use getpeereid, and on macOS the pid option beside it."""
+    """Use getpeereid, and on macOS also the pid option."""
     import ctypes
 
     uid, gid = ctypes.c_uint32(), ctypes.c_uint32()

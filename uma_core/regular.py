@@ -1,4 +1,4 @@
-"""Reads files in places where other users may have put something else: without waiting, and no more than is needed."""
+"""Reads files where other users may have put something else: never blocks, and reads no more than needed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import stat
 
 
 def read_regular(path: str | os.PathLike[str], n_most: int) -> bytes:
-    """Return a file's bytes; of a larger file, one more than `n_most`. Other kinds of file are refused, because a pipe
-    or a device could keep its reader for ever, or never end. Raises: OSError.
+    """Return a file's bytes; of a larger file, the first `n_most` + 1. Other kinds of file are refused, because a pipe
+    or a device could block its reader forever, or never end. Raises: OSError.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:

@@ -1,10 +1,10 @@
-"""Finds the nearest known name to an unknown one, for error messages."""
+"""Finds the known name nearest to an unknown one, for error messages."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-LONGEST_NAME = 64  # characters: a longer name is no slip of the finger, and comparing costs the product of the lengths
+LONGEST_NAME = 64  # characters: a longer name is no typo, and the cost of comparing is the product of the lengths
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -20,6 +20,6 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """Return ` (did you mean ...?)`, or nothing if no known name is near."""
+    """Return ` (did you mean ...?)`, or "" if no known name is close."""
     name = nearest(word, known)
     return f" (did you mean {name!r}?)" if name else ""

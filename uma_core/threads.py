@@ -1,4 +1,4 @@
-"""Starts a thread, even where the system may allow no more of them (`ulimit -u`, TasksMax, pids.max, memory)."""
+"""Starts threads, and reports it if the system allows no more (`ulimit -u`, TasksMax, pids.max, memory)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from uma_core.errors import ErrorCode, UmaError
 
 REFUSAL = "can't start new thread"  # the text of Python's RuntimeError
-WORDS = "the system allows no further thread (ulimit -u, TasksMax, memory)"
+WORDS = "the system allows no more threads (ulimit -u, TasksMax, memory)"
 
 
 def is_refusal(error: Exception) -> bool:

@@ -1,9 +1,10 @@
-"""Ticks on record: (state, plan, result) as JSON lines that replay, and as a time line for Perfetto.
+"""Recordings of ticks: (state, plan, result) as JSON lines that can be replayed, and as a timeline for Perfetto.
 
-`python -m uma_core.trace --help` tells how to use it.
+`python -m uma_core.trace --help` explains the commands.
 
 Rules: a line is self-contained except for its context (device, configuration, cost tables), which is written once and
-named by number. Everything in `memory` must be a NamedTuple of CARRIED, a number, a string, a tuple or a dict of those.
+referred to by number. Everything in `memory` must be a NamedTuple of CARRIED, a number, a string, a tuple or a dict of
+those.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from uma_core.policy.state import CallReport, DeviceView, SchedulerState, Sessio
 from uma_core.types import Phase, Priority
 
 CARRIED: dict[str, type] = {cls.__name__: cls for cls in (Ledger, PolicyMemory, TbtDecision, TbtMemory)}
-DRIFTING = ("factors", "counts", "cell_ns")  # of the cost model: corrected in every tick
-# of the device: different in every tick
+DRIFTING = ("factors", "counts", "cell_ns")  # parts of the cost model that are corrected in every tick
+# parts of the device that differ in every tick
 CHANGING = (
     "free_seqs",
     "n_cells_free",
@@ -100,9 +101,7 @@ def _context(state: SchedulerState) -> dict[str, Any]:
 
 
 def _is_same_context(a: SchedulerState, b: SchedulerState) -> bool:
-    """Whether two states have the same context. Tables are the same objects from tick to tick, so comparing them is
-    cheap.
-    """
+    """Whether two states have the same context. Their tables are usually the same objects, which compare fast."""
     if a.config != b.config or any(
         getattr(a.cost, k) != getattr(b.cost, k) for k in a.cost._fields if k not in DRIFTING
     ):
@@ -159,11 +158,11 @@ def _report(row: list[Any]) -> CallReport:
 
 
 class Sink(Protocol):
-    """Takes an executor's reports about its ticks, on the compute thread. A sink keeps references, and encodes them
-    elsewhere.
+    """Takes an executor's reports about its ticks, on the compute thread. A sink keeps references, and encodes them on
+    another thread.
     """
 
-    is_every_tick: bool  # also wants ticks that would only repeat an earlier plan; then each of them is planned again
+    is_every_tick: bool  # also gets ticks that only repeat an earlier plan; each of them is then planned again
 
     def __call__(self, state: SchedulerState, plan: Plan, reports: tuple[CallReport, ...]) -> None: ...
 
@@ -202,7 +201,7 @@ class Lines:
         yield json.dumps(pack_tick(tick, self._n_contexts))
 
     def restart(self) -> None:
-        """Begin a file: the next line needs its context."""
+        """Start a new file: the next tick needs its context again."""
         self._last = None
 
 
@@ -219,7 +218,7 @@ def encoded(recorder: Recorder, form: str, cap_bytes: int) -> bytes:
     """Return a recording as the JSON fields of a reply, without braces; `form` is "chrome" or "jsonl". Ticks that
     exceed the cap are left out.
 
-    Encoded in small slices, so that other threads get the interpreter in between.
+    Encodes in small slices, so that other threads get the GIL in between.
     """
     ticks = list(recorder.ticks)
     lines = Lines()
@@ -243,7 +242,7 @@ def encoded(recorder: Recorder, form: str, cap_bytes: int) -> bytes:
 def recorded(lines: Iterable[str]) -> Iterator[tuple[int, dict[str, Any], SchedulerState]]:
     """Yield (number of its line, the line, the state) of every tick.
 
-    A line that was cut off when its writer was stopped is skipped: it is the last one, or a new context follows.
+    A line that was cut off because its writer was stopped is skipped: it is the last one, or a new context follows it.
     Raises: ValueError for any other line that is not JSON.
     """
     contexts: dict[int, dict[str, Any]] = {}
@@ -264,7 +263,7 @@ def recorded(lines: Iterable[str]) -> Iterator[tuple[int, dict[str, Any], Schedu
 
 
 def differences(lines: Iterable[str]) -> Iterator[str]:
-    """Plan every recorded state again; yield one line per plan that came out differently.
+    """Plan every recorded state again; yield one line per field of a plan that differs.
 
     Raises: ValueError if there is nothing to plan, so that a file of another kind does not pass.
     """
@@ -326,13 +325,13 @@ USAGE = """usage: python -m uma_core.trace replay FILE
        python -m uma_core.trace show FILE [TICK] [SETTING=VALUE ...]"""
 HELP = f"""{USAGE}
 
-FILE is a recording: what `uma-ctl trace --jsonl --out FILE` wrote, or the daemon's option log.trace.
+FILE is a recording: written by `uma-ctl trace --jsonl --out FILE` or by the daemon's option log.trace.
 
-replay  Plan every recorded state again. Exit status: 0 where every plan is the same, 1 where one differs, 2 where FILE
-        is no recording.
-show    Print, for each tick or for TICK alone, its sessions and its plan, planned with other settings where some are
-        given: starvation_ticks=16, guard_cap=1.5. Exit status: 0, 1 where FILE does not have TICK, 2 where FILE is no
-        recording or an argument is wrong."""
+replay  Plan every recorded state again. Exit status: 0 if every plan is the same, 1 if one differs, 2 if FILE is not a
+        recording.
+show    Print the sessions and the plan of each tick, or of TICK alone. With settings, such as starvation_ticks=16 or
+        guard_cap=1.5, the plan is made with these. Exit status: 0; 1 if FILE does not have TICK; 2 if FILE is not a
+        recording or an argument is invalid."""
 
 
 def main(argv: list[str]) -> int:
@@ -348,7 +347,7 @@ def main(argv: list[str]) -> int:
             status = _replay(file, path) if command == "replay" else _show(file, path, [text for text in more if text])
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # the reader has seen enough; text that is still buffered has nowhere to go
+    except BrokenPipeError:  # the reader has closed the pipe; buffered text has nowhere to go
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
     except OSError as error:
@@ -382,14 +381,14 @@ def _show(file: TextIO, path: str, more: list[str]) -> int:
     return 0 if n else 1
 
 
-# ---- time line
+# ---- timeline
 
 
 def chrome(ticks: Iterable[Tick], names: Mapping[int, str] = MappingProxyType({})) -> dict[str, Any]:
     """Return Chrome trace events: ticks, their calls, rows per session (named by its request), guard decisions and
     budgets.
 
-    Calls are drawn one after the other from the tick's start, because engines report durations, not instants.
+    Calls are drawn one after the other from the tick's start, because engines report durations, not start times.
     """
     events = list(_heads(names))
     for tick in ticks:

@@ -1,8 +1,8 @@
 """Writes ticks to a file of JSON lines, for as long as the daemon runs (`log.trace`).
 
 Rules: the compute thread only puts references into a queue; a thread of its own encodes and writes. If the queue is
-full, ticks are dropped and counted. When the file has reached its size, it is renamed to FILE.1; there is only one such
-file.
+full, ticks are dropped and counted. When the file reaches its size limit, it is renamed to FILE.1, replacing an earlier
+one.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from uma_core.trace import Lines, Tick
 
 log = logging.getLogger(__name__)
 
-CAPACITY = 4096  # ticks in the queue: some seconds of a fast model
-BATCH_S = 0.05  # between two checks of the queue: a wake-up for each tick would cost the compute thread a switch
+CAPACITY = 4096  # ticks in the queue: a few seconds of a fast model
+BATCH_S = 0.05  # between two checks of the queue: a wake-up per tick would cost the compute thread a context switch
 FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
 
 
@@ -34,11 +34,11 @@ class TraceFile:
     is_every_tick = False
 
     def __init__(self, path: str, max_bytes: int) -> None:
-        """The file is opened by the sink's own thread: a folder may be slow to answer."""
+        """The sink's own thread opens the file, because its file system may be slow to answer."""
         self.path = path
         self.max_bytes = max_bytes
         self.n_dropped = 0
-        self.has_failed = False  # nothing is written any more
+        self.has_failed = False  # nothing is written after that
         self._lines = Lines()
         self._ticks: deque[Tick] = deque()
         self._has_ticks = threading.Event()
@@ -77,7 +77,7 @@ class TraceFile:
             self.has_failed = True
             log.warning("ticks are no longer written to %s: %s", self.path, error)
         if self.n_dropped:
-            log.warning("%d ticks were not written to %s: it did not keep up", self.n_dropped, self.path)
+            log.warning("%d ticks were not written to %s: writing could not keep up", self.n_dropped, self.path)
         while not self._is_closing:
             self._ticks.clear()
             self._has_ticks.clear()

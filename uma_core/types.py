@@ -1,4 +1,4 @@
-"""The nouns that all layers share. Values only: no behaviour, no I/O."""
+"""The types that all layers share. Values only: no I/O."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from typing import Any, NamedTuple
 
 TokenId = int
 SeqId = int
-AdapterSet = tuple[
-    tuple[str, float], ...
-]  # LoRA adapters that rows are computed with: id and scale, by id; none has scale 0
+AdapterSet = tuple[tuple[str, float], ...]  # LoRA adapters of a row: (id, scale), sorted by id; no scale is 0
 
 
 class Priority(IntEnum):
-    """Quality-of-service class. Lower is more urgent."""
+    """Class of a request. Lower is more urgent."""
 
     INTERACTIVE = 0
     BACKGROUND = 1
@@ -24,13 +22,13 @@ PRIORITIES = tuple(priority.name.lower() for priority in Priority)  # their name
 
 
 class Phase(IntEnum):
-    """The state of a session (docs/SCHEDULER.md draws the machine)."""
+    """The state of a session (docs/SCHEDULER.md has the diagram)."""
 
     QUEUED = 0  # waits in the queue of its priority; no sequence yet
-    PREFILL = 1  # owns a sequence; prompt tokens are left to compute
+    PREFILL = 1  # owns a sequence; some prompt tokens are not computed yet
     DECODE = 2  # emits one token per decode call
-    PARKED = 3  # its KV left the device; the sequence is free
-    DONE = 4  # its final event is sent
+    PARKED = 3  # its KV has left the device; the sequence is free
+    DONE = 4  # its final event was sent
 
 
 class FinishReason(str, Enum):
@@ -38,7 +36,7 @@ class FinishReason(str, Enum):
 
     STOP = "stop"  # end-of-generation token or stop string
     LENGTH = "length"  # max_tokens or the context is used up
-    CANCELLED = "cancelled"  # cancel request or the peer hung up
+    CANCELLED = "cancelled"  # a cancel request, or the peer hung up
     TIMEOUT = "timeout"  # the request's timeout_ms passed
     DRAINING = "draining"  # the drain deadline passed
     ERROR = "error"  # an `error` event said why
@@ -60,7 +58,7 @@ class Ended(NamedTuple):
     logprobs: tuple[TokenLogprob, ...] | None = None
 
 
-COLDEST = 1e-6  # below this temperature only the likeliest token can be drawn, and logits divided by it might overflow
+COLDEST = 1e-6  # below this temperature only the likeliest token can be drawn, and dividing logits by it might overflow
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +81,7 @@ class SamplingParams:
     dynatemp_exponent: float = 1.0
     top_n_sigma: float = -1.0
     typical_p: float = 1.0
-    min_keep: int = 0  # top-p, min-p, typical-p and XTC keep at least this many
+    min_keep: int = 0  # top-p, min-p, typical-p and XTC keep at least this many tokens
     xtc_probability: float = 0.0
     xtc_threshold: float = 0.1
     frequency_penalty: float = 0.0
@@ -98,15 +96,15 @@ class SamplingParams:
     mirostat_eta: float = 0.1
     adaptive_target: float = -1.0
     adaptive_decay: float = 0.9
-    logit_bias: tuple[tuple[TokenId | str, float], ...] = ()  # -inf bans; texts become tokens at the intake
+    logit_bias: tuple[tuple[TokenId | str, float], ...] = ()  # -inf bans; the intake turns texts into tokens
     min_tokens: int = 0  # an end-of-generation token may come only after this many tokens
     stop_token_ids: tuple[TokenId, ...] = ()  # they end the text like end-of-generation tokens
-    logprobs: int | None = None  # log probabilities: of the drawn token and of this many others
-    post_sampling_probs: bool = False  # ... after the samplers, instead of the model's own
+    logprobs: int | None = None  # log probabilities of the drawn token and of this many others
+    post_sampling_probs: bool = False  # take them after the samplers, instead of from the model's own distribution
 
     @property
     def takes_best(self) -> bool:
-        """Whether nothing is drawn: the likeliest token after edits and penalties is taken."""
+        """Whether the likeliest token after biases and penalties is taken, without drawing."""
         return self.temperature < COLDEST and self.dynatemp_range <= 0.0
 
     @property
@@ -129,7 +127,7 @@ class SamplingParams:
 
     @property
     def needs_sampler(self) -> bool:
-        """Whether more is needed than the likeliest token."""
+        """Whether the largest logit alone is not enough."""
         return not self.is_greedy or self.logprobs is not None
 
     def n_recent(self, n_ctx: int) -> int:
@@ -143,13 +141,13 @@ class TokenLogprob(NamedTuple):
 
     token_id: TokenId
     data: bytes
-    logprob: float | None  # natural logarithm; None: no token came before it
+    logprob: float | None  # natural logarithm; None: the first token, which nothing precedes
     top: tuple[tuple[TokenId, bytes, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Latency targets of one request, ns; 0 if the request gave none."""
+    """Latency targets of one request, in ns; 0: the request set none."""
 
     ttft_ns: int = 0
     tbt_ns: int = 0
@@ -157,11 +155,11 @@ class Slo:
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """Text or a token at which a lazy constraint begins."""
+    """A text or token that starts a lazy constraint."""
 
     kind: str  # "word", "token", "pattern"
     value: str | int  # int: a token's id
-    is_after: bool = False  # the trigger's own text is not part of the grammar's text
+    is_after: bool = False  # the grammar begins after the trigger's own text
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,13 +168,13 @@ class Constraint:
 
     kind: str  # "json_schema", "regex", "choices", "gbnf", "lark"
     value: Any  # the schema, the choices as a list, or the grammar's text
-    triggers: tuple[Trigger, ...] = ()  # none: from the first token on
-    prefix: str = ""  # text that the grammar has consumed before the first token
+    triggers: tuple[Trigger, ...] = ()  # none: constrained from the first token
+    prefix: str = ""  # text that the grammar consumes before the first token
 
 
 @dataclass(frozen=True, slots=True)
 class Infill:
-    """A gap in a file: the text before and after it, and other files of its project, the nearest last."""
+    """A gap in a file: the text before and after it, and other files of its project, the most relevant last."""
 
     prefix: str
     suffix: str
@@ -185,20 +183,20 @@ class Infill:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """The texts between which an answer thinks: `start` and `end`.
+    """The texts that begin and end a thought.
 
-    At `budget_tokens` the text `message` and then `end` are forced.
+    After `budget_tokens`, `message` and then `end` are forced.
     """
 
     start: str
     end: str
-    budget_tokens: int | None = None  # None: any number
+    budget_tokens: int | None = None  # None: no limit
     message: str = ""
 
 
 def thought_mark(text: str) -> str:
-    """Return the text by which a thought's start or end is found: without the blanks around it, which vary, unless the
-    text is blanks alone.
+    """Return the text that marks a thought's start or end: without surrounding blanks, which vary, unless it is only
+    blanks.
     """
     return text.strip() or text
 
@@ -215,14 +213,14 @@ class Embed:
     normalize: bool | None = None  # None: vectors are normalized unless pooling is none or rank
     dimensions: int = 0  # 0: all
     is_base64: bool = False
-    truncate: bool = False  # cut inputs that are too long; false: refuse them
+    truncate: bool = False  # shorten inputs that are too long; false: refuse them
     top_n: int = 0  # 0: all documents
-    reply_bytes: int = 0  # size limit of the answer
+    reply_bytes: int = 0  # size limit of the reply
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A validated request to be computed, as protocol.messages decodes it.
+    """A validated request for the model, as protocol.messages decodes it.
 
     Exactly one of the four inputs, or `embed`, is set.
     """
@@ -237,11 +235,11 @@ class Request:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop: tuple[str, ...] = ()
     banned_strings: tuple[str, ...] = ()  # the answer must not contain them
-    suffix: str = ""  # text after the requested text, which follows `prompt` or `tokens`
+    suffix: str = ""  # text after the gap that follows `prompt` or `tokens`
     n: int = 1  # answers
-    best_of: int = 0  # so many are made, and the n likeliest returned; 0: n
+    best_of: int = 0  # generate this many answers and return the n likeliest; 0: n
     echo: bool = False  # an answer begins with its prompt's text
-    prompt_logprobs: int | None = None  # log probabilities of the prompt's tokens: of each and of this many others
+    prompt_logprobs: int | None = None  # log probabilities of each prompt token and of this many others
     stream: bool = True
     priority: Priority | None = None  # None: inferred
     slo: Slo = field(default_factory=Slo)
@@ -249,16 +247,16 @@ class Request:
     ignore_eos: bool = False
     timeout_ns: int = 0  # 0: none
     overflow: str = ""  # "", "error", "truncate-middle", "shift"
-    # control tokens that may appear in the answer's text; replaced by ids when the vocabulary is known
+    # control tokens that may appear in the answer's text; replaced by ids at the intake
     preserved_tokens: tuple[str | TokenId, ...] = ()
     model: str = ""  # fingerprint of the model that the prompt is written for; "": any model
-    account: str = ""  # account on whose behalf a gateway asks; "": the peer itself
-    queue_updates: bool = False  # report its place in the queue
+    account: str = ""  # account that a gateway acts for; "": the peer itself
+    queue_updates: bool = False  # report its queue position
     prompt_progress: bool = False  # report the progress of its prompt
     constraint: Constraint | None = None
     reasoning: Reasoning | None = None
     lora: AdapterSet | None = None  # None: as configured
-    prediction: str | tuple[TokenId, ...] = ""  # text that the answer may repeat; later its ids
+    prediction: str | tuple[TokenId, ...] = ""  # text that the answer may repeat; the intake replaces it by token ids
     speculate: str = ""  # "auto", "lookup", "draft", "off"; "": as configured
     metadata: dict[str, Any] = field(default_factory=dict)
 
@@ -273,11 +271,11 @@ class Peer:
     groups: tuple[int, ...] = field(default=(), compare=False)  # supplementary groups, if the system reports them
 
 
-# one more place for each so many, only for clients that hold none: a client that fills the places does not lock the
-# others out
+# One additional place per this many, only for clients that hold none, so that a client that fills the places cannot
+# lock the others out.
 EXTRA_SHARE = 8
 
 
 def n_extra(n_places: int) -> int:
-    """Return the number of additional places for requests or connections; only newcomers get them."""
+    """Return the number of additional places for requests or connections; only clients that hold none get them."""
     return max(1, n_places // EXTRA_SHARE)

@@ -1,4 +1,4 @@
-"""Files that were being written when their process was killed.
+"""Recognises files that were being written when their process was killed.
 
 Rules: the writer of a file holds its lock, which the system releases when the process ends. If the file system has no
 locks, a file counts as left over when nothing has been written to it for a while.
@@ -21,16 +21,16 @@ def hold(fd: int) -> None:
 
 
 def is_left_over(path: str, facts: os.stat_result) -> bool:
-    """Whether no process writes it any more. `facts` are the file's. Raises: OSError."""
+    """Whether no process is writing the file any more. `facts`: its os.stat. Raises: OSError."""
     is_stale = time.time() - facts.st_mtime > STALE_S
-    if not facts.st_size:  # its writer may not hold it yet
+    if not facts.st_size:  # its writer may not have locked it yet
         return is_stale
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:  # held by its writer, whatever the clock says (it may have been set)
+    except BlockingIOError:  # locked by its writer, whatever the clock says (it may have been changed)
         return False
-    except OSError:  # no locks here
+    except OSError:  # the file system has no locks
         return is_stale
     finally:
         os.close(fd)

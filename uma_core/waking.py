@@ -10,7 +10,7 @@ WAKING = (1).to_bytes(8, sys.byteorder)  # the format of eventfd(2); a socket ac
 
 
 def wake(fd: int) -> None:
-    """Write the bytes to `fd`, which does not block; -1: do nothing. If it is full, its reader wakes anyway."""
+    """Write the bytes to `fd`, which is non-blocking; -1: do nothing. If it is full, its reader wakes anyway."""
     if fd >= 0:
         with contextlib.suppress(BlockingIOError):
             os.write(fd, WAKING)

@@ -48,7 +48,7 @@ def check_http(options: HttpOptions, patience_s: float = 0.0) -> None:
 
 
 def check_http_options(options: HttpOptions) -> None:
-    """Check that the gateway is installed and its options are valid, also in its file. Blocks. Raises: CONFIG_INVALID."""
+    """Check that the gateway is installed and its options and file are valid. Blocks. Raises: CONFIG_INVALID."""
     if not options.port:
         return
     if importlib.util.find_spec("uvicorn") is None:

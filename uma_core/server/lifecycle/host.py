@@ -131,7 +131,7 @@ class Host:
 
         def build() -> tuple[Executor, bool]:
             executor = self._build(config, is_start)
-            return executor, is_default_model(executor.engine.info.model_path)  # here, because it reads a file's state
+            return executor, is_default_model(executor.engine.info.model_path)  # here: it reads the file system
 
         def opened(built: tuple[Executor, bool]) -> None:
             self.is_loading = True
