@@ -176,7 +176,7 @@ def test_a_file_whose_beginning_is_lost_is_kept_and_used_once_that_is_read_again
     w.open()
     w.read_directory()
     assert len(names(tmp_path)) == 2
-    assert any("2 wait for their beginnings" in r.getMessage() for r in caplog.records)
+    assert any("2 of them unusable" in r.getMessage() for r in caplog.records)
     w.ask("again0", chats[0])
     w.ask("again1", chats[1])
     assert w.cached("again0") >= 0 and w.cached("again1") == 499

@@ -70,7 +70,7 @@ def test_every_label_set_exists_from_the_start_and_no_other_ever():
     assert registry.snapshot().values == {
         ("x_total", ("a", "p")): 0, ("x_total", ("a", "q")): 0, ("x_total", ("b", "p")): 3, ("x_total", ("b", "q")): 0,
     }  # fmt: skip
-    with pytest.raises(ValueError, match="wants the labels lane, kind"):
+    with pytest.raises(ValueError, match="needs the labels lane, kind"):
         registry.counter(LABELLED, lane="b")
     with pytest.raises(KeyError):
         registry.counter(LABELLED, lane="c", kind="p")

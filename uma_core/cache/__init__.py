@@ -1,4 +1,4 @@
-"""KV memory that outlives a request: a radix tree over tokens, snapshots in RAM and on disk.
+"""KV that outlives a request: a radix tree over tokens, and snapshots in RAM and on disk.
 
 Owned by the compute thread.
 """

@@ -1,4 +1,4 @@
-"""The `cache` operation: list, clear, pin, unpin, stats. On the compute thread."""
+"""The `cache` operation: list, clear, pin, unpin, stats. Runs on the compute thread."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _clear(cache: PrefixCache, key: str | None) -> dict[str, Any]:
     )
     if not own or leaf.children:
         return {"cleared": 0}
-    start = own[-1].start  # other sequences hold the part before it too
+    start = own[-1].start  # the part before it also belongs to other sequences
     n_cleared = sum(cache.drop_idle(cache.holdings[seq_id], start) for seq_id in list(leaf.holders))
     for seg in {id(node.seg): node.seg for node in own if node.seg is not None and node.seg.start >= start}.values():
         cache.store.forget(seg, "cleared")

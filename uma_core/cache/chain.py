@@ -1,4 +1,4 @@
-"""Runs transfers one after the other, as one Transfer of a session."""
+"""Runs several transfers, one after the other, as one Transfer of a session."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ from uma_core.clock import Clock
 from uma_core.engine.api import Transfer
 from uma_core.errors import ErrorCode, UmaError
 
-WAIT_MOST_NS = 2_000_000  # it blocks for the disk no longer than this, so that a new request is noticed
+WAIT_MOST_NS = 2_000_000  # longest wait for the disk in one step, so that a new request is noticed
 
-LOST = "the sequence that was copied from failed"
+LOST = "the source sequence of the copy failed"
 
 Legs = Generator[Transfer, None, None]
 
 
 class Chain:
-    """Steps the transfers that `legs` yields. An error of a leg is thrown into `legs`, which decides what remains to be
-    done.
-    """
+    """Steps the transfers that `legs` yields. An error of a leg is thrown into `legs`, which decides how to continue."""
 
     def __init__(self, legs: Legs, clock: Clock, n_bytes: int = 0) -> None:
         self.n_bytes = n_bytes
@@ -49,7 +47,7 @@ class Chain:
         return self._leg is None
 
     def close(self) -> None:
-        """Undo work that is half done; `legs` sees GeneratorExit."""
+        """Undo unfinished work; `legs` gets GeneratorExit."""
         if self._is_open:
             self._is_open = False
             if self._leg is not None:
@@ -58,7 +56,7 @@ class Chain:
             self._legs.close()
 
     def interrupt(self, error: UmaError) -> None:
-        """Stop the present leg with an error."""
+        """Stop the current leg with an error."""
         if self._leg is not None:
             self._advance(error)
 
@@ -73,7 +71,7 @@ class Chain:
 
 
 class Readers:
-    """Waits until no transfer copies from a sequence any more."""
+    """Waits until no transfer copies from a sequence."""
 
     n_bytes = 0
 
@@ -88,7 +86,7 @@ class Readers:
 
 
 class Room:
-    """Waits until the transfer's first step. Before that step, idle sequences make room for it."""
+    """Waits for the transfer's first step, before which idle sequences make room."""
 
     n_bytes = 0
 
@@ -100,7 +98,7 @@ class Room:
 
 
 class DiskRead:
-    """Waits for the disk's thread; the caller takes the payload from the ticket."""
+    """Waits for the disk thread; the caller takes the payload from the ticket."""
 
     n_bytes = 0
 
@@ -117,7 +115,7 @@ class DiskRead:
 
 
 class CopyReader:
-    """A restore that copies, or will copy, from another sequence; the sequence's holding knows it by this object."""
+    """A restore that copies, or will copy, from another sequence; the source's holding lists it as a reader."""
 
     def __init__(self, chains: dict[int, Chain], seq_id: int, span: tuple[int, int]) -> None:
         self.span = span

@@ -1,10 +1,10 @@
-"""Describes the cache's content without its text: a chain of keyed hashes, one for every 64 tokens of each beginning.
+"""Describes the cache's content without its text: a chain of keyed hashes, one per 64 tokens of each prefix.
 
     hash(i) = BLAKE2b-64(key, hash(i - 1) + tokens 64·i … 64·i + 63 as little-endian int32);  hash(-1) = 8 zero bytes
 
-A hash stands for its page and for all pages before it: a client that finds the hash of a prompt's page i in a digest
-knows that pages 0 to i are there. The key is the asker's secret, one per cluster. Without it, a hash can be compared
-neither with guessed text nor with another cluster's hashes.
+A hash covers its page and all pages before it: a client that finds the hash of a prompt's page i in a digest knows that
+pages 0 to i are cached. The key is the client's secret, one per cluster. Without it, a hash can be compared neither
+with guessed text nor with another cluster's hashes.
 
 Rules: `held` reads the trees on the compute thread and copies no tokens. Hashing happens elsewhere, and only for new
 nodes.
@@ -25,9 +25,9 @@ from uma_core.cache.manager import PrefixCache
 from uma_core.cache.radix import Node
 
 PAGE = 64  # tokens
-HASH_BYTES = 8  # 10^9 pages collide with a chance of 3 %, and a collision only sends a request to a colder node
-LOG = 64  # generations whose differences are kept: with 4 questions a second, at least those of a quarter of a minute
-DIGESTERS = 8  # kept digesters: one per user, key and requested size
+HASH_BYTES = 8  # with 10^9 pages a collision has a chance of 3 %, and it only sends a request to a colder node
+LOG = 64  # generations whose differences are kept: with 4 requests a second, at least the last 15 s
+DIGESTERS = 8  # how many digesters are kept: one per user, key and requested size
 START = bytes(HASH_BYTES)
 
 
@@ -37,7 +37,7 @@ def page_hashes(tokens: Sequence[int] | np.ndarray, key: bytes) -> list[str]:
 
 
 def _links(data: bytes, link: bytes, key: bytes) -> list[bytes]:
-    """Continue a chain by the whole pages of `data`."""
+    """Continue a chain over the whole pages of `data`."""
     found = []
     for at in range(0, len(data) - PAGE * 4 + 1, PAGE * 4):
         link = hashlib.blake2b(link + data[at : at + PAGE * 4], digest_size=HASH_BYTES, key=key).digest()
@@ -46,19 +46,19 @@ def _links(data: bytes, link: bytes, key: bytes) -> list[bytes]:
 
 
 class Part(NamedTuple):
-    """A node of the tree whose tokens can be restored. `rank` orders: lower ranks come first."""
+    """A node of the tree whose tokens can be restored. Lower ranks come first."""
 
     node_id: int
-    parent: int  # index of the part before it; -1: it begins prompts
+    parent: int  # index of the parent's part; -1: prompts begin here
     start: int
     tokens: np.ndarray  # never changed in place: nodes replace their arrays
     rank: tuple[int, int]
 
 
 def held(cache: PrefixCache, uid: int) -> list[Part]:
-    """Return the beginnings available to requests of this user that do not choose LoRA adapters, parents first.
+    """Return the prefixes available to requests of this user that do not choose LoRA adapters, parents first.
 
-    On the compute thread.
+    Runs on the compute thread.
     """
     tree = cache.tree_of_user(uid)
     parts: list[Part] = []
@@ -84,12 +84,11 @@ class _Hashed(NamedTuple):
 
 
 class Digester:
-    """Hashes for one asker, and the changes since its last question. Has its own lock; any thread."""
+    """Hashes for one client, and their changes since its last request. Has its own lock; for any thread."""
 
     def __init__(self, key: bytes, n_most: int, generation: int) -> None:
-        """`generation`: the number of the empty digest.
-
-        No other digester may have begun with this number, or differences would refer to that one's digest.
+        """`generation`: the number of the empty digest. No other digester may have begun with it, or the differences
+        would refer to that one's digest.
         """
         self._key = key
         self._n_most = n_most
@@ -100,7 +99,7 @@ class Digester:
         self._lock = threading.Lock()
 
     def tell(self, parts: list[Part], since: int | None) -> dict[str, Any]:
-        """Return the digest of these parts: whole, or as the difference to generation `since` if that is known."""
+        """Return the digest of these parts: whole, or as the changes since generation `since` if that is known."""
         with self._lock:
             self._take(parts)
             reply: dict[str, Any] = {"generation": self._generation}
@@ -141,7 +140,7 @@ class Digester:
         return found
 
     def _changes(self, since: int | None) -> tuple[frozenset[str], frozenset[str]] | None:
-        """Return the pages added and removed since then; None: too long ago, or never ours."""
+        """Return the pages added and removed since then; None: that is too long ago, or was never our generation."""
         if since == self._generation:
             return frozenset(), frozenset()
         later = [entry for entry in self._log if since is not None and entry[0] > since]
@@ -154,19 +153,18 @@ class Digester:
 
 
 class Digesters:
-    """The digesters of a daemon, by asker. The one unused for longest is dropped."""
+    """The daemon's digesters, by client. The least recently used one is dropped."""
 
     def __init__(self, now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> None:
-        """`now_ms`: gives the first generation of a digester.
-
-        A digest changes less than a thousand times a second, so no number is given twice.
+        """`now_ms` gives a digester's first generation. A digest changes less than a thousand times a second, so no
+        number is used twice.
         """
         self._now_ms = now_ms
         self._all: OrderedDict[tuple[int, bytes, int], Digester] = OrderedDict()
         self._lock = threading.Lock()
 
     def of(self, uid: int, key: bytes, n_most: int) -> Digester:
-        """Return the digester of an asker. Any thread."""
+        """Return the digester of a client. For any thread."""
         who = uid, key, n_most
         with self._lock:
             digester = self._all.get(who)

@@ -1,10 +1,10 @@
 """The disk tier: one file per segment in a directory, written and read by a thread of its own.
 
-Rules: the compute thread asks and polls, and never waits for the disk. A file that is damaged, cut short or of another
-version is ignored and removed; files of other models stay until room is needed. A file that another user could have
-written, or that is not a regular file, is left alone and not read. Each removal of a file is logged and counted.
-Whatever the disk does, service goes on: a failure is warned of once per cause (CACHE_IO), and after a failed write none
-is tried for a while.
+Rules: the compute thread submits and polls, and never waits for the disk. A file that is damaged, cut short or of
+another version is ignored and removed; files of other models stay until room is needed. A file that another user could
+have written, or that is not a regular file, is left alone and not read. Each removal of a file is logged and counted.
+Whatever the disk does, the daemon keeps serving: each cause of failure is reported once (CACHE_IO), and after a failed
+write no other is tried for a while.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from uma_core.unfinished import hold, is_left_over
 
 log = logging.getLogger(__name__)
 
-READ, INDEX, REMOVE, WRITE, STOP = range(5)  # in order of priority; the lowest goes first
+READ, INDEX, REMOVE, WRITE, STOP = range(5)  # priorities; the lowest number goes first
 BACK_OFF_NS = 60_000_000_000  # no writes for this long after one failed
-PENDING_MOST = 64 << 20  # bytes that may wait to be written; others are written at exit, if they still exist
+PENDING_MOST = 64 << 20  # bytes that may wait to be written; the rest is written at exit, if it still exists
 PIECE = 1 << 20
-PAUSE_S = 0.004  # after each piece while streams are running, so that they do not feel the disk's work
+PAUSE_S = 0.004  # after each piece while streams run, so that the disk work does not slow them
 NICE = 19
 TEMPORARY = SUFFIX + ".tmp"
 
 
 class Blob(NamedTuple):
-    """A segment to be written."""
+    """A segment to write."""
 
     model: str
     tenant: int
@@ -73,12 +73,12 @@ class Blob(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A file of the directory."""
+    """A file in the directory."""
 
     name: str
     n_bytes: int
     t_used: float
-    head: Head | None  # None: of another model, or unreadable at present
+    head: Head | None  # None: of another model, or currently unreadable
 
 
 class Ticket:
@@ -100,7 +100,7 @@ class DiskTier:
         wake: Callable[[], None],
         on_removed: Callable[[str], None] = lambda cause: None,
     ) -> None:
-        """`on_removed`: called by `poll`, with the cause, for every file that was removed."""
+        """`on_removed`: `poll` calls it, with the cause, for each file that was removed."""
         self._on_removed = on_removed
         self.folder = folder
         self.model = model
@@ -121,17 +121,17 @@ class DiskTier:
         return self._clock.now_ns() >= self.off_until_ns
 
     def index(self, then: Callable[[list[Found]], None]) -> None:
-        """Read the directory; `then` is called by `poll`."""
+        """Read the directory; `poll` calls `then`."""
         self._put(INDEX, lambda: self._answer(then, self._scan()))
 
     def list_names(self, then: Callable[[set[str] | None], None]) -> threading.Event:
-        """List the files that are there; None: that is not known. `then` is called by `poll`, once the event is set."""
+        """List the files; None: unknown. `poll` calls `then` once the event is set."""
         is_listed = threading.Event()
 
         def work() -> None:
             try:
                 self._answer(then, self._names())
-            finally:  # it is waited for
+            finally:  # the caller waits for it
                 is_listed.set()
 
         self._put(INDEX, work)
@@ -143,7 +143,7 @@ class DiskTier:
         return ticket
 
     def write(self, blob: Blob, then: Callable[[bool], None], is_last: bool = False) -> bool:
-        """Write a blob; `then` is called by `poll`. False: not possible now."""
+        """Write a blob; `poll` calls `then`. False: not possible now."""
         n = blob.n_bytes
         if not (is_last or self.has_room(n)):
             return False
@@ -157,7 +157,7 @@ class DiskTier:
         return True
 
     def has_room(self, n_bytes: int) -> bool:
-        """Whether so many bytes may wait to be written. A single file always may, however large."""
+        """Whether this many more bytes may wait to be written. One file always may, however large it is."""
         return self.can_write and (not self.n_pending or self.n_pending + n_bytes <= PENDING_MOST)
 
     def remove(self, name: str, cause: str) -> None:
@@ -165,12 +165,12 @@ class DiskTier:
         self._put(REMOVE, lambda: self._remove(name, cause))
 
     def poll(self) -> None:
-        """Run what finished jobs have left to do on this thread."""
+        """Run the callbacks of finished jobs on this thread."""
         while self._results:
             self._results.popleft()()
 
     def close(self, timeout_s: float) -> bool:
-        """End the thread after its queued work, or leave it alone after the timeout. True if it ended."""
+        """End the thread after its queued work, or abandon it after the timeout. True: it ended."""
         self.is_busy = False
         self._put(STOP, lambda: None)
         self._thread.join(timeout_s)
@@ -236,8 +236,8 @@ class DiskTier:
             return None
 
     def _open(self, name: str) -> BinaryIO | None:
-        """Open a file that only this user, or root, can have written; None for any other. Raises: OSError."""
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO must not keep the thread waiting
+        """Open a file that only this user or root can have written; None for any other. Raises: OSError."""
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO must not block the thread
         file = os.fdopen(os.open(self._path(name), flags), "rb")
         facts = os.fstat(file.fileno())
         if (
@@ -251,7 +251,7 @@ class DiskTier:
         return None
 
     def _leave_alone(self, name: str) -> None:
-        self._warn("strange", f"{name} is not a regular file of this user alone: left as it is, not used")
+        self._warn("strange", f"{name} is not a regular file that only this user can write: not used, left as it is")
 
     def _head(self, file: BinaryIO, name: str) -> Head:
         """Read a file's head. Raises: Damaged, OSError."""
@@ -266,8 +266,8 @@ class DiskTier:
         return head
 
     def _remove_stale(self, entry: os.DirEntry[str]) -> None:
-        """Remove the file of a write that did not finish. The write may still be going on, in another daemon or in the
-        tier that this one replaces; then the file stays.
+        """Remove the file of an unfinished write. Another daemon, or the tier that this one replaces, may still be
+        writing it; then it stays.
         """
         with contextlib.suppress(OSError):
             if is_left_over(entry.path, entry.stat(follow_symlinks=False)):
@@ -324,12 +324,12 @@ class DiskTier:
             self._failed("reading", error)
         except Damaged as cause:
             self._discard(name, cause)
-        finally:  # a ticket is waited for, so it must be answered whatever went wrong
+        finally:  # someone waits for the ticket, so it must be answered whatever went wrong
             ticket.done.set()
             self._wake()
 
     def _payload(self, name: str) -> bytes | None:
-        """Read a payload. Raises: Damaged, also if another file has replaced the one that was found; OSError."""
+        """Read a payload. Raises: Damaged, also if another file has replaced the indexed one; OSError."""
         file = self._open(name)
         if file is None:
             return None
@@ -386,7 +386,7 @@ def _write_all(write: Callable[[memoryview], int | None], data: bytes | memoryvi
 
 
 def _sync_folder(folder: str) -> None:
-    """Make the new name permanent. If directories cannot be synced, the system decides when it is."""
+    """Make the new name durable. If directories cannot be synced, the system decides when that happens."""
     with contextlib.suppress(OSError):
         fd = os.open(folder, os.O_RDONLY)
         try:

@@ -1,8 +1,8 @@
-"""A segment as bytes of a file: the format, and the check that a file is whole and ours. Opens nothing.
+"""The file format of a segment, and the check that a file is complete and ours. Opens no files.
 
 Layout: magic (8), version (u32), header length (u32), sha256 of the header (32), header (JSON), payload. Integers are
-little-endian. The header repeats all tokens from the first on, so that every file is found by the tokens that it stands
-for. It also has the payload's sha256.
+little-endian. The header repeats all tokens from the first on, so that each file can be found by its tokens. It also
+has the payload's sha256.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ VERSION = 1
 SUFFIX = ".umakv"
 _FIXED = struct.Struct("<8sII32s")
 FIXED_BYTES = _FIXED.size
-FIRST_TENANT = -9  # tenants below this are single requests, whose segments are never written
+FIRST_TENANT = -9  # tenants below this are single requests, whose segments are never written to disk
 MAX_HEADER_BYTES = 64 << 20
 
 
 class Damaged(ValueError):
-    """The bytes are not a whole file of ours. The text names the cause in few words, because each cause is warned of
-    only once.
+    """The bytes are not a complete file of ours. The text names the cause in few words, because each cause is reported
+    once.
     """
 
 
@@ -38,10 +38,10 @@ class Head(NamedTuple):
     model: str  # `model_key` of the engine that made it
     tenant: int
     start: int
-    tokens: np.ndarray  # (end,) int32: all tokens from the first on; the payload is of start..end
+    tokens: np.ndarray  # (end,) int32: all tokens from the first on; the payload covers start..end
     n_bytes: int  # of the payload
     sha256: str  # of the payload
-    variant: str = ""  # adapters that computed it, as in the tree
+    variant: str = ""  # adapters that the KV was computed with, as in the tree
 
     @property
     def end(self) -> int:
@@ -76,7 +76,7 @@ def encode_head(head: Head) -> bytes:
 
 
 def head_bytes(n_tokens: int) -> int:
-    """Return the approximate size of a file before its payload."""
+    """Return the approximate size of a file without its payload."""
     return FIXED_BYTES + 200 + 16 * -(-n_tokens // 3)
 
 
@@ -114,7 +114,7 @@ def decode_head(fixed: bytes, header: bytes) -> Head:
             fields["sha256"],
             variant,
         )
-    except Exception as error:  # whatever a header may contain: infinities, lists nested without end
+    except Exception as error:  # a header may contain anything: infinities, endlessly nested lists
         raise Damaged("damaged header") from error
     if not (
         0 <= head.start < head.end

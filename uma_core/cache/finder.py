@@ -1,4 +1,4 @@
-"""Finds where the beginning of a prompt can come from, and what that would cost."""
+"""Finds the sources that a prompt's prefix can be restored from, and what that would cost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Finder:
 
     def __init__(self, engine: Engine, holdings: list[Holding]) -> None:
         can, self.has_states = engine.info.capabilities, engine.info.capabilities.has_states
-        # otherwise the engine cannot use a part of a sequence without the rest
+        # if false, the engine cannot use a part of a sequence without the rest
         self.can_move = can.can_copy_prefix and (can.can_rollback or self.has_states)
         self.can_rollback = can.can_rollback
         self.cell_bytes = engine.info.kv_bytes_per_cell
@@ -47,7 +47,7 @@ class Finder:
         return n_common if self.can_rollback or n_common == holding.n else 0
 
     def best_in_place(self, tree: Tree, path: list[Node], n: int) -> tuple[int, int]:
-        """Return (sequence, tokens) of the idle sequence that could keep most; (-1, 0): there is none."""
+        """Return (sequence, tokens) of the idle sequence that could keep the most tokens; (-1, 0): there is none."""
         for node in reversed(path):
             for seq_id in sorted(node.holders):
                 holding = self._holdings[seq_id]
@@ -56,8 +56,8 @@ class Finder:
         return -1, 0
 
     def route(self, path: list[Node], n: int, at: int, seq_id: int) -> list[Piece]:
-        """Return pieces by which sequence `seq_id`, which holds `at` tokens of the walk, can get more of it: without
-        gaps, nearest tier first.
+        """Return the pieces that extend sequence `seq_id`, which holds `at` tokens of the walk: without gaps, nearest
+        tier first.
         """
         pieces: list[Piece] = []
         if not self.can_move:
@@ -88,7 +88,7 @@ class Finder:
 
     def copyable(self, source: Holding, n: int) -> int:
         """Return how many of the first n tokens can be copied from a sequence now. A sequence with states may have
-        continued since it was found, and then its state at n is gone.
+        continued since it was found; its state at n is then gone.
         """
         return self._engine.resumable(source.seq_id, n) if self.has_states else n
 
@@ -113,7 +113,7 @@ class Finder:
         return found
 
     def cost_ns(self, pieces: list[Piece], n: int, cost: CostModel) -> int:
-        """Return the predicted time until n positions are there and reading the prompt can continue."""
+        """Return the predicted time until n positions are restored and reading the prompt can continue."""
         n_moved = sum(p.end - p.start for p in pieces)
         n_disk = sum(p.end - p.start for p in pieces if p.tier == DISK)
         ns = cost.transfer_ns(n_moved * self.cell_bytes) + int(n_disk * self.cell_bytes * self.disk_ns_per_byte)
@@ -122,8 +122,8 @@ class Finder:
 
 
 def _can_go_on(piece: Piece) -> bool:
-    """Whether a session can continue after the piece: bytes need the state after their last position, if there are
-    states.
+    """Whether a session can continue after the piece. With states, it needs the state after the piece's last
+    position.
     """
     source = piece.source
     return isinstance(source, Holding) or (source.has_state and piece.end == source.end)

@@ -1,4 +1,4 @@
-"""The content of each sequence's cells: the link between the tree and the engine's sequences.
+"""What the cells of each sequence hold: the link between the tree and the engine's sequences.
 
 Rules: bookkeeping only. A sequence's content is in the tree up to `n` tokens; cells beyond that belong to a running
 session and are not shared yet.
@@ -19,10 +19,10 @@ class Reader(Protocol):
 
     @property
     def span(self) -> tuple[int, int]:
-        """The positions from which and to which it copies."""
+        """The first position that it copies, and the end."""
 
     def lose_source(self) -> None:
-        """Continue without the source: its cells are not to be trusted any more."""
+        """Continue without the source, whose cells can no longer be trusted."""
 
 
 class Holding:
@@ -37,15 +37,15 @@ class Holding:
         self.n = 0
         self.owner = 0  # sid of the running session
         self.is_claimed = False
-        self.is_leaving = False  # idle, and to be emptied when no transfer copies from it any more
+        self.is_leaving = False  # idle, and will be emptied once no transfer copies from it
         self.readers: set[Reader] = set()
         self.t_used = 0
 
     def hold(self, tree: Tree, tokens: np.ndarray, cuts: tuple[int, ...] = ()) -> None:
-        """Note that the cells hold exactly these tokens."""
+        """Record that the cells hold exactly these tokens."""
         if self.tree is not tree:
             self.cut(0)
-        elif self.n:  # the rest of their earlier content must not be found any more
+        elif self.n:  # the rest of the old content must no longer be found
             self.cut(self.common_with(*tree.walk(tokens, len(tokens))))
         self.tree, self.n = tree, len(tokens)
         if not self.n:
@@ -57,7 +57,7 @@ class Holding:
         tree.version += 1
 
     def cut(self, n: int) -> None:
-        """Note that the cells hold only the first n tokens."""
+        """Record that the cells hold only the first n tokens."""
         if self.tree is None or n >= self.n:
             return
         end = self.end
@@ -84,13 +84,13 @@ class Holding:
 
 
 def n_shared(holdings: Iterable[Holding]) -> int:
-    """Return the number of tokens that several sequences hold, each counted once. Cost: the nodes above the sequences'
+    """Return the number of tokens that several sequences hold, each counted once. Cost: one step per node above the
     ends.
     """
     nodes: set[Node] = set()
     for holding in holdings:
         for node in holding.end.up() if holding.end is not None else ():
             if node in nodes:
-                break  # and all nodes above it are counted too
+                break  # this node's parents are counted too
             nodes.add(node)
     return sum(len(node.tokens) for node in nodes if len(node.holders) > 1)

@@ -1,5 +1,5 @@
-"""The cache's work in idle time: sequences unused for long are saved and emptied. Also its work at the end of the
-daemon.
+"""The cache's work in idle time, which saves and empties sequences that have long been unused, and its work at
+shutdown.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from uma_core.cache.chain import Chain, Legs
 from uma_core.cache.holding import Holding
 from uma_core.cache.manager import PrefixCache
 
-AGAIN_NS = 1_000_000_000  # until sequences that could not leave are tried again: trying at once would keep a core busy
-SLICE_NS = 2_000_000  # of work between two checks for commands
+AGAIN_NS = 1_000_000_000  # before retrying sequences that could not leave: retrying at once would keep a core busy
+SLICE_NS = 2_000_000  # length of a slice, after which commands are checked
 NS_PER_S = 1_000_000_000
-LOOK_SHARE = 0.25  # of the time at the end: a slow disk must leave time to save what sequences hold
+LOOK_SHARE = 0.25  # of the time at shutdown: a slow disk must leave time to save the sequences
 
 
 class Housekeeper:
@@ -22,13 +22,13 @@ class Housekeeper:
         self._job: Chain | None = None
 
     def stop(self) -> None:
-        """Give up everything that is half saved: a sequence is wanted."""
+        """Abandon unfinished saving, because a sequence is needed."""
         if self._job is not None:
             self._job.close()
             self._job = None
 
     def idle(self) -> float | None:
-        """Do a slice of work. Returns the seconds until there may be more; None: no work before the next request."""
+        """Do a slice of work. Returns the seconds until there may be more; None: none before the next request."""
         cache, now = self._cache, self._cache.clock.now_ns()
         cache.settle(now + SLICE_NS)
         if cache.is_settling:
@@ -45,7 +45,7 @@ class Housekeeper:
         return 0.0
 
     def _ages(self, now: int) -> list[tuple[int, Holding]]:
-        """Return (ns until it may leave, sequence) of idle ones, the next one first."""
+        """Return (ns until it may leave, sequence) for the idle sequences, the next one first."""
         cache = self._cache
         if not (
             cache.settings.is_on and cache.finder.can_move and (cache.store.ram.budget or cache.store.disk is not None)
@@ -58,7 +58,7 @@ class Housekeeper:
         )
 
     def _leave(self, holding: Holding) -> Legs:
-        """Save a sequence to RAM or disk, if that drives nothing else out; the sequence is empty afterwards."""
+        """Save a sequence to RAM or disk and empty it, if that evicts nothing else."""
         cache = self._cache
         end = holding.end
         n_bytes = sum(cache.store.size(holding.seq_id, node) for node in cache.store.unsaved(end))
@@ -66,13 +66,11 @@ class Housekeeper:
             yield from cache.save(holding, 0)
         if not cache.store.lost(end) and cache.drop_idle(holding):
             return
-        # not now: try again after the same time, or after a while if idle ones may leave at once
+        # not now: retry after the same time, but not before AGAIN_NS
         holding.t_used = cache.clock.now_ns() + max(0, AGAIN_NS - cache.settings.park_idle_ns)
 
     def close(self, timeout_s: float) -> None:
-        """Write the content of idle sequences to disk at the daemon's end, if there is a disk tier and as far as the
-        time allows.
-        """
+        """Write the idle sequences to disk when the daemon ends, if there is a disk tier and as far as time allows."""
         self.stop()
         cache = self._cache
         deadline = cache.clock.now_ns() + int(timeout_s * NS_PER_S)
@@ -80,7 +78,7 @@ class Housekeeper:
         if cache.store.disk is None:
             return
         cache.store.look_again(max(0.0, (deadline - cache.clock.now_ns()) / NS_PER_S) * LOOK_SHARE)
-        self._flush()  # first, because room in RAM may have to be made for the next step
+        self._flush()  # first, because the next step may need the RAM that this frees
         for holding in cache.holdings:
             if holding.n and not holding.owner and not holding.is_claimed:
                 chain = Chain(cache.save(holding, 0, True), cache.clock)

@@ -2,10 +2,10 @@
 requests leave behind.
 
 Rules: owned by the compute thread. A sequence keeps its cells after its request has ended, until the sequence is
-needed. Then the part that no tier holds yet is saved, in slices, as a part of the new session's own transfer. The last
-prompt token is always computed. Each tenant (peer uid) has a tree of its own, so neither bytes nor timing reveal
-another tenant's prompts. So has each set of LoRA adapters, because KV computed with one set is of no use to another. A
-request with `cache_prompt: false` has a tree that ends with it: the request can be parked, but shares only among its
+needed. Then the part that no tier holds yet is saved, in slices, as part of the new session's own transfer. The last
+prompt token is always computed. Each tenant (peer uid) has its own tree, so neither bytes nor timing reveal another
+tenant's prompts. Each set of LoRA adapters has one too, because KV computed with one set is useless to another. A
+request with `cache_prompt: false` has a tree that ends with it: it can be parked, but its KV is shared only among its
 own answers.
 """
 
@@ -32,15 +32,15 @@ from uma_core.types import AdapterSet, FinishReason, Phase
 
 log = logging.getLogger(__name__)
 
-SHARED = -2  # tenant of all users, if sharing is allowed
-PRIVATE = -10  # tenants from here down are single requests
+SHARED = -2  # tenant of all users if sharing is allowed
+PRIVATE = -10  # tenants from this number down are single requests
 N_OFFERS = 16  # sessions looked up per tick
 N_VARIANTS = 1024
-MIN_SAVE = 16  # tokens: reading fewer again takes less time than is noticed
+MIN_SAVE = 16  # tokens: reading fewer again takes no noticeable time
 
 
 class PrefixCache:
-    """See the module's docstring. `cost` is the present cost model; the executor keeps it up to date."""
+    """See the module docstring. `cost` is the current cost model; the executor keeps it up to date."""
 
     def __init__(
         self,
@@ -58,13 +58,13 @@ class PrefixCache:
         self.cost = cost
         self.meters = CacheMeters(registry)
         self.holdings = [Holding(i) for i in range(engine.info.n_seq_max)]
-        self.trees: dict[tuple[int, str], Tree] = {}  # by tenant, and by the adapters that computed it
+        self.trees: dict[tuple[int, str], Tree] = {}  # by tenant and adapters
         self.finder = Finder(engine, self.holdings)
         self.store = Store(engine, self.finder, self.meters, clock, self._tree, wake)
         self._on_free = on_free
         self.engine = engine
         self.clock = clock
-        self._variants: dict[AdapterSet, str] = {}  # names of adapter sets that were computed
+        self._variants: dict[AdapterSet, str] = {}  # names of the adapter sets in use
         self._chains: dict[int, Chain] = {}  # by the sequence that they fill
         self._lingering: dict[
             int, tuple[Session, Transfer]
@@ -80,7 +80,7 @@ class PrefixCache:
     # finding
 
     def accept(self, session: Session) -> None:
-        """Decide whether others may use the session's KV. The answers of a request are accepted together."""
+        """Decide whether other requests may use the session's KV. All answers of a request are accepted together."""
         session.is_private = not (self.settings.is_on and session.request.cache_prompt)
 
     def _tenant(self, session: Session) -> int:
@@ -92,8 +92,8 @@ class PrefixCache:
         return self._tenant(session), self._variant(session.adapters) if session.adapters else ""
 
     def _variant(self, adapters: AdapterSet) -> str:
-        """Return a name of the adapter set, from the content of its files: ids and paths do not say what computed the
-        KV.
+        """Return a name for the adapter set, made from the content of its files: ids and paths do not identify what
+        computed the KV.
         """
         known = self._variants.get(adapters)
         if known is None:
@@ -118,14 +118,12 @@ class PrefixCache:
         return tree
 
     def tree_of_user(self, uid: int) -> Tree | None:
-        """Return the tree with the beginnings for requests of this user that do not choose adapters."""
+        """Return the tree for requests of this user that do not choose adapters."""
         adapters = self.engine.info.default_adapters
         return self.trees.get((SHARED if self.settings.is_shared else uid, self._variant(adapters) if adapters else ""))
 
     def _drop_empty(self) -> None:
-        """Drop empty trees. Scales can be any number, and there are many requests, so trees that hold nothing must not
-        stay.
-        """
+        """Drop empty trees, which must not pile up: scales can be any number, and there are many requests."""
         held = {id(holding.tree) for holding in self.holdings}
         self.trees = {
             key: tree
@@ -140,7 +138,7 @@ class PrefixCache:
         return session.cached_hint
 
     def offer(self, sessions: list[Session]) -> None:
-        """Update the policy's figures for sessions that wait, and for prompts between two chunks."""
+        """Update the policy's figures for waiting sessions and for prompts between two chunks."""
         n_left = N_OFFERS
         for session in sessions:
             if (
@@ -152,7 +150,7 @@ class PrefixCache:
                 n_left -= self._offer(session)
 
     def _offer(self, session: Session) -> bool:
-        """Look up a session. True if a lookup was needed."""
+        """Look up a session's prompt. True: a lookup was needed."""
         tree = self.trees.get(self._key(session))
         if tree is None or session.cache_version == tree.version:
             return False
@@ -170,9 +168,8 @@ class PrefixCache:
         return True
 
     def losses(self, free_seqs: list[int], now_ns: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return (tokens held, ns that losing them would cost) by free sequence.
-
-        A sequence that was idle for long counts for less.
+        """Return (tokens held, ns that losing them would cost) per free sequence. A sequence that has long been idle
+        counts for less.
         """
         half_life = max(1, self.settings.park_idle_ns)
         held, loss = [], []
@@ -220,7 +217,7 @@ class PrefixCache:
         copied = next(((p.start, p.end) for p in pieces if isinstance(p.source, Holding)), (0, 0))
         reader = CopyReader(self._chains, holding.seq_id, copied)
         sources = [p.source for p in pieces if isinstance(p.source, Holding)]
-        for source in sources:  # from now on the found parts must not be dropped before their turn comes
+        for source in sources:  # these parts must not be dropped before they are used
             source.readers.add(reader)
         if goal is not None:
             goal.keep()
@@ -250,7 +247,7 @@ class PrefixCache:
                 tree.unkeep(goal)
 
     def _vacate(self, holding: Holding, at: int) -> Legs:
-        """Save the content beyond `at` as far as it is worth it, and wait for transfers that copy from it."""
+        """Save the content beyond `at` as far as that pays off, and wait for transfers that copy from it."""
         holding.is_claimed = True
         if holding.tree is not None and at < holding.n and self.finder.can_move:
             yield from self.save(holding, at)
@@ -258,12 +255,12 @@ class PrefixCache:
             yield Readers(holding)
 
     def save(self, holding: Holding, start: int, is_last: bool = False) -> Legs:
-        """Make snapshots of the content beyond `start` that only this sequence has, and before them of the content that
-        they continue.
+        """Make snapshots of the content beyond `start` that only this sequence has, and of the content that they
+        continue.
 
-        A file is of no use without the files of its beginning. Another sequence may hold that beginning now, but
-        perhaps never writes it: so if files are written, the beginning is written with the first file that needs it.
-        `is_last`: the daemon ends, and with it the content of the other sequences.
+        A file is useless without the files of its prefix. Another sequence may hold that prefix now but may never write
+        it, so the prefix is written with the first file that needs it. `is_last`: the daemon ends, so the content of
+        the other sequences is lost too.
         """
         tree, end = holding.tree, holding.end
         assert tree is not None and end is not None
@@ -290,7 +287,7 @@ class PrefixCache:
             tree.unkeep(end)
 
     def _take(self, session: Session, holding: Holding, at: int) -> int:
-        """Give up the cells past `at`; the others belong to the session."""
+        """Cut the sequence back to `at` and give it to the session."""
         old_end = holding.end
         holding.cut(at)
         self.store.touch(old_end)
@@ -303,8 +300,8 @@ class PrefixCache:
         return holding.n
 
     def _keep_states(self, session: Session, seq_id: int) -> None:
-        """Choose the positions whose states are kept. Other requests will begin with the same instructions, and the
-        next turn with the same messages; a prompt's last token is always computed.
+        """Choose the positions whose states are kept: other requests will begin with the same instructions, and the
+        next turn with the same messages. A prompt's last token is always computed.
         """
         if self.finder.has_states:
             ends = session.message_ends
@@ -320,14 +317,14 @@ class PrefixCache:
         try:
             yield from self.store.load(holding.seq_id, piece)
         except UmaError:
-            self.store.forget(piece.source, "unusable")  # otherwise it would be found, and fail, again and again
+            self.store.forget(piece.source, "unusable")  # otherwise it would be found, and would fail, again and again
             raise
 
     def _arrived(self, session: Session, holding: Holding, pieces: list[Piece], t0: int) -> None:
-        """Continue the session from the content of its sequence."""
+        """Continue the session from what its sequence now holds."""
         before = session.n_past
         n = self.engine.kv_len(holding.seq_id)
-        if self.finder.has_states and not self.finder.can_end(holding, n):  # the part with the state failed
+        if self.finder.has_states and not self.finder.can_end(holding, n):  # the piece with the state failed
             n = self.engine.resumable(holding.seq_id, n)
             self.engine.kv_truncate(holding.seq_id, n)
         self._hold(session, holding, n)
@@ -337,11 +334,11 @@ class PrefixCache:
         self.unpark(session)
         session.cached_hint, session.restore_ns, session.cached_seq, session.cached_own = 0, 0, -1, 0
         session.touch()
-        if n and session.can_decode:  # at 0 nothing was restored, and this tick may read a prompt of one token
+        if n and session.can_decode:  # if n is 0, nothing was restored, and this tick may read a prompt of one token
             session.become(Phase.DECODE)
 
     def _count(self, session: Session, pieces: list[Piece], n_gained: int, n: int, t0: int) -> None:
-        given: set[str] = set()  # tiers of those planned pieces that arrived
+        given: set[str] = set()  # tiers of the planned pieces that arrived
         left = n_gained
         for piece in reversed(pieces):
             n_piece = min(left, max(0, min(piece.end, n) - piece.start))
@@ -366,7 +363,7 @@ class PrefixCache:
         self.store.touch(holding.end)
 
     def grew(self, session: Session) -> None:
-        """Note that more of the session's prompt is in its sequence: others may begin with it from now on."""
+        """Record that the sequence holds more of the session's prompt, which others may now reuse."""
         holding = self.holdings[session.seq_id]
         if holding.owner == session.sid and (not session.is_private or session.group is not None):
             n = min(session.n_past, session.n_prompt, self.engine.kv_len(session.seq_id))
@@ -374,7 +371,7 @@ class PrefixCache:
                 self._hold(session, holding, n)
 
     def shift(self, session: Session, n_head: int, on_cut: Callable[[], None] = lambda: None) -> None:
-        """Cut a running session back to its first positions as soon as no transfer copies from the rest; then call
+        """Cut a running session back to its first positions once no transfer copies from the rest; then call
         `on_cut`.
         """
         holding = self.holdings[session.seq_id]
@@ -400,8 +397,8 @@ class PrefixCache:
     # a session leaves its sequence
 
     def release(self, session: Session, seq_id: int) -> None:
-        """Take leave of an ended session. Its sequence, if it had one (-1: none), stays unchanged for others until it
-        is needed.
+        """Let go of an ended session. Its sequence, if it had one (-1: none), stays unchanged for others until it is
+        needed.
         """
         self.unpark(session)
         has_others = session.group is not None and session.group.has_others(session)
@@ -433,8 +430,8 @@ class PrefixCache:
         self.engine.kv_truncate(holding.seq_id, 0)
 
     def dismiss(self, holding: Holding) -> None:
-        """Empty an idle sequence. If a transfer is about to share its cells from the first one on, and so has reserved
-        them, empty it when that is done.
+        """Empty an idle sequence. If a transfer is about to share its cells from the first one on, and has therefore
+        reserved them, empty it after that.
         """
         spans = [reader.span for reader in holding.readers] if self.engine.info.kv_page > 1 else []
         n = max((end for _, end in spans), default=0)
@@ -445,7 +442,7 @@ class PrefixCache:
             self.empty(holding)
 
     def linger(self, session: Session, seq_id: int, transfer: Transfer) -> None:
-        """Release a session that ended before its last chunk's KV has arrived: `on_free` is called on arrival."""
+        """Release a session that ended before the KV of its last chunk arrived; `on_free` is called on arrival."""
         self._lingering[seq_id] = session, transfer
 
     @property
@@ -459,7 +456,7 @@ class PrefixCache:
                 if transfer.step(until_ns):
                     self._settled(session, seq_id)
             except UmaError:  # the answer has ended, so only the cache loses something
-                log.exception("what sequence %d holds is not kept", seq_id)
+                log.exception("the content of sequence %d is not kept", seq_id)
                 self._settled(session, seq_id, is_whole=False)
 
     def _settled(self, session: Session, seq_id: int, is_whole: bool = True) -> None:
@@ -486,7 +483,7 @@ class PrefixCache:
         holding.owner = 0
 
     def unpark(self, session: Session) -> None:
-        """End that protection: the session is back, or has ended."""
+        """End that protection, because the session is back or has ended."""
         if session.parked is not None:
             tree, end = session.parked
             session.parked = None
@@ -502,9 +499,8 @@ class PrefixCache:
         self.meters.bytes[DISK].set(self.store.disk_bytes)
 
     def drop_idle(self, holding: Holding, n: int = 0) -> bool:
-        """Cut back a sequence that no session uses.
-
-        False: a session uses it, or a parked session would have to read it again.
+        """Cut back a sequence that no session uses. False: a session uses it, or a parked session would have to read it
+        again.
         """
         end = holding.end
         if holding.owner or holding.is_claimed or holding.readers or end is None:
@@ -520,6 +516,6 @@ class PrefixCache:
 
 
 def clear(cache: PrefixCache) -> int:
-    """Forget everything that no session needs and that is not pinned. Returns the number of sequences and snapshots."""
+    """Drop everything that no session needs and that is not pinned. Returns the number of sequences and snapshots."""
     idle = [h for h in cache.holdings if h.end is not None and not h.end.n_kept]
     return sum(cache.drop_idle(holding) for holding in idle) + cache.store.clear_all(list(cache.trees.values()))

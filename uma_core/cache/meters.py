@@ -1,4 +1,4 @@
-"""The metric series that the cache writes, looked up once."""
+"""The cache's metrics, looked up in the registry once."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ class CacheMeters:
         self.restore = {tier: registry.histogram(m.CACHE_RESTORE, tier=tier) for tier in TIERS}
 
     def copied(self, transfer: Transfer) -> Transfer:
-        """Return the transfer, counted."""
+        """Count a transfer's bytes, and return it."""
         self.kv_copied.add(transfer.n_bytes)
         return transfer

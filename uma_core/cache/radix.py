@@ -1,8 +1,8 @@
-"""A radix tree over token ids: records which beginnings of prompts are held, and by what.
+"""A radix tree over token ids: records which prefixes are held, and by what.
 
 Rules: pure; knows no engine, no clock and no bytes. A node's tokens follow its parent's. A holder of a node also holds
-all nodes above it. Nodes without holders are removed at once (`prune`), so everything in the tree is either held or
-leads to something that is held.
+all nodes above it. Nodes that nothing needs are removed at once (`prune`), so every node is either held or leads to one
+that is held.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import numpy as np
 if TYPE_CHECKING:
     from uma_core.cache.segment import Segment
 
-MAX_EDGE = 512  # tokens of a node: snapshots are made, kept and dropped in pieces of at most this
-MIN_EDGE = 64  # a boundary that would leave a shorter node is not worth a node
+MAX_EDGE = 512  # tokens of a node: snapshots are made, kept and dropped in pieces of at most this size
+MIN_EDGE = 64  # no node is made for a boundary that would leave a shorter one
 
 _ids = itertools.count(1)
 
 
 class Node:
-    """A run of tokens after its parent's. `holders`: sequences whose cells hold it; `seg`: its bytes off the device."""
+    """Tokens that follow its parent's. `holders`: sequences whose cells hold it; `seg`: its bytes off the device."""
 
     __slots__ = ("children", "holders", "id", "is_pinned", "n_kept", "parent", "seg", "start", "t_used", "tokens")
 
@@ -35,8 +35,8 @@ class Node:
         self.children: dict[int, Node] = {}
         self.holders: set[int] = set()
         self.seg: Segment | None = None
-        self.n_kept = 0  # reasons to protect the bytes of the beginning that runs through it
-        self.is_pinned = False  # the operator's reason, noted on the last node
+        self.n_kept = 0  # number of reasons to protect the bytes of the prefix that runs through this node
+        self.is_pinned = False  # the operator's reason, set on the last node
         self.t_used = 0
 
     @property
@@ -49,7 +49,7 @@ class Node:
 
     @property
     def is_built_upon(self) -> bool:
-        """Whether bytes off the device continue it."""
+        """Whether a child has bytes off the device."""
         return any(child.seg is not None for child in self.children.values())
 
     def up(self) -> Iterator[Node]:
@@ -60,29 +60,28 @@ class Node:
             node = node.parent
 
     def keep(self) -> None:
-        """Protect the whole beginning that ends here from losing its bytes; each call counts."""
+        """Protect the bytes of the whole prefix that ends here; calls are counted."""
         for node in self.up():
             node.n_kept += 1
 
 
 class Tree:
-    """One tenant's beginnings, as computed with one set of adapters.
-
-    `version` changes whenever a search may give a new result.
+    """One tenant's prefixes, as computed with one set of adapters. `version` changes whenever a search may give a new
+    result.
     """
 
     def __init__(self, tenant: int, variant: str = "") -> None:
-        """`variant` names the LoRA adapters, by the content of their files, and their scales; "": none."""
+        """`variant` identifies the LoRA adapters, by the content of their files, and their scales; "": none."""
         self.tenant = tenant
         self.variant = variant
         self.root = Node(None, np.zeros(0, np.int32), 0)
         self.version = 1
 
     def walk(self, tokens: np.ndarray, limit: int) -> tuple[list[Node], int]:
-        """Return the nodes along the longest common beginning, and the number of common tokens; the last node may be
-        common only in part.
+        """Return the nodes along the longest common prefix, and the number of common tokens; the last node may match
+        only in part.
 
-        Cost: O(limit), whatever the tree holds.
+        Cost: O(limit), however large the tree is.
         """
         node, path, n = self.root, [], 0
         while n < limit:
@@ -121,7 +120,7 @@ class Tree:
         return node
 
     def split(self, node: Node, at: int) -> Node:
-        """Divide a node at position `at`; returns the upper part. The lower part stays the same object."""
+        """Split a node at position `at`; returns the upper part. The lower part stays the same object."""
         assert node.parent is not None and node.start < at < node.end
         k = at - node.start
         upper = Node(node.parent, node.tokens[:k], node.start)
@@ -141,7 +140,7 @@ class Tree:
         self.prune(node)
 
     def prune(self, node: Node) -> None:
-        """Remove the node, and nodes above it, as far as nothing needs them."""
+        """Remove the node and the nodes above it, as long as nothing needs them."""
         while node.parent is not None and not node.is_needed:
             parent = node.parent
             del parent.children[int(node.tokens[0])]
@@ -149,7 +148,7 @@ class Tree:
             self.version += 1
 
     def tokens_to(self, node: Node) -> np.ndarray:
-        """Return (node.end,) int32: the whole beginning that ends with the node."""
+        """Return (node.end,) int32: the whole prefix that ends with the node."""
         parts = [n.tokens for n in node.up()]
         return np.concatenate(parts[::-1]) if parts else self.root.tokens
 
@@ -163,7 +162,7 @@ class Tree:
 
 
 def common(a: np.ndarray, b: np.ndarray) -> int:
-    """Return the length of the longest common beginning."""
+    """Return the length of the longest common prefix."""
     n = min(len(a), len(b))
     differs = a[:n] != b[:n]
     first = int(differs.argmax()) if n else 0
@@ -171,7 +170,7 @@ def common(a: np.ndarray, b: np.ndarray) -> int:
 
 
 def _ends(start: int, end: int, cuts: Sequence[int]) -> Iterator[int]:
-    """Yield the ends of a new path's nodes: at message ends if no tiny node remains, and before a node gets too
+    """Yield the ends of a new path's nodes: at message ends unless a tiny node would remain, and before a node gets too
     long.
     """
     at = start

@@ -1,10 +1,10 @@
-"""The RAM tier: snapshots under a byte budget. Those least recently used are dropped first, weighted by the cost to
-recompute them.
+"""The RAM tier: snapshots under a byte budget. The least recently used are dropped first, weighted by the cost of
+recomputing them.
 
-Rules: pure accounting; the bytes are made and read elsewhere. GreedyDual-Size: a segment ranks at the clock of
-evictions at its last use, plus its recompute time per byte. Segments that a sequence still holds rank lowest. Segments
-that others build upon, that are pinned, or that belong to a parked session are not dropped. The tenant that holds most
-gives first.
+Rules: pure accounting; the bytes are made and read elsewhere. GreedyDual-Size: a segment's rank is the eviction
+clock at its last use, plus its recompute time per byte. Segments that a sequence still holds rank lowest. Segments that
+others build upon, that are pinned, or that belong to a parked session are not dropped. The tenant that holds the most
+loses segments first.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 
 from uma_core.cache.segment import Segment
 
-HEAP_SLACK = 64  # stale heap entries that are tolerated, in addition to one for each segment
+HEAP_SLACK = 64  # stale heap entries to tolerate, in addition to one per segment
 
 
 class RamTier:
@@ -42,9 +42,8 @@ class RamTier:
         return True
 
     def shrink(self, n_bytes: int) -> int:
-        """Drop segments of this many bytes, the least useful first, as far as there are any.
-
-        Returns the number of bytes dropped.
+        """Drop the least useful segments until this many bytes are dropped, or none are left. Returns the bytes
+        dropped.
         """
         before, budget = self.n_bytes, self.budget
         self.budget = max(0, before - n_bytes)
@@ -53,7 +52,7 @@ class RamTier:
         return before - self.n_bytes
 
     def reserve(self, tenant: int, n_bytes: int) -> None:
-        """Count bytes that are about to be filled; `make_room` has found room for them."""
+        """Count bytes that are about to be filled, after `make_room` has found room for them."""
         self.n_bytes += n_bytes
         self.by_tenant[tenant] = self.by_tenant.get(tenant, 0) + n_bytes
 
@@ -61,7 +60,7 @@ class RamTier:
         self.reserve(tenant, -n_bytes)
         if not self.by_tenant[tenant]:
             del self.by_tenant[tenant]
-            self._heaps.pop(tenant, None)  # it has only stale entries; a tenant may have been a single request
+            self._heaps.pop(tenant, None)  # only stale entries are left; a tenant may have been a single request
 
     def put(self, seg: Segment, blob: bytes | bytearray | memoryview) -> None:
         """Store bytes whose room is reserved."""
@@ -70,7 +69,7 @@ class RamTier:
         self.touch([seg])
 
     def touch(self, segs: Iterable[Segment]) -> None:
-        """Note the use of a beginning's segments, deepest first, so that none ranks below one that needs it."""
+        """Record the use of a prefix's segments, deepest first, so that none ranks below one that needs it."""
         h = 0.0
         for seg in segs:
             if seg.blob is None:
@@ -79,7 +78,7 @@ class RamTier:
             self._push(seg, h)
 
     def drop(self, seg: Segment) -> None:
-        """Forget the bytes."""
+        """Drop the bytes."""
         assert seg.blob is not None
         seg.blob = None
         self.n_segments -= 1
@@ -103,7 +102,7 @@ class RamTier:
         return None
 
     def _least(self, heap: list[tuple[float, int, Segment]]) -> Segment | None:
-        """Return the lowest-ranking segment that may be dropped; entries above it that may not are put back."""
+        """Return the lowest-ranking segment that may be dropped. Entries below it that may not are put back."""
         aside: list[tuple[float, int, Segment]] = []
         found = None
         while heap and found is None:
@@ -121,5 +120,5 @@ class RamTier:
 
 
 def _is_fresh(entry: tuple[float, int, Segment]) -> bool:
-    """Whether the entry is up to date. False: the segment was used since, or has no bytes any more."""
+    """Whether the entry is current. False: the segment has been used since, or no longer has bytes."""
     return entry[2].blob is not None and entry[2].rank == entry[:2]

@@ -1,4 +1,4 @@
-"""What the cache gives up if memory is short, in order. Running streams and parked sessions lose nothing."""
+"""What the cache drops, in order, if memory is short. Running streams and parked sessions lose nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from uma_core.cache.manager import PrefixCache
 
 
 def trim_snapshots(cache: PrefixCache) -> int:
-    """Drop half of the RAM tier's bytes, those that are cheapest to make again first. Returns the bytes dropped."""
+    """Drop half of the RAM tier's bytes, the cheapest to recompute first. Returns the bytes dropped."""
     ram = cache.store.ram
     return ram.shrink(ram.n_bytes - ram.n_bytes // 2)
 
@@ -18,7 +18,7 @@ def drop_idle(cache: PrefixCache) -> int:
 
 
 def forget(cache: PrefixCache) -> None:
-    """Release the bytes of a closed cache whose engine has retired: now, not when a garbage collection finds them."""
+    """Release the bytes of a retired engine's cache now, rather than at the next garbage collection."""
     for tree in cache.trees.values():
         for node in tree.nodes():
             if node.seg is not None:

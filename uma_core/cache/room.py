@@ -13,8 +13,8 @@ from uma_core.engine.api import NO_PAGES, Engine
 
 
 def make_cells(cache: PrefixCache, n_free: int, running: np.ndarray = NO_PAGES) -> None:
-    """Empty idle sequences until they hold at most `n_free` cells besides the pages `running`. The oldest whose end
-    frees cells go first; those from which a transfer is about to copy go last.
+    """Empty idle sequences until they hold at most `n_free` cells besides the pages `running`. The oldest one that
+    frees cells goes first; those that a transfer is about to copy from go last.
     """
     idle = [h for h in cache.holdings if h.n and not h.owner and not h.is_claimed]
     idle.sort(key=lambda h: (bool(h.readers), h.t_used))
@@ -25,7 +25,7 @@ def make_cells(cache: PrefixCache, n_free: int, running: np.ndarray = NO_PAGES) 
             n_left = n_cells(cache.engine, [h for h in idle if h is not victim], running)
             if n_left < n_held:
                 break
-        else:  # each shares all its cells with another idle one
+        else:  # each shares all its cells with another idle sequence
             victim, n_left = idle[0], n_held
         idle.remove(victim)
         n_held = n_left
@@ -34,8 +34,8 @@ def make_cells(cache: PrefixCache, n_free: int, running: np.ndarray = NO_PAGES) 
 
 
 def _claimed_pages(engine: Engine, holdings: list[Holding]) -> np.ndarray:
-    """Return whole pages that transfers are about to share with running sequences; they count as cells of these
-    already.
+    """Return whole pages that transfers are about to share with running sequences, and which already count as
+    theirs.
     """
     size = engine.info.kv_page
     if size == 1:
@@ -46,7 +46,7 @@ def _claimed_pages(engine: Engine, holdings: list[Holding]) -> np.ndarray:
 
 
 def n_cells(engine: Engine, idle: list[Holding], running: np.ndarray) -> int:
-    """Return the number of cells that these hold and no running sequence does, each counted once."""
+    """Return the number of cells that these sequences hold and no running one does, each counted once."""
     if engine.info.kv_page == 1 or not idle:
         return sum(holding.n for holding in idle)
     pages = np.concatenate([engine.kv_pages(holding.seq_id, holding.n) for holding in idle])

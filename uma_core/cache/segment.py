@@ -1,5 +1,5 @@
-"""Bytes of a run of positions off the device: in RAM, in a file, or both. The nodes into which it was split
-share it.
+"""The bytes of a run of positions off the device: in RAM, in a file, or both. The nodes that it was split into share
+it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from uma_core.cache.radix import Node, Tree
 
 
 class Segment:
-    """KV of positions start..end of the beginnings that run through `nodes`."""
+    """KV of positions start..end of the prefixes that run through `nodes`."""
 
     __slots__ = (
         "blob",
@@ -30,16 +30,16 @@ class Segment:
         self.tree = tree
         self.start, self.end = start, end
         self.n_bytes = n_bytes
-        self.has_state = False  # of recurrent layers, after the last position
+        self.has_state = False  # the state of recurrent layers after the last position
         self.blob: bytes | bytearray | memoryview | None = None
         self.file = ""  # name in the cache directory; "": no file
         self.is_writing = False
-        self.rank = (0.0, 0)  # order among the segments that may be dropped from RAM
-        self.weight = 0.0  # recompute ns per byte
+        self.rank = (0.0, 0)  # order among the segments in RAM
+        self.weight = 0.0  # ns per byte to recompute it
         self.nodes: list[Node] = []
 
     def attach(self, end: Node) -> bool:
-        """Attach to the nodes on the way to `end` that have no bytes yet. False: there are none."""
+        """Attach to the nodes on the path to `end` that have no bytes yet. False: there are none."""
         for node in end.up():
             if node.end > self.start and node.start < self.start:
                 self.tree.split(node, self.start)
@@ -56,7 +56,7 @@ class Segment:
         self.nodes.append(node)
 
     def below(self) -> Iterator[Segment]:
-        """Yield the nearest segments that are of no use without this one."""
+        """Yield the nearest segments that are useless without this one."""
         for node in self.nodes:
             for child in node.children.values():
                 if child.seg is not None and child.seg is not self:
@@ -73,12 +73,12 @@ class Segment:
         return not any(self.below()) and not (self.blob is None and any(node.n_kept for node in self.nodes))
 
     def is_only_on_disk_for(self, node: Node) -> bool:
-        """Whether it may be read into RAM again: this node is all that it covers."""
+        """Whether its bytes are only on disk and cover exactly this node, so that they may be put into RAM again."""
         return self.blob is None and not self.is_writing and (self.start, self.end) == (node.start, node.end)
 
     @property
     def is_resident(self) -> bool:
-        """Whether some sequence holds all of it: then losing it costs nothing for now."""
+        """Whether sequences hold all of it, so that losing it costs nothing for now."""
         return all(node.holders for node in self.nodes)
 
     @property
@@ -86,7 +86,7 @@ class Segment:
         return max(self.nodes, key=lambda node: node.end)
 
     def let_go(self) -> None:
-        """Forget the segment if it has no bytes any more."""
+        """Detach the segment if it has no bytes left."""
         if self.blob is None and not self.file and not self.is_writing:
             for node in self.nodes:
                 node.seg = None
@@ -96,13 +96,13 @@ class Segment:
 
 
 def has_beginning(seg: Segment) -> bool:
-    """Whether everything that it continues is held, or has bytes."""
+    """Whether everything before it is held or has bytes."""
     first = min(seg.nodes, key=lambda node: node.start)
     return all(node.seg is not None or node.holders for node in first.up())
 
 
 def path_segments(end: Node | None) -> list[Segment]:
-    """Return the segments on the way to the node, deepest first."""
+    """Return the segments on the path to the node, deepest first."""
     found: list[Segment] = []
     for node in end.up() if end is not None else ():
         if node.seg is not None and (not found or found[-1] is not node.seg):

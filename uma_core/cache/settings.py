@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CacheSettings:
-    is_on: bool = False  # prompts may begin with KV that is already there
+    is_on: bool = False  # prompts may reuse KV
     ram_bytes: int = 512 << 20  # for snapshots and parked sessions
     disk_dir: str = ""  # "": no disk tier
     disk_bytes: int = 4096 << 20
-    is_shared: bool = False  # one user's prompts may begin with another user's KV
+    is_shared: bool = False  # one user's prompts may reuse another user's KV
     park_idle_ns: int = 60_000_000_000  # a sequence unused for this long is saved and emptied

@@ -1,7 +1,7 @@
 """Snapshots: made in slices, kept in RAM, written to disk in the background, read back. One per engine.
 
-Rules: bytes of a beginning are made only when a sequence is about to lose it (or in idle time), and only those that no
-tier has yet: a growing chat costs its last turn, not its whole length.
+Rules: a snapshot is made only when a sequence is about to lose the content (or in idle time), and only of the part that
+no tier has yet: a growing chat costs its last turn, not its whole length.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 EWMA = 0.3
 TELLING_BYTES = 1 << 20
-DISK_NS_MOST = 50.0  # per byte, 20 MB/s: a slower reading is an outlier
+DISK_NS_MOST = 50.0  # ns per byte, 20 MB/s: a slower read is an outlier
 
 
 class Store:
@@ -49,11 +49,11 @@ class Store:
         self.disk_budget = 0
         self.files: OrderedDict[str, tuple[int, Segment | None]] = OrderedDict()  # least recently used first
         self.disk_bytes = 0
-        self._writing: set[Segment] = set()  # whose files the disk's thread has not told of yet
-        self._is_indexing = False  # the directory is being read, and its files are not known yet
+        self._writing: set[Segment] = set()  # segments whose files the disk thread has not reported yet
+        self._is_indexing = False  # the directory is being read, so its files are not known yet
         self._is_found_unwanted = False  # the files were cleared before they were known
         self._is_short = False  # the system had no memory for the last snapshot
-        self._unused = ""  # the directory that was warned of
+        self._unused = ""  # the directory that the last warning named
         self._wake = wake
         self._engine = engine
         self._finder = finder
@@ -85,8 +85,8 @@ class Store:
 
     def _warn_of_unused(self, folder: str) -> None:
         if folder and folder != self._unused:
-            why = "states of recurrent layers stay in memory" if self._finder.can_move else "KV cannot be copied here"
-            log.warning("cache.disk_dir is not used, nothing is kept over a restart: %s (`status`: engine.notes)", why)
+            why = "states of recurrent layers stay in memory" if self._finder.can_move else "this engine cannot copy KV"
+            log.warning("cache.disk_dir is not used and nothing survives a restart: %s (`status`: engine.notes)", why)
         self._unused = folder
 
     def poll(self, is_busy: bool) -> None:
@@ -95,7 +95,7 @@ class Store:
             self.disk.poll()
 
     def touch(self, end: Node | None) -> None:
-        """Note that the beginning that ends here is in use, or just was."""
+        """Record that the prefix that ends here is in use, or just was."""
         segs = path_segments(end)
         self.ram.touch(segs)
         for seg in segs:
@@ -105,19 +105,17 @@ class Store:
     # saving
 
     def unsaved(self, end: Node | None, start: int = 0) -> list[Node]:
-        """Return the nodes of the beginning past `start` that would be lost with the sequence, in the order of their
-        positions.
-        """
+        """Return the nodes of the prefix past `start` that would be lost with the sequence, in order of position."""
         nodes = [node for node in end.up() if node.end > start] if end is not None else []
         return [node for node in reversed(nodes) if node.seg is None or node.seg.is_only_on_disk_for(node)]
 
     def lost(self, end: Node | None) -> list[Node]:
-        """Return the nodes of the beginning that no tier has; one that is being written does not count as there yet."""
+        """Return the nodes of the prefix that no tier has. One that is still being written counts as lost."""
         nodes = end.up() if end is not None else ()
         return [node for node in nodes if node.seg is None or (node.seg.blob is None and not node.seg.file)]
 
     def size(self, seq_id: int, node: Node) -> int:
-        """Return the bytes of a snapshot of one node's positions, and of the state after them."""
+        """Return the size of a snapshot of one node's positions, with the state after them."""
         return len(node.tokens) * self._finder.cell_bytes + self._engine.state_bytes(seq_id, node.end)
 
     def save(self, holding: Holding, node: Node, cost: CostModel, is_last: bool = False) -> Legs:
@@ -154,14 +152,14 @@ class Store:
                 logging.DEBUG if self._is_short and error.error is ErrorCode.INSUFFICIENT_MEMORY else logging.WARNING
             )
             self._is_short = error.error is ErrorCode.INSUFFICIENT_MEMORY
-            log.log(level, "a snapshot was not made: %s", error)
+            log.log(level, "could not make a snapshot: %s", error)
         finally:
             if is_in_ram and not is_taken:
                 self.ram.unreserve(tree.tenant, n_bytes)
 
     def _can_pass(self, tree: Tree, node: Node, n_bytes: int, is_last: bool) -> bool:
-        """Whether a node's bytes may go to disk without a place in RAM: they are not written yet, and few others wait
-        to be written.
+        """Whether a node's bytes may go to disk without room in RAM: they are not written yet, and few others are
+        waiting.
         """
         if (
             self.disk is None
@@ -172,13 +170,13 @@ class Store:
         return n_bytes <= self.disk_budget and (is_last or self.disk.has_room(n_bytes))
 
     def can_keep(self, n_bytes: int) -> bool:
-        """Whether so many more bytes fit into some tier without driving others out."""
+        """Whether this many more bytes fit into some tier without evicting others."""
         if self.ram.n_bytes + n_bytes <= self.ram.budget:
             return True
         return self.disk is not None and n_bytes <= self.disk_budget and self.disk.has_room(n_bytes)
 
     def _segment(self, tree: Tree, node: Node, span: tuple[int, int], n_bytes: int) -> Segment | None:
-        """Return the segment for fresh bytes of these positions. None: the positions have bytes by now."""
+        """Return the segment for fresh bytes of these positions. None: they already have bytes."""
         seg = node.seg
         if seg is None or (seg.start, seg.end) != span:
             seg = Segment(tree, *span, n_bytes)
@@ -186,7 +184,7 @@ class Store:
         return seg if seg.blob is None and not seg.is_writing else None
 
     def _export(self, seq_id: int, start: int, end: int, n_bytes: int) -> Export:
-        """Export positions. If the system has no memory for them, the least useful snapshots make room. Raises:
+        """Export positions. If the system lacks the memory, the least useful snapshots make room. Raises:
         INSUFFICIENT_MEMORY.
         """
         try:
@@ -207,7 +205,7 @@ class Store:
             blob = ticket.payload
             if blob is None:
                 self._lost(name)
-                self.disk.list_names(self._note_removed)  # where one was removed, others may have been
+                self.disk.list_names(self._note_removed)  # if one was removed, others may have been too
                 raise UmaError(ErrorCode.CACHE_IO, "a file of the cache could not be used")
             self._learn_rate(self._clock.now_ns() - t0, len(blob))
         if blob is None:
@@ -215,7 +213,7 @@ class Store:
         yield self._meters.copied(self._engine.import_state(seq_id, blob, piece.end, piece.start, seg.start))
 
     def _learn_rate(self, ns: int, n_bytes: int) -> None:
-        """Learn how fast the disk is; small reads would measure only its latency."""
+        """Learn the disk's throughput. Small reads are ignored: they measure only its latency."""
         if n_bytes >= TELLING_BYTES:
             rate = min(DISK_NS_MOST, ns / n_bytes)
             self._finder.disk_ns_per_byte += EWMA * (rate - self._finder.disk_ns_per_byte)
@@ -248,7 +246,7 @@ class Store:
             if seg.file != what.name:  # otherwise it was found in the directory meanwhile, with the same bytes
                 seg.file = what.name
                 self._add_file(what.name, what.n_bytes, seg)
-        elif is_written and self.disk is not None:  # it was forgotten meanwhile
+        elif is_written and self.disk is not None:  # it was dropped meanwhile
             self.disk.remove(what.name, "cleared")
         seg.let_go()
         self._make_disk_room(0)
@@ -258,7 +256,7 @@ class Store:
         self.disk_bytes += n_bytes
 
     def _lost(self, name: str) -> None:
-        """Note that a file is not there any more."""
+        """Record that a file is gone."""
         n_bytes, seg = self.files.pop(name, (0, None))
         self.disk_bytes -= n_bytes
         if seg is not None:
@@ -266,7 +264,7 @@ class Store:
             seg.let_go()
 
     def _note_removed(self, present: set[str] | None) -> None:
-        """Note which files are not there any more: bytes that are still held are written again when the time comes."""
+        """Record which files are gone. Content that is still held is written again later."""
         for name in [] if present is None else [name for name in self.files if name not in present]:
             self._lost(name)
 
@@ -293,14 +291,14 @@ class Store:
             self._lost(name)
 
     def _forget_writes(self) -> None:
-        """The directory is another one now: what goes to the old one is not heard of any more."""
+        """Forget the writes to the old directory: the configuration names another one now."""
         for seg in self._writing:
             seg.is_writing = False
             seg.let_go()
         self._writing.clear()
 
     def _index(self, found: list[Found]) -> None:
-        """Take in the directory's files: parents before the files that build upon them."""
+        """Add the directory's files to the tree: parents before the files that build upon them."""
         if self._is_found_unwanted:
             self._discard([f for f in found if f.head is not None])
             found = [f for f in found if f.head is None]
@@ -317,7 +315,7 @@ class Store:
         for each in ours:
             self.files.move_to_end(each.name)
         if ours:
-            waiting = f", of which {n_waiting} wait for their beginnings to be read again" if n_waiting else ""
+            waiting = f", {n_waiting} of them unusable until their prefixes are read again" if n_waiting else ""
             log.info("cache directory: %d snapshots%s, %d MiB", n_taken, waiting, self.disk_bytes >> 20)
         self._make_disk_room(0)
 
@@ -327,7 +325,7 @@ class Store:
                 self.disk.remove(each.name, "cleared")
 
     def _take_file(self, each: Found) -> Segment | None:
-        """Take in a file, even without its beginning: it is of use as soon as a session has read that.
+        """Add a file to the tree, even without its prefix: it becomes useful as soon as a session has read that.
 
         None: other segments have all of it.
         """
@@ -344,13 +342,13 @@ class Store:
                 if self.disk is not None:
                     self.disk.remove(each.name, "redundant")
                 return None
-            seg = same  # made again before the directory was known; written under the same name
+            seg = same  # made again before the directory was read; written under the same name
         seg.file = each.name
         self._add_file(each.name, each.n_bytes, seg)
         return seg
 
     def clear(self, trees: list[Tree]) -> int:
-        """Forget all snapshots that are not kept for a session or by a pin. Returns their number."""
+        """Drop all snapshots that no session or pin keeps. Returns their number."""
         segs = {
             id(node.seg): node.seg
             for tree in trees
@@ -362,9 +360,7 @@ class Store:
         return len(segs)
 
     def clear_all(self, trees: list[Tree]) -> int:
-        """Do the same as `clear`. Files of a directory that is still being read are removed as soon as they are
-        known.
-        """
+        """Like `clear`; files of a directory that is still being read are removed as soon as they are known."""
         self._is_found_unwanted = self._is_indexing
         return self.clear(trees)
 
@@ -378,7 +374,7 @@ class Store:
         seg.let_go()
 
     def look_again(self, timeout_s: float) -> None:
-        """Find out which files other programs removed; called when the daemon ends, which waits for it."""
+        """Find out which files other programs removed. Called when the daemon ends; blocks."""
         if self.disk is not None:
             self.disk.list_names(self._note_removed).wait(timeout_s)
             self.disk.poll()
@@ -390,7 +386,7 @@ class Store:
 
     def close(self, timeout_s: float) -> None:
         if self.disk is not None:
-            if not self.disk.close(timeout_s) and timeout_s:  # 0: the thread continues by itself
+            if not self.disk.close(timeout_s) and timeout_s:  # 0: the thread goes on without us
                 log.warning("%s: the cache's last snapshots were not written in time", ErrorCode.CACHE_IO.code)
             self.disk.poll()
             self.disk = None

@@ -1,4 +1,4 @@
-"""Every metric, declared once. Prometheus text, the JSON of the documents and docs/METRICS.md iterate METRICS.
+"""Every metric, declared once. Prometheus text, the documented JSON and docs/METRICS.md iterate over METRICS.
 
 Call sites keep the series: `ttft = registry.histogram(metrics.TTFT, lane="interactive")`, then `ttft.observe(ns)`.
 Label values are closed sets. Unbounded sets (clients, requests) belong in `status`, not here.
@@ -20,7 +20,7 @@ _LATENCY = log_buckets(100 * _US, 100_000 * _MS)  # 0.1 ms .. 100 s
 _SHORT = log_buckets(1 * _US, 10_000 * _MS)  # 1 us .. 10 s
 _RATIO = log_buckets(0.001, 10)
 _ROWS = (*range(1, 17), 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096)
-_EXPORT_EVERY = 4  # 6 bounds a decade are enough for readers of metrics
+_EXPORT_EVERY = 4  # readers of metrics need only 6 bounds per decade
 
 _LANE = {"lane": PRIORITIES}
 _TIER = {"tier": ("resident", "ram", "disk")}
@@ -57,14 +57,14 @@ ERRORS = _counter("errors_total", "error codes sent to clients", labels={"code":
 QUEUE_DEPTH = _gauge("queue_depth", "requests waiting for a sequence", labels=_LANE)
 SESSIONS = _gauge(
     "sessions_by_phase",
-    "requests that are not done, by phase",
+    "requests in progress, by phase",
     labels=_PHASE,
 )
 CONNECTIONS = _gauge("connections_open", "open connections")
 CONNECTIONS_TOTAL = _counter("connections_total", "connections accepted")
 RX_BYTES = _counter("rx_bytes_total", "bytes read from clients", "bytes")
 TX_BYTES = _counter("tx_bytes_total", "bytes written to clients", "bytes")
-TX_BUFFERED = _gauge("tx_buffered_bytes", "bytes that wait for slow readers", "bytes")
+TX_BUFFERED = _gauge("tx_buffered_bytes", "unsent bytes for slow readers", "bytes")
 SLOW_CLIENTS = _counter("slow_clients_total", "connections dropped because the reader fell too far behind")
 
 # tokens and ticks
@@ -95,7 +95,7 @@ SOLO_STEP = _gauge(
 )
 PREFILL_PIECE = _times(
     "prefill_piece_seconds",
-    "longest piece of a prefill run: the longest that a decode tick would have waited",
+    "longest piece of a prefill run: the longest time that a decode tick would have waited",
     _LATENCY,
 )
 DRAFTED = _counter("draft_tokens_total", "draft tokens that were verified, by their source", labels=_DRAFT)
@@ -143,7 +143,7 @@ SLO_VIOLATIONS = _counter(
 CONSTRAINT_COMPILE = _times("constraint_compile_seconds", "time to compile a schema or grammar", _SHORT)
 CONSTRAINT_CACHE = _counter(
     "constraint_cache_total",
-    "schemas and grammars of requests, found compiled or not",
+    "lookups of compiled schemas and grammars, by result",
     labels={"result": ("hit", "miss")},
 )
 CONSTRAINT_STEP = _times(
@@ -187,7 +187,7 @@ KV_CELLS_RESERVED = _gauge("kv_cells_reserved", "KV cells reserved for running r
 KV_CELLS_SHARED = _gauge("kv_cells_shared", "tokens whose KV more than one sequence holds, each counted once", "cells")
 KV_CELLS_TOTAL = _gauge("kv_cells_capacity", "total number of KV cells", "cells", json="kv_cells_total")
 ALLOC_WARNINGS = _counter("alloc_warnings_total", "times that an engine found no KV cells for admitted work")
-CACHE_HITS = _counter("cache_hits_total", "prompts whose beginning was restored", labels=_TIER)
+CACHE_HITS = _counter("cache_hits_total", "prompts whose prefix was restored", labels=_TIER)
 CACHE_MISSES = _counter("cache_misses_total", "prompts that found nothing to reuse")
 CACHE_TOKENS_SAVED = _counter("cache_tokens_saved_total", "prompt tokens restored instead of computed", "tokens", _TIER)
 CACHE_EVICTIONS = _counter("cache_evictions_total", "cache entries removed to make room", labels=_TIER)
@@ -195,12 +195,12 @@ CACHE_FILES_REMOVED = _counter(
     "cache_files_removed_total", "files removed from the cache directory, by cause", labels=_REMOVAL
 )
 CACHE_BYTES = _gauge("cache_bytes", "bytes held by the cache", "bytes", _TIER)
-CACHE_RESTORE = _times("cache_restore_seconds", "time to restore one prompt's beginning", _LATENCY, _TIER)
+CACHE_RESTORE = _times("cache_restore_seconds", "time to restore one prompt's prefix", _LATENCY, _TIER)
 KV_BYTES = _counter("kv_bytes_total", "KV of prompts, computed or from the cache", "bytes")
 KV_COPIED_BYTES = _counter(
     "kv_copied_bytes_total", "KV copied: to the decode memory, between sequences, to and from snapshots", "bytes"
 )
-RELIEVED_BYTES = _counter("relieved_bytes_total", "cached KV given up because the system ran short of memory", "bytes")
+RELIEVED_BYTES = _counter("relieved_bytes_total", "cached KV dropped because the system ran short of memory", "bytes")
 
 # the process
 READY = _gauge("ready", "1 while new requests are accepted")
@@ -209,7 +209,7 @@ RESIDENT_BYTES = _gauge("resident_bytes", "resident memory of the process", "byt
 MEMORY_BYTES = _gauge(
     "memory_bytes", "memory of the engine, by purpose", "bytes", {"purpose": ("weights", "kv", "compute")}
 )
-GENERATION = _gauge("config_generation", "number of configurations that have been in force")
+GENERATION = _gauge("config_generation", "number of configurations that have been in use")
 RELOADS = _counter("reloads_total", "reloads, by result", labels={"result": ("ok", "failed")})
 LOG_DROPPED = _counter("log_lines_dropped_total", "log lines that could not be written")
 

@@ -1,7 +1,8 @@
-"""How a metric is declared and counted: cheap for the one thread that writes it; readers get a copy.
+"""How metrics are declared and counted: cheap for the one thread that writes; readers get a copy.
 
 Rules: one writing thread per series (no locks); readers take a `Snapshot`. Times are ns inside and seconds or ms in
-exports. The sliding window is the difference between now and a copy made earlier, so it costs writers nothing.
+exports. The sliding window is the difference between the current counts and an earlier copy, so it costs writers
+nothing.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class Metric:
     unit: str
     help: str
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # label -> all its values
-    buckets: tuple[float, ...] = ()  # inclusive upper bounds, in the unit that is stored
-    export_every: int = 1  # Prometheus sees every n-th bound
+    buckets: tuple[float, ...] = ()  # inclusive upper bounds, in the stored unit
+    export_every: int = 1  # Prometheus gets every n-th bound
     json: str = ""  # name in the JSON; default: the name, with _ms for _seconds
 
     @property
@@ -49,7 +50,7 @@ class Metric:
 def log_buckets(low: float, high: float, per_decade: int = 24) -> tuple[float, ...]:
     """Return bounds in equal ratios.
 
-    With 24 a decade, neighbours differ by 10 %, so a bucket's geometric middle is within 5 %.
+    With 24 per decade, neighbours differ by 10 %, so a bucket's geometric mean is within 5 % of its values.
     """
     bounds = [low]
     while bounds[-1] < high * 0.999:
@@ -82,7 +83,7 @@ class Gauge:
 
 
 class Histogram:
-    """Counts of values by bucket; the last bucket is open."""
+    """Counts of values by bucket; the last bucket has no upper bound."""
 
     __slots__ = ("bounds", "counts", "highest", "total")
 
@@ -106,7 +107,7 @@ class Distribution(NamedTuple):
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
     total: float
-    highest: float  # exact since the start; in a window at most one bucket (10 %) too high
+    highest: float  # exact since the start; in a window up to one bucket (10 %) too high
     is_discrete: bool  # whole numbers, one per bucket while the bounds are consecutive
 
     @property
@@ -119,7 +120,7 @@ class Distribution(NamedTuple):
         return self.total / n if n else 0.0
 
     def quantile(self, q: float) -> float:
-        """Return the q-quantile (nearest rank): within 5 % inside the buckets' range; 0 without values."""
+        """Return the q-quantile (nearest rank): within 5 % inside the buckets' range; 0 if there are no values."""
         n = self.n_values
         if not n:
             return 0.0
@@ -139,13 +140,13 @@ class Distribution(NamedTuple):
         return self._replace(counts=left, total=self.total - total, highest=highest)
 
     def plus(self, other: Distribution) -> Distribution:
-        """Return both together; they must have the same bounds."""
+        """Return the sum of both, which must have the same bounds."""
         counts = tuple(a + b for a, b in zip(self.counts, other.counts, strict=True))
         return self._replace(counts=counts, total=self.total + other.total, highest=max(self.highest, other.highest))
 
 
 class Snapshot(NamedTuple):
-    """A copy of all series. Pure from here on."""
+    """A copy of all series."""
 
     metrics: tuple[Metric, ...]
     values: Mapping[tuple[str, Labels], float]  # counters and gauges
@@ -157,7 +158,7 @@ class Snapshot(NamedTuple):
         return self.values[metric.name, labels]
 
     def merged(self, metric: Metric, is_recent: bool = False) -> Distribution:
-        """Return a histogram over all its labels."""
+        """Return a histogram, summed over all its labels."""
         source = self.recent if is_recent else self.since_start
         first, *rest = (source[metric.name, labels] for labels in metric.label_sets())
         for other in rest:
@@ -166,7 +167,7 @@ class Snapshot(NamedTuple):
 
 
 class Registry:
-    """Holds one series for every declared label set from the start. No series appears later, so none is missing."""
+    """Holds one series per declared label set, all from the start, so that no series appears late."""
 
     def __init__(self, metrics: Iterable[Metric]) -> None:
         self._metrics = tuple(metrics)
@@ -200,13 +201,13 @@ class Registry:
         return series
 
     def on_collect(self, update: Callable[[], None]) -> None:
-        """Call `update` before each snapshot, in the reader's thread: for gauges that are cheaper to read than to keep
+        """Call `update` before each snapshot, on the reader's thread, for gauges that are cheaper to read than to keep
         up to date.
         """
         self._collectors.append(update)
 
     def rotate(self, now_ns: int) -> None:
-        """Move the window on when half of it has passed. Call it at least that often while work is done."""
+        """Advance the window when half of it has passed. Call it at least that often while work is done."""
         if now_ns - self._mark_ns < WINDOW_NS // 2 and self._marks[1]:
             return
         self._mark_ns = now_ns
@@ -214,7 +215,7 @@ class Registry:
         self._marks = [self._marks[1], marks]
 
     def snapshot(self) -> Snapshot:
-        """Copy everything. Any thread; does not stop the writers."""
+        """Copy everything. For any thread; does not block the writers."""
         for update in self._collectors:
             update()
         values = {key: s.value for key, s in self._series.items() if not isinstance(s, Histogram)}
@@ -234,7 +235,7 @@ class Registry:
 
     def _find(self, metric: Metric, labels: Mapping[str, str]) -> Counter | Gauge | Histogram:
         if labels.keys() != metric.labels.keys():
-            raise ValueError(f"{metric.name} wants the labels {', '.join(metric.labels) or 'none'}")
+            raise ValueError(f"{metric.name} needs the labels {', '.join(metric.labels) or 'none'}")
         return self._series[metric.name, tuple(labels[name] for name in metric.labels)]
 
 

@@ -1,4 +1,4 @@
-"""Writes a snapshot as Prometheus text, and as the documented JSON. Pure."""
+"""Renders a snapshot as Prometheus text or as the documented JSON. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NS_PER_MS = 1_000_000
 
 
 class Derived(NamedTuple):
-    """A documented JSON name whose value follows from other metrics."""
+    """A documented JSON name whose value is derived from other metrics."""
 
     name: str
     help: str
@@ -33,13 +33,13 @@ def _bandwidth(snapshot: Snapshot) -> float:
 
 
 def _idle_share(snapshot: Snapshot) -> float | None:
-    """Share of idle device time; None before the first request."""
+    """Return the share of idle device time; None before the first request."""
     serving = snapshot.value(m.SERVING_TIME)
     return round(max(0.0, 1.0 - snapshot.value(m.ENGINE_TIME) / serving), 4) if serving else None
 
 
 def _copy_free(snapshot: Snapshot) -> float | None:
-    """Share of KV that was not copied; None before the first prompt. KV that is copied twice counts twice."""
+    """Return the share of KV that was not copied; None before the first prompt. KV copied twice counts twice."""
     whole = snapshot.value(m.KV_BYTES)
     return round(max(0.0, 1.0 - snapshot.value(m.KV_COPIED_BYTES) / whole), 4) if whole else None
 
@@ -49,10 +49,10 @@ def _recent(metric: Metric, q: float) -> Callable[[Snapshot], float]:
 
 
 DERIVED: tuple[Derived, ...] = (
-    Derived("sessions", "requests that are not done", lambda s: _sessions(s)),
+    Derived("sessions", "requests in progress", lambda s: _sessions(s)),
     Derived(
         "active_sessions",
-        "requests that are being read or answered",
+        "requests whose prompt is being read or that are being answered",
         lambda s: _sessions(s, "prefill", "decode"),
     ),
     Derived("parked_sessions", "requests whose KV left the device", lambda s: _sessions(s, "parked")),
@@ -80,7 +80,7 @@ DERIVED: tuple[Derived, ...] = (
     ),
     Derived(
         "copy_free_ratio",
-        "share of the prompts' KV that was used where it lay, since the start",
+        "share of the prompts' KV that was used in place, without a copy, since the start",
         lambda s: _copy_free(s),
     ),
     Derived(
@@ -92,7 +92,7 @@ DERIVED: tuple[Derived, ...] = (
 
 
 def to_json(snapshot: Snapshot) -> dict[str, Any]:
-    """Return the document's JSON: times in ms; labels nest; a histogram is its count, mean and quantiles."""
+    """Return the documented JSON: times in ms, labels nested, histograms as count, mean and quantiles."""
     document: dict[str, Any] = dict(snapshot.info)
     document.update((derived.name, derived.compute(snapshot)) for derived in DERIVED)
     for metric in snapshot.metrics:
