@@ -18,7 +18,7 @@ Legs = Generator[Transfer, None, None]
 
 
 class Chain:
-    """Steps the transfers that `legs` yields. An error of a leg is thrown into `legs`, which decides how to continue."""
+    """Steps the transfers that `legs` yields. Errors of a leg are thrown into `legs`, which decides how to go on."""
 
     def __init__(self, legs: Legs, clock: Clock, n_bytes: int = 0) -> None:
         self.n_bytes = n_bytes

@@ -1,4 +1,4 @@
-"""An answer whose tokens matter one by one: which tokens a piece of text consists of, and which are to be taken back.
+"""An answer whose tokens matter one by one: which tokens a piece of text consists of, and which must be taken back.
 
 Plain answers need no more than `session.text`. Positions are characters of the answer's text.
 """
@@ -15,15 +15,15 @@ from uma_core.types import TokenId, TokenLogprob
 
 
 class _Pending(NamedTuple):
-    """A token whose text is not all released."""
+    """A token whose text has not been released completely."""
 
     token: TokenId
     start: int
-    end: int  # after its last whole character; a token may have none
+    end: int  # after its last complete character; a token may have none
     logprob: TokenLogprob | None
-    state: Any  # of the decoder before it
-    mark: Any  # of whoever pushed it
-    found: State  # of the search before it
+    state: Any  # of the decoder, before this token
+    mark: Any  # the caller's own value, passed to `push`
+    found: State  # of the search, before this token
 
 
 class Taken(NamedTuple):
@@ -31,22 +31,22 @@ class Taken(NamedTuple):
 
     n: int
     token: TokenId  # the first of them
-    mark: Any  # that it was pushed with
+    mark: Any  # the mark that it was pushed with
 
 
 class Answer:
-    """Assembles text like `TextStream`; `take` also returns the tokens that the released text came from.
+    """Assembles text like `TextStream`; `take` returns the tokens of the released text.
 
-    Text that a stop string may begin with is held back, and with `banned` so is text that a banned one may begin with:
-    whole tokens of it. Where a banned string is complete, nothing is released and `must_rewind` is set.
+    Text that may be the beginning of a stop string is held back. With `banned`, whole tokens are held back whose text
+    may begin a banned string; once a banned string is complete, nothing is released and `must_rewind` is set.
     """
 
     def __init__(self, stops: tuple[str, ...] = (), banned: tuple[str, ...] = ()) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stops = tuple(s for s in stops if s)
         self._banned = tuple(s for s in banned if s)
-        self._found = beginning((*self._stops, *self._banned))  # at one place a stop string counts
-        self._tail = ""  # decoded, not released
+        self._found = beginning((*self._stops, *self._banned))  # at the same place, stop strings win
+        self._tail = ""  # decoded text that is not released
         self._n_released = 0
         self._pending: deque[_Pending] = deque()
         self._banned_at = -1
@@ -63,7 +63,7 @@ class Answer:
 
     @property
     def n_pending(self) -> int:
-        """The number of tokens that can be taken back."""
+        """Return how many tokens can be taken back."""
         return len(self._pending)
 
     def push(self, token: TokenId, data: bytes, logprob: TokenLogprob | None = None, mark: Any = None) -> str:
@@ -86,7 +86,7 @@ class Answer:
         return self._cut(max(start + found.at, self._n_released))
 
     def _release(self, end: int) -> str:
-        """Release the text up to this position, or less: a token that may be taken back is not released in part."""
+        """Release the text up to this position, or less: a token that may be taken back is never released in part."""
         if self._banned:
             first_kept = bisect.bisect_right(self._pending, end, key=lambda p: p.end)
             if first_kept < len(self._pending):
@@ -99,8 +99,8 @@ class Answer:
         return text
 
     def _cut(self, end: int) -> str:
-        """Release the last text that there will be, up to this position. A token that is only partly in the text is
-        carried.
+        """Release the last text of the answer, up to this position. A token that is only partly in it is
+        carried too.
         """
         text, self._tail = self._tail[: end - self._n_released], ""
         self._carry(lambda p: p.start < end)
@@ -114,15 +114,15 @@ class Answer:
                 self._carried.append(logprob)
 
     def take(self) -> tuple[TokenLogprob, ...]:
-        """Return the tokens of the text that was released since the last time."""
+        """Return the tokens of the text that was released since the last call."""
         carried, self._carried = tuple(self._carried), []
         return carried
 
     def rewind(self) -> Taken:
         """Take back the tokens from the one in which the banned string begins.
 
-        Text of an earlier token that belongs to the string may already have been released. Then all tokens that were
-        not released are taken back.
+        If text of the string has already been released with an earlier token, all tokens that were not released are
+        taken back.
         """
         at, self._banned_at = max(self._banned_at, self._n_released), -1
         first = next(i for i, p in enumerate(self._pending) if at < p.end)
@@ -134,7 +134,7 @@ class Answer:
         return Taken(len(taken), oldest.token, oldest.mark)
 
     def finish(self) -> str:
-        """Return the rest when no more tokens come: an unfinished character becomes U+FFFD."""
+        """Return the rest of the text at the end: an incomplete character becomes U+FFFD."""
         if self.is_stopped:
             return ""
         self._tail += self._decoder.decode(b"", True)

@@ -9,20 +9,20 @@ from uma_core.types import TokenId
 
 
 class Agreement(IntEnum):
-    """Whether the two latest places of a match agree on a token that follows it (uma_speculation.h: uma_agreement)."""
+    """Whether the two latest places of a match agree on the token after it (uma_speculation.h: uma_agreement)."""
 
-    ONE = 0  # there is one place, or the other one goes on differently
+    ONE = 0  # there is only one place, or the other one has already continued differently
     SAME = 1
-    DIFFERENT = 2  # the token is the latest place's
+    DIFFERENT = 2  # the token is from the latest place
 
 
 class Draft(NamedTuple):
     tokens: tuple[TokenId, ...] = ()
-    survival: tuple[float, ...] = ()  # probability of each that it, and all before it, will be drawn
-    source: str = ""  # of what is not forced: "lookup", "history", "prediction", "draft"; else "forced"
-    n_match: int = 0  # tokens before it that occurred where it comes from
-    agreement: tuple[Agreement, ...] = ()  # of each token that was looked up
-    n_forced: int = 0  # how many of `tokens`, the first ones, a grammar or the end of a thought forces
+    survival: tuple[float, ...] = ()  # of each token: the probability that it and all before it will be drawn
+    source: str = ""  # "lookup", "history", "prediction" or "draft"; "forced" if it has only forced tokens
+    n_match: int = 0  # length of the match, in tokens, that the draft continues
+    agreement: tuple[Agreement, ...] = ()  # one per token that came from a lookup
+    n_forced: int = 0  # the first so many `tokens` are forced by a grammar or by the end of a thought
 
 
 NO_DRAFT = Draft()

@@ -1,7 +1,7 @@
-"""An embed or rerank request in progress: which input is next, and the results of those before.
+"""An embed or rerank request in progress: which input is next, and the results so far.
 
 Rules: owned by the compute thread. Inputs are computed in order. If the engine cuts them into chunks, they are computed
-one by one, and the parts of each chunk that pooling needs are kept here. If it computes them whole, a call takes as
+one by one, and the parts of each chunk that pooling needs are kept here. If it computes whole inputs, a call takes as
 many as fit.
 """
 
@@ -15,21 +15,21 @@ from uma_core.engine.api import ROWS_OF, EmbeddingInfo, Rows
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import Embed
 
-BASE64_BYTES, TEXT_BYTES = 16 / 3, 16  # of one number in a reply, at most
-SCORE_BYTES = 64  # of one result of a rerank
+BASE64_BYTES, TEXT_BYTES = 16 / 3, 16  # upper bound per number in a reply
+SCORE_BYTES = 64  # per result of a rerank
 
 
 class Pool:
-    """Hidden states of one input, chunk by chunk, on their way to one vector."""
+    """Collects the hidden states of one input, chunk by chunk, and pools them into one vector."""
 
     def __init__(self, pooling: str) -> None:
         self.pooling = pooling
-        self.n_tokens = 0  # whose chunks have come
+        self.n_tokens = 0  # tokens of the chunks added so far
         self._sum: np.ndarray | None = None
         self._rows: list[np.ndarray] = []
 
     def wants(self, start: int, n_left: int) -> Rows:
-        """Of the chunk that begins at `start` and leaves `n_left` tokens of the input."""
+        """Return which rows are needed of the chunk that begins at `start` and leaves `n_left` tokens of the input."""
         rows = ROWS_OF[self.pooling]
         if (rows is Rows.FIRST and start) or (rows is Rows.LAST and n_left):
             return Rows.NONE
@@ -44,18 +44,18 @@ class Pool:
             self._rows.append(rows)
 
     def take(self) -> np.ndarray:
-        """(1, n_embd) float32, or without pooling a row for each token."""
+        """Return (1, n_embd) float32, or without pooling one row per token."""
         if self._sum is not None:
             return (self._sum / self.n_tokens).astype(np.float32)[None]
         return np.concatenate(self._rows)
 
 
 class Embedding:
-    """`vectors`: the results of the first inputs."""
+    """`vectors`: the results so far, in the order of the inputs."""
 
     def __init__(self, wanted: Embed, tokens: np.ndarray, ends: Sequence[int], info: EmbeddingInfo) -> None:
-        """`tokens`: of all inputs in a row, (n,) int32; `ends`: where each input ends. Thousands of inputs cost no tick
-        its time.
+        """`tokens`: all inputs concatenated, (n,) int32; `ends`: where each input ends. Arrays, so that even thousands
+        of inputs do not delay a tick.
 
         Raises: UNSUPPORTED, BAD_REQUEST, PROMPT_TOO_LARGE.
         """
@@ -101,8 +101,8 @@ class Embedding:
             raise UmaError(ErrorCode.PROMPT_TOO_LARGE, message, index=index, n_tokens=int(lengths[index]), limit=limit)
 
     def input(self, index: int) -> np.ndarray:
-        """Return an input's tokens, (n,) int32. A truncated input keeps its last token, because models end inputs with
-        a token of their own.
+        """Return an input's tokens, (n,) int32. A truncated input keeps its last token, because models end their inputs
+        with a special token.
         """
         start, n = self._starts[index], self._given[index]
         tokens, limit = self._tokens[start : start + n], self.info.n_input
@@ -120,11 +120,11 @@ class Embedding:
         if wanted.op == "rerank":
             n_bytes = self.n_inputs * SCORE_BYTES
         if wanted.reply_bytes and n_bytes > wanted.reply_bytes:
-            message = f"the answer may have {n_bytes} bytes, the cap is {wanted.reply_bytes}: ask in parts"
+            message = f"the answer may have {n_bytes} bytes, the cap is {wanted.reply_bytes}: split the request"
             raise UmaError(ErrorCode.PROMPT_TOO_LARGE, message, n_bytes=n_bytes, limit=wanted.reply_bytes)
 
     def _new_pool(self) -> Pool:
-        return Pool("last" if self.info.is_whole else self.pooling)  # the engine pools what it computes whole
+        return Pool("last" if self.info.is_whole else self.pooling)  # the engine itself pools whole inputs
 
     @property
     def is_done(self) -> bool:
@@ -132,34 +132,34 @@ class Embedding:
 
     @property
     def current(self) -> np.ndarray:
-        """The input that is being computed."""
+        """Return the input that is being computed."""
         return self.input(len(self.vectors))
 
     @property
     def n_later(self) -> int:
-        """The number of tokens in the inputs after the current one."""
+        """Return the number of tokens in the inputs after the current one."""
         return 0 if self.is_done else self.n_tokens - self._ends[len(self.vectors)]
 
     @property
     def n_done(self) -> int:
-        """The number of tokens in the inputs before the current one."""
+        """Return the number of tokens in the inputs before the current one."""
         return self._ends[len(self.vectors) - 1] if self.vectors else 0
 
     # inputs in chunks
 
     def chunk(self, n_past: int, n_most: int) -> tuple[np.ndarray, Rows]:
-        """Return the current input's next tokens, at most this many, and which of their hidden states are wanted."""
+        """Return the current input's next tokens, at most this many, and which of their hidden states are needed."""
         left = self.current[n_past:]
         rows = self.pool.wants(n_past, max(0, len(left) - n_most))
         n = min(n_most, len(left), self.info.n_rows if rows is Rows.ALL else n_most)
         return left[:n], rows
 
     def restart(self) -> None:
-        """Compute the current input anew."""
+        """Compute the current input from its beginning again."""
         self.pool = self._new_pool()
 
     def add(self, n_tokens: int, rows: np.ndarray) -> bool:
-        """Take a computed chunk. True: it was the input's last one. Raises: DECODE_FAILED."""
+        """Take a computed chunk. True: it was the last one of its input. Raises: DECODE_FAILED."""
         self.pool.add(n_tokens, rows)
         if self.pool.n_tokens < len(self.current):
             return False
@@ -170,8 +170,8 @@ class Embedding:
     # whole inputs
 
     def call(self, n_most: int, n_batch: int) -> list[np.ndarray]:
-        """Return the next inputs: at least one, and others while they have at most `n_most` tokens together, never more
-        than `n_batch`.
+        """Return the next inputs: at least one, and more while they have at most `n_most` tokens together; never more
+        than `n_batch` tokens.
         """
         chosen: list[np.ndarray] = []
         n = 0

@@ -1,7 +1,7 @@
-"""The values that cross between the I/O thread and the compute thread.
+"""The values that the I/O thread and the compute thread exchange.
 
-Commands go to the compute thread, events come back, both through lock-free deques and a wake-up. `conn_id` and
-`request_id` together name a request for both sides.
+Commands go to the compute thread and events come back, both through lock-free deques and a wake-up. `conn_id` and
+`request_id` together identify a request on both sides.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from uma_core.types import Ended, FinishReason, Peer, Request, TokenId, TokenLog
 
 
 class Submit(NamedTuple):
-    """A request whose prompt is tokenised. Accepted or refused by the compute thread."""
+    """A request with its prompt tokenised. The compute thread accepts or refuses it."""
 
     conn_id: int
     peer: Peer
     request: Request
     tokens: Sequence[TokenId] | np.ndarray
     t_received_ns: int  # when its frame was decoded
-    # token counts after which a chat message ends: preferred snapshot points. Of embed and rerank: an input
+    # token counts at which a chat message ends: preferred snapshot points. For embed and rerank: where each input ends
     message_ends: tuple[int, ...] = ()
-    text: Any = None  # the engine whose vocabulary `tokens` is in: after a reload, another one answers Stale
-    matcher: Any = None  # session.session.Matcher, for the same vocabulary; None: any answer may be given
-    echo: str = ""  # what every answer begins with
-    cancelled: frozenset[int] = frozenset()  # answers that ended before they began
+    text: Any = None  # the engine whose vocabulary made `tokens`; another engine, after a reload, answers Stale
+    matcher: Any = None  # session.session.Matcher, for the same vocabulary; None: the answer is unconstrained
+    echo: str = ""  # text that every answer begins with
+    cancelled: frozenset[int] = frozenset()  # answers that were cancelled before they began
 
 
 class Cancel(NamedTuple):
@@ -69,27 +69,27 @@ class Accepted(NamedTuple):
 
 
 class Queued(NamedTuple):
-    """Where a request with `queue_updates` stands. After Accepted, never after its sequence is assigned."""
+    """The queue position of a request with `queue_updates`. Sent after Accepted and before a sequence is assigned."""
 
     conn_id: int
     request_id: str
-    position: int  # requests that go before it
+    position: int  # requests ahead of it
     wait_ns: int  # predicted
 
 
 class Progress(NamedTuple):
-    """How far a prompt is read, for a request with `prompt_progress`. Counts are tokens."""
+    """How much of a prompt has been read, for a request with `prompt_progress`. Counts are tokens."""
 
     conn_id: int
     request_id: str
     n_prompt: int
     n_cached: int  # of these, restored instead of computed
-    n_read: int  # of these, restored or computed by now
+    n_read: int  # of these, restored or computed so far
     read_ns: int  # since its sequence was assigned
 
 
 class Refused(NamedTuple):
-    """Never accepted; this is the request's only event."""
+    """The request was not accepted; this is its only event."""
 
     conn_id: int
     request_id: str
@@ -97,7 +97,7 @@ class Refused(NamedTuple):
 
 
 class Stale(NamedTuple):
-    """Not accepted: the model changed since the prompt was tokenised. It comes again as a new Submit."""
+    """Not accepted, because the model changed after the prompt was tokenised. It is submitted again."""
 
     conn_id: int
     request_id: str
@@ -110,8 +110,8 @@ class Token(NamedTuple):
     request_id: str
     text: str
     token_id: TokenId  # the token that completed the text
-    logprobs: tuple[TokenLogprob, ...] | None = None  # of the tokens that the text came from; None: not asked for
-    which: int = -1  # of the answer, where there are several
+    logprobs: tuple[TokenLogprob, ...] | None = None  # of the text's tokens; None: not requested
+    which: int = -1  # index of the answer, if there are several
 
 
 class Prompt(NamedTuple):
@@ -143,10 +143,10 @@ class Final(NamedTuple):
     usage: dict[str, int]  # prompt_tokens, cached_tokens, completion_tokens
     timing: dict[str, float]  # queue_ms, ttft_ms, total_ms, itl_p50_ms, itl_max_ms
     error: UmaError | None  # with reason ERROR
-    stop: dict[str, Any] | None = None  # the `text` or `token_id` of the request that ended it
-    logprobs: tuple[TokenLogprob, ...] | None = None  # of all tokens; of a stream those that no Token event carried
-    answers: tuple[Ended, ...] | None = None  # of a request with several that does not stream
-    # session.embedding.Embedding with all its vectors, of an embed or rerank request that was carried out
+    stop: dict[str, Any] | None = None  # the `text` or `token_id` in the request that ended the answer
+    logprobs: tuple[TokenLogprob, ...] | None = None  # of all tokens; in a stream, of those that no Token event carried
+    answers: tuple[Ended, ...] | None = None  # if the request has several and does not stream
+    # session.embedding.Embedding with all its vectors, for a completed embed or rerank request
     embedding: Any = None
 
 

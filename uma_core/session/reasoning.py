@@ -1,4 +1,4 @@
-"""The thinking part of an answer: tokens between two texts, counted apart, and ended by force at a budget."""
+"""The thinking part of an answer: tokens between two texts, counted separately, and forced to end at a budget."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from uma_core.types import Reasoning, TokenId, thought_mark
 
 
 class Thinking:
-    """Follows one answer. `is_inside`: the text so far is between the start and the end.
+    """Follows one answer. `is_inside`: the text so far ends inside a thought.
 
     A token that is only part of the start or the end text is not counted.
     """
 
     def __init__(self, wanted: Reasoning, prompt_tail: bytes) -> None:
-        """`prompt_tail`: the end of the prompt's text; templates may begin to think there."""
+        """`prompt_tail`: the end of the prompt's text, where a template may already begin a thought."""
         self._start, self._end = thought_mark(wanted.start), thought_mark(wanted.end)
         self._budget = wanted.budget_tokens
         tail = prompt_tail.decode("utf-8", "replace")
@@ -24,9 +24,9 @@ class Thinking:
         self.has_ended = False
         self.n_tokens = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._text = ""  # since the last of the two texts
-        self._lengths: list[int] = []  # of the text of each token inside
-        self.forced: deque[TokenId] = deque()  # what is left of the end, once the budget is spent
+        self._text = ""  # since the last start or end text
+        self._lengths: list[int] = []  # length of the text of each token inside the thought
+        self.forced: deque[TokenId] = deque()  # the rest of the forced end, once the budget is spent
 
     def push(self, data: bytes) -> None:
         """Take one more token's bytes."""
@@ -48,20 +48,20 @@ class Thinking:
             self._close(len(self._text) - at)
         elif len(self._text) > 4 * len(self._end):
             self._text = self._text[-len(self._end) :]
-            # only tokens of the text can still become the end's
+            # only tokens of this text can still become part of the end text
             while sum(self._lengths) - self._lengths[0] >= len(self._text):
                 self._lengths.pop(0)
 
     def _close(self, n_end: int) -> None:
-        """The last `n_end` characters are the end text, and what its last token has beyond it."""
+        """End the thought. The last `n_end` characters are the end text and the rest of its last token."""
         while self._lengths and n_end > 0:
             n_end -= self._lengths.pop()
-            self.n_tokens -= n_end >= 0  # a token that began before the end text is a thought's
+            self.n_tokens -= n_end >= 0  # a token that began before the end text belongs to the thought
         self.is_inside, self.has_ended = False, True
         self.forced.clear()
 
     def mark(self) -> tuple[object, ...]:
-        """Return the present state, for `go_back`."""
+        """Return the current state, for `go_back`."""
         return (
             self.is_inside,
             self.has_ended,
@@ -73,7 +73,7 @@ class Thinking:
         )
 
     def go_back(self, mark: Any) -> None:
-        """Return to a mark: the tokens since then were taken back."""
+        """Return to a marked state, because the tokens since then were taken back."""
         self.is_inside, self.has_ended, self.n_tokens, state, self._text, lengths, forced = mark
         self._decoder.setstate(state)
         self._lengths, self.forced = list(lengths), deque(forced)

@@ -1,7 +1,7 @@
-"""A prompt whose tokens' log probabilities are wanted: it is read as an answer is given, with every next token known.
+"""A prompt whose log probabilities are requested. It is read like an answer whose every next token is known.
 
-Each row's logits are needed whole, so that its tokens are rows of decode calls, as a stream's are, and cost others what
-a stream costs. For the policy the prompt ends with the token that is computed next.
+All logits of each row are needed, so its tokens are rows of decode calls, like those of a stream, and delay others as
+much as a stream does. For the policy, the prompt ends with the token that is computed next.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from uma_core.types import TokenLogprob
 
 
 class Scoring:
-    """Owns the samplers of the rows of a call, each of which is told the token that follows its row."""
+    """Owns the samplers of a call's rows. Each sampler is given the token that follows its row."""
 
     def __init__(self, tokens: np.ndarray, new_sampler: Callable[[], Sampler], n_told: int = 0) -> None:
-        """`tokens`: (n,) int32, the prompt. `n_told`: tokens that somebody else has reported already."""
+        """`tokens`: (n,) int32, the prompt. `n_told`: tokens that have been reported before."""
         self.tokens = tokens
         self.n_told = n_told
         self._new_sampler = new_sampler
@@ -27,7 +27,7 @@ class Scoring:
         self.found: list[TokenLogprob] = []  # not reported yet
 
     def rows(self, n_past: int, n: int) -> Sequence[Sampler]:
-        """Of n rows from position `n_past` on, the last one's next token included in the prompt."""
+        """Return the samplers of n rows from position `n_past` on. The prompt must have a token after the last row."""
         while len(self._samplers) < n:
             self._samplers.append(self._new_sampler())
         for sampler, token in zip(self._samplers, self.tokens[n_past + 1 :], strict=False):
@@ -36,7 +36,7 @@ class Scoring:
         return self._samplers[:n]
 
     def take(self) -> Logprobs:
-        """Of the next one of those rows."""
+        """Return the log probabilities of the next of those rows."""
         found = self._samplers[self._n_taken].logprobs()
         assert found is not None
         self._n_taken += 1

@@ -1,7 +1,7 @@
-"""Looks for several strings at once in a text that comes piece by piece (Aho and Corasick, CACM 18, 1975).
+"""Searches for several strings at once in a text that arrives in pieces (Aho and Corasick, CACM 18, 1975).
 
-Rules: pure. A character costs a step or two, whatever the strings are and however many there are. What follows a state
-is worked out when the text first gets there: long lists are not read before an answer may begin.
+Rules: pure. A character costs a step or two, no matter how many strings there are. The successors of a state are built
+when the text first reaches it, so that long lists do not delay an answer.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from typing import NamedTuple
 
 
 class Found(NamedTuple):
-    """The first of the strings in the text; of several at one place the one that was listed first."""
+    """The first string found in the text; of several at the same place, the one listed first."""
 
-    at: int  # characters after the beginning of the last piece; less than 0: it began before
+    at: int  # characters after the beginning of the last piece; negative: it began in an earlier piece
     which: int
 
 
 class State:
-    """The longest end of the text that begins one of the strings. Never changes: going back is keeping an older one."""
+    """The longest suffix of the text that begins one of the strings. Immutable: to go back, keep an earlier state."""
 
     __slots__ = ("_next", "_strings", "fallback", "index", "n_matched", "n_pending")
 
     def __init__(self, n_pending: int, strings: list[tuple[str, int]], fallback: State | None) -> None:
-        """`strings`: all that begin so, sorted, with their places in the list."""
-        self.n_pending = n_pending  # characters of that end
-        self.fallback = fallback  # the next shorter one; None: this is the state of an empty text
-        # the longest string that is complete here, and its place in the list
+        """`strings`: all strings that begin with that suffix, sorted, with their indices in the list."""
+        self.n_pending = n_pending  # characters of that suffix
+        self.fallback = fallback  # state of the next shorter suffix; None: this is the state of an empty text
+        # the longest string that is complete here, and its index in the list
         self.n_matched: int = fallback.n_matched if fallback is not None else 0
         self.index: int = fallback.index if fallback is not None else -1
         n_complete = 0
@@ -37,11 +37,11 @@ class State:
         self._next: dict[str, State] | None = None
 
     def next(self) -> dict[str, State]:
-        """States of longer ends, by the character that leads to them."""
+        """Return the states of longer suffixes, by the character that leads to them."""
         if self._next is None:
             shorter: list[State] = []
             state: State | None = self
-            while state is not None and state._next is None:  # not by recursion: there may be as many as strings
+            while state is not None and state._next is None:  # a loop, not recursion: there may be as many as strings
                 shorter.append(state)
                 state = state.fallback
             for state in reversed(shorter):
@@ -50,7 +50,7 @@ class State:
         return self._next
 
     def _after(self, character: str) -> State:
-        """The state of a longer end without its first character."""
+        """Return the fallback of the state that `character` leads to."""
         state = self.fallback
         while state is not None:
             following = state.next().get(character)
@@ -62,11 +62,11 @@ class State:
         return self
 
     def _split(self) -> list[tuple[str, list[tuple[str, int]]]]:
-        """The strings by their next characters."""
+        """Return the strings, grouped by their next character."""
         strings, at = self._strings, self.n_pending
         if not strings:
             return []
-        if strings[0][0][at] == strings[-1][0][at]:  # they are sorted
+        if strings[0][0][at] == strings[-1][0][at]:  # the strings are sorted, so all have the same next character
             return [(strings[0][0][at], strings)]
         parts: dict[str, list[tuple[str, int]]] = {}
         for pair in strings:
@@ -75,12 +75,12 @@ class State:
 
 
 def beginning(strings: tuple[str, ...]) -> State:
-    """The state of an empty text. None of the strings may be empty."""
+    """Return the state of an empty text. No string may be empty."""
     return State(0, sorted((string, i) for i, string in enumerate(strings)), None)
 
 
 def search(state: State, piece: str) -> tuple[State, Found | None]:
-    """The state after one more piece of the text, and the first string that becomes complete in it."""
+    """Return the state after one more piece of the text, and the first string that becomes complete in it."""
     found = None
     for n, character in enumerate(piece, 1):
         following = (state._next or state.next()).get(character)

@@ -1,7 +1,7 @@
-"""One accepted request: its tokens, timers, text and its view for the policy.
+"""One accepted request: its tokens, timers and text, and its view for the policy.
 
-Rules: owned by the compute thread; every change that the policy can see goes through a method that drops the
-cached view; the state machine is TRANSITIONS and nothing else.
+Rules: owned by the compute thread; every change that the policy can see goes through a method that drops the cached
+view; TRANSITIONS is the whole state machine.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TRANSITIONS: dict[Phase, frozenset[Phase]] = {
 
 
 class Grant(NamedTuple):
-    """The decisions that acceptance made about a request."""
+    """What was decided about a request when it was accepted."""
 
     priority: Priority
     n_max: int  # most tokens to generate
@@ -43,33 +43,33 @@ class Grant(NamedTuple):
 
 
 class Matcher(Protocol):
-    """Holds an answer to its grammar: `uma_core.constraint.matcher`."""
+    """Makes an answer follow its grammar; see `uma_core.constraint.matcher`."""
 
-    mask: np.ndarray | None  # as Sampler.set_mask takes it, changed in place; None while everything may come
-    forced: deque[TokenId]  # what comes next, where there is no choice; meanwhile the mask means nothing
+    mask: np.ndarray | None  # as Sampler.set_mask takes it, changed in place; None: any token may come
+    forced: deque[TokenId]  # the next tokens, if there is no choice; the mask is not valid meanwhile
     is_done: bool  # the answer is complete, and nothing may follow
-    spent_ns: int  # by the last `accept`
+    spent_ns: int  # time of the last `accept`
 
     def accept(self, token: TokenId) -> None:
-        """Go on by a token. Raises: CONSTRAINT_FAILED."""
+        """Take one more token. Raises: CONSTRAINT_FAILED."""
 
     def takes(self, tokens: Sequence[TokenId]) -> bool:
-        """Whether these may come next, one after the other; true while everything may."""
+        """Whether these tokens may come next, one after the other; true while any token may come."""
 
     def choose(self) -> None:
-        """The next token is to be drawn though it is forced: bring the mask up to date. Raises: CONSTRAINT_FAILED."""
+        """Update the mask, because the next token will be drawn although it is forced. Raises: CONSTRAINT_FAILED."""
 
     def mark(self) -> Any:
         """Return the present state as far as `rewind` needs it."""
 
     def rewind(self, n: int, mark: Any) -> None:
-        """The last n tokens were taken back; `mark` was taken before the first. Raises: CONSTRAINT_FAILED."""
+        """Take back the last n tokens; `mark` was taken before the first of them. Raises: CONSTRAINT_FAILED."""
 
     def fork(self) -> Matcher:
-        """Another answer to the same request, from the beginning."""
+        """Return a matcher for another answer to the same request, at the beginning."""
 
 
-# A token reads twenty of them with nothing in the processor's caches: as slots they lie side by side.
+# A token reads twenty of these when the processor's caches are empty; slots lie side by side in memory.
 ATTRIBUTES = (
     "_view adapters ahead answer asks_model bans cache_version cached_hint cached_own cached_seq chunk_fraction "
     "client conn_id deadline_ns draft draft_rates drafts echo embedding first_sid first_token gaps_ns generated given "
@@ -83,7 +83,7 @@ ATTRIBUTES = (
 
 
 class Session:
-    """See the module head. Times are monotonic ns; counts are tokens."""
+    """See the module docstring. Times are monotonic ns; counts are tokens."""
 
     __slots__ = ATTRIBUTES.split()
 
@@ -94,62 +94,62 @@ class Session:
         self.conn_id = conn_id
         self.request = request
         self.id = request.id
-        self.prompt = np.array(tokens, np.int32)  # what has to be read before the next token: see `reread`
-        self.given = self.prompt  # of the request
+        self.prompt = np.array(tokens, np.int32)  # the tokens to read before the next one is drawn: see `reread`
+        self.given = self.prompt  # the request's prompt
         self.n_prompt = len(tokens)
-        self.n_given = len(tokens)  # of the request
+        self.n_given = len(tokens)  # length of the request's prompt
         self.generated: list[TokenId] = []
         self.n_folded = 0  # generated tokens that are part of `prompt`
         self.n_max = grant.n_max
         self.n_cells = self.n_prompt + grant.n_max
-        self.index = -1  # of several answers to its request
-        self.group: Any = None  # which hold together in this
-        self.is_waiting = False  # for another one to have read the prompt: the policy does not see it
-        self.first_sid = sid  # of those that share a prompt
+        self.index = -1  # of this answer, if its request has several
+        self.group: Any = None  # links the answers of one request
+        self.is_waiting = False  # for another answer to read the prompt: the policy does not see this one
+        self.first_sid = sid  # of the sessions that share a prompt
         self.uid = self.pid = -1
-        self.adapters: AdapterSet = ()  # LoRA adapters that it is computed with
+        self.adapters: AdapterSet = ()  # LoRA adapters that it uses
         self.priority = grant.priority
         self.client = -1
         self.phase = Phase.QUEUED
         self.seq_id = -1
         self.n_past = 0
         self.n_cached = 0
-        self.n_seen = 0  # most positions so far: what comes back after parking was not cached
+        self.n_seen = 0  # most positions so far; those restored after parking do not count as cached
         self.cached_hint = 0
         self.restore_ns = 0
         self.cached_seq = -1
         self.cached_own = 0
-        self.cache_version = 0  # of the tree that the four were read from
-        self.is_private = False  # nothing of it is cached for others: decided once, whatever a reload changes meanwhile
-        self.parked: Any = None  # the cache's hold on a parked session's content
-        self.is_shifting = False  # generation goes on past the context's end ...
-        self.n_head = 0  # ... keeping this many tokens in front
-        self.n_dropped = 0  # tokens of the request that were left out, for its prompt exceeded the context
+        self.cache_version = 0  # tree version that these four belong to
+        self.is_private = False  # others may not reuse its KV; decided once, whatever a reload changes
+        self.parked: Any = None  # what the cache holds for a parked session
+        self.is_shifting = False  # generation continues past the end of the context ...
+        self.n_head = 0  # ... and keeps this many tokens at the front
+        self.n_dropped = 0  # prompt tokens that were dropped because the prompt exceeded the context
         self.n_chunk = 0
         self.chunk_fraction = 0.0
-        self.n_full = 0  # decode calls in a row that found no cells for it
-        self.t_held_ns = 0  # since when its reader has fallen behind; 0: it has not
+        self.n_full = 0  # consecutive decode calls that found no cells for it
+        self.t_held_ns = 0  # since when its reader has been too slow; 0: it is not
         self.transfer: Transfer | None = None
-        self.embedding: Embedding | None = None  # an embed or rerank request: `prompt` is the present input
-        self.first_token: TokenId | None = None  # handed out when the second one is about to be computed
+        self.embedding: Embedding | None = None  # for embed and rerank: `prompt` is the current input
+        self.first_token: TokenId | None = None  # delivered when the second one is about to be computed
         self.sampler: Sampler | None = None
-        self.scoring: Scoring | None = None  # while the log probabilities of its prompt are found
+        self.scoring: Scoring | None = None  # set while the log probabilities of its prompt are computed
         self.thinking: Thinking | None = None
-        self.is_plain = False  # nothing but the text of its tokens is wanted: Output.open_sampler
-        self.was_forced = False  # the end of its thought
-        self.is_forced = False  # the next token, which its sampler has been told
-        self.matcher: Matcher | None = None  # what holds it to a grammar
-        self.speculates = self.looks_up = False  # draft tokens may be used; they may be looked for in texts
-        self.drafts: Any = None  # where they come from: a uma_core.speculation.speculator.DraftSource
+        self.is_plain = False  # only the text of its tokens is needed: see Output.open_sampler
+        self.was_forced = False  # the end of its thought was forced
+        self.is_forced = False  # the next token is forced, and its sampler knows it
+        self.matcher: Matcher | None = None  # enforces its grammar
+        self.speculates = self.looks_up = False  # draft tokens may be used; they may come from lookups
+        self.drafts: Any = None  # uma_core.speculation.speculator.DraftSource for lookups
         self.draft = NO_DRAFT
         self.asks_model = False  # the draft model may draft for it
-        self.model_drafts: Any = None  # what it drafts with: a uma_core.speculation.model.ModelSource
-        self.draft_rates: tuple[float, ...] = ()  # how likely what it would draft now is to be drawn
-        self.ahead = 0.0  # tokens that drafts have brought it beyond what longer steps took from it
-        self.n_settled = 0  # tokens that are in this
-        self.n_drafted = self.n_accepted = 0  # draft tokens that were verified, and of them those that held
-        self.n_unverified = 0  # positions of its sequence after n_past: drafts that are not accepted yet
-        self.n_rest = 0  # ticks to skip, for its grammar took long
+        self.model_drafts: Any = None  # uma_core.speculation.model.ModelSource
+        self.draft_rates: tuple[float, ...] = ()  # probability that each token drafted now is drawn
+        self.ahead = 0.0  # tokens gained by drafts, less those that longer steps cost
+        self.n_settled = 0  # generated tokens that `ahead` includes
+        self.n_drafted = self.n_accepted = 0  # draft tokens that were verified, and those of them that were accepted
+        self.n_unverified = 0  # positions of its sequence after n_past: drafts not accepted yet
+        self.n_rest = 0  # ticks to skip because its grammar took long
         self.text = TextStream(request.stop)
         is_ranked = request.best_of > request.n
         sampling = request.sampling
@@ -163,45 +163,45 @@ class Session:
             or self.is_silent
             or banned
         )
-        # instead of `text`, where tokens matter one by one
+        # used instead of `text` if tokens matter one by one
         self.answer = Answer(request.stop, banned) if is_watched else None
         self.bans = Bans(grant.n_max) if banned else None
-        self.logprob_sum = 0.0  # of its tokens, where answers are ranked or report their log probabilities
-        self.logprobs: list[TokenLogprob] = []  # those kept for a request that does not stream
+        self.logprob_sum = 0.0  # of its tokens, if answers are ranked or report log probabilities
+        self.logprobs: list[TokenLogprob] = []  # kept until the end if the request does not stream
         self.preserved_tokens = frozenset(request.preserved_tokens)
         self.stop_tokens = frozenset(request.sampling.stop_token_ids)
-        self.echo = grant.echo  # what is to be sent before its first text
-        self.parts: list[str] = []  # text kept for a request that does not stream
+        self.echo = grant.echo  # text to send before its first text
+        self.parts: list[str] = []  # text kept until the end if the request does not stream
         self.seed = request.sampling.seed if request.sampling.seed is not None else random.getrandbits(32)
         self.message_ends: tuple[int, ...] = ()
         self.t_received_ns = self.t_queued_ns = grant.now_ns
         self.t_admitted_ns = 0
-        self.t_back_ns = 0  # when it came back after parking
+        self.t_back_ns = 0  # when it last came back after parking
         self.t_first_ns = 0
         self.t_last_ns = 0
         self.t_progress_ns = grant.now_ns
         self.deadline_ns = grant.now_ns + request.timeout_ns if request.timeout_ns else 0
         self.gaps_ns: list[int] = []
         self.reason: FinishReason | None = None
-        self.is_kv_good = False  # also after the error that ended it
+        self.is_kv_good = False  # its KV can be reused even after the error that ended it
         self._view: SessionView | None = None
 
     def touch(self) -> None:
-        """The view is stale."""
+        """Mark the view as stale."""
         self._view = None
 
     @property
     def is_held(self) -> bool:
-        """Whether its slow reader pauses the session."""
+        """Whether the session is paused because its reader is slow."""
         return self.t_held_ns > 0
 
     def hold(self, is_held: bool, now_ns: int) -> None:
-        """Pause the session, or let it go on. The time since which it is held does not change if it is already held."""
+        """Pause or resume the session. A session that is already held keeps its start time."""
         self.t_held_ns = (self.t_held_ns or now_ns) if is_held else 0
         self._view = None
 
     def drop_chunk(self) -> None:
-        """Give up what a paused chunk has computed."""
+        """Discard what a paused chunk has computed."""
         self.n_chunk, self.chunk_fraction = 0, 0.0
         self._view = None
 
@@ -212,45 +212,45 @@ class Session:
 
     @property
     def next_token(self) -> TokenId:
-        """The token whose KV the next decode call computes: the last one that was generated, or the prompt's last."""
+        """Return the token whose KV the next decode call computes: the last generated one, or the prompt's last."""
         return self.generated[-1] if self.generated else int(self.prompt[-1])
 
     @property
     def is_at_its_last(self) -> bool:
-        """The next token is the last one that it may have."""
+        """Whether the next token is the last that it may generate."""
         return len(self.generated) + 1 >= self.n_max
 
     @property
     def n_draft_most(self) -> int:
-        """Draft tokens for which there is room: the call draws one more token than it verifies."""
+        """Return how many draft tokens have room. A call draws one token more than it verifies."""
         return max(0, min(self.n_max - len(self.generated) - 1, self.n_cells - self.n_past - 1))
 
     @property
     def forced(self) -> Sequence[TokenId]:
-        """What comes next, where a grammar or the end of a thought leaves no choice."""
+        """Return the next tokens, if a grammar or the end of a thought leaves no choice."""
         if self.thinking is not None and self.thinking.forced:
             return self.thinking.forced
         return self.matcher.forced if self.matcher is not None else ()
 
     @property
     def draws_one_by_one(self) -> bool:
-        """Every token decides how the next one is drawn, by more than its sampler knows: drafts' tokens are drawn by
-        calls of their own.
+        """Whether each token affects how the next one is drawn beyond what its sampler knows. The tokens of drafts are
+        then drawn in separate calls.
         """
         return self.matcher is not None or self.answer is not None or self.thinking is not None
 
     @property
     def can_decode(self) -> bool:
-        """All is computed up to `next_token`: the rest of the prompt, if it is a token, is a row like any other."""
+        """Whether everything before `next_token` is computed. A prompt's last token is then a row like any other."""
         return self.embedding is None and self.n_past >= self.n_prompt - (not self.generated)
 
     @property
     def is_rereading(self) -> bool:
-        """Its prompt ends with tokens that it generated: the last logits are known already."""
+        """Whether it reads tokens again that it generated: the logits of the last one are already known."""
         return self.phase is Phase.PREFILL and bool(self.generated)
 
     def token_at(self, start: int, end: int) -> np.ndarray:
-        """(end - start,) int32 of prompt and generated tokens by position."""
+        """Return (end - start,) int32: prompt and generated tokens by position."""
         return self.prompt[start:end] if end <= self.n_prompt else self.content(end)[start:]
 
     def content(self, n: int) -> np.ndarray:
@@ -262,13 +262,13 @@ class Session:
         )
 
     def score(self, scoring: Scoring) -> None:
-        """Read the prompt token by token from now on. Only before the session has a sequence."""
+        """Read the prompt token by token. Call it only before the session has a sequence."""
         self.scoring = scoring
         self.prompt, self.n_prompt = scoring.tokens[:1], 1
         self._view = None
 
     def read_on(self, now_ns: int) -> bool:
-        """One more token of a prompt that is scored may be read. True: it is the last one."""
+        """Let one more token of a scored prompt be read. True: it is the last one."""
         assert self.scoring is not None
         self.n_prompt += 1
         self.prompt = self.scoring.tokens[: self.n_prompt]
@@ -278,34 +278,32 @@ class Session:
 
     @property
     def n_content(self) -> int:
-        """Positions up to and with the last token that there is, computed or not."""
+        """Return the number of positions up to and including the last token, computed or not."""
         return self.n_prompt + len(self.generated) - self.n_folded
 
     def text_without(self, n: int) -> np.ndarray:
-        """Return the prompt as it was given and the answer, without the last n tokens, whatever the context dropped."""
+        """Return the request's prompt and the answer without its last n tokens, including what the context dropped."""
         return np.concatenate([self.given, np.array(self.generated[: len(self.generated) - n], np.int32)])
 
     def take_back(self, n: int, tokens: np.ndarray) -> None:
-        """Forget the last n generated tokens: `tokens` are left, to be read again as far as their KV is gone."""
+        """Drop the last n generated tokens. `tokens` are left, and are read again as far as their KV is gone."""
         del self.generated[len(self.generated) - n :]
         self.reread(tokens[:-1] if self.generated else tokens)
 
     def fold(self) -> None:
-        """Make all positions that the next token needs part of the prompt, so that they can be restored or read
-        again.
-        """
+        """Make all positions before the next token part of the prompt, so that they can be restored or read again."""
         if self.generated:
             self.reread(self.content(self.n_prompt + len(self.generated) - 1 - self.n_folded))
 
     def reread(self, tokens: np.ndarray) -> None:
-        """Read these tokens before the next one: they stand for everything up to it."""
+        """Read these tokens, which are everything before the next one."""
         self.prompt, self.n_prompt = tokens, len(tokens)
         self.n_folded = max(0, len(self.generated) - 1)
         self.cache_version = 0
         self._view = None
 
     def next_input(self) -> None:
-        """Compute the present input of an embedding, from its beginning."""
+        """Start on the current input of an embedding."""
         assert self.embedding is not None
         self.embedding.restart()
         self.prompt = self.embedding.current
@@ -322,7 +320,7 @@ class Session:
         self._view = None
 
     def progress(self, n_tokens: int, now_ns: int) -> None:
-        """Note that n more positions are computed."""
+        """Record that n more positions are computed."""
         self.n_past += n_tokens
         self.t_progress_ns = now_ns
         self._view = None
@@ -369,7 +367,7 @@ class Session:
 
     @property
     def likelihood(self) -> float:
-        """The mean log probability of the answer's tokens."""
+        """Return the mean log probability of the answer's tokens."""
         return self.logprob_sum / len(self.generated) if self.generated else float("-inf")
 
     def usage(self) -> dict[str, int]:

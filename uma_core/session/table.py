@@ -1,7 +1,7 @@
 """All live sessions of one engine, their KV sequences and reserved cells.
 
-Rules: owned by the compute thread; cells for prompt + max_tokens are reserved from admission to the end, so
-that a decode call finds its cells by construction.
+Rules: owned by the compute thread; cells for prompt + max_tokens are reserved from admission to the end, so that a
+decode call always finds its cells.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from uma_core.session.session import Session
 from uma_core.types import Peer, Phase, Priority
 
 Key = tuple[int, str]  # (conn_id, request id)
-MAX_CLIENTS = 256  # fairness accounts kept by name; past that, those without requests are forgotten
+MAX_CLIENTS = 256  # fairness accounts to keep; beyond that, those without requests are dropped
 
 
-EWMA = 0.1  # weight of the last answer in the mean length
+EWMA = 0.1  # weight of the latest answer in the mean length
 
 
 class Account(NamedTuple):
-    """The unit of fair sharing: a process, or the account that a gateway names."""
+    """What gets a fair share: a process, or an account that a gateway names."""
 
     uid: int
-    pid: int  # 0 where `name` is given: the same account may be asked for by several processes
+    pid: int  # 0 if `name` is given, because several processes may act for one account
     name: str = ""
 
 
@@ -38,16 +38,16 @@ class SessionTable:
     def __init__(self, info: EngineInfo) -> None:
         self.n_cells_total = info.n_ctx
         self.n_cells_reserved = 0
-        # grows whenever a session comes, goes, moves or is held: what a repeated plan would not know
+        # grows whenever a session comes, goes, moves or is held, which a repeated plan would miss
         self.n_changes = 0
         self.free_seqs = list(range(info.n_seq_max))
-        self._lingering: dict[int, int] = {}  # cells by sequence: see `linger`
+        self._lingering: dict[int, int] = {}  # reserved cells by sequence: see `linger`
         self._by_sid: dict[int, Session] = {}
         self._by_key: dict[Key, list[Session]] = {}
         self._clients: dict[Account, int] = {}
-        self._n_clients = 0  # ever: numbers are not used twice
+        self._n_clients = 0  # so far: no number is used twice
         self.n_queued = dict.fromkeys(Priority, 0)
-        self.mean_answer = 0.0  # tokens of an answer, recent ones counting more; 0: none has ended yet
+        self.mean_answer = 0.0  # mean tokens per answer, weighted towards recent ones; 0: none has ended yet
 
     def __len__(self) -> int:
         return len(self._by_sid)
@@ -64,12 +64,14 @@ class SessionTable:
         self.n_queued[session.priority] += 1
 
     def n_held(self, peer: Peer, name: str) -> int:
-        """Return how many requests, of all states, this account has here."""
+        """Return how many requests, in any state, this account has."""
         client = self._clients.get(account_of(peer, name))
         return sum(session.client == client for session in self._by_sid.values()) if client is not None else 0
 
     def _client(self, key: Account) -> int:
-        """The number of a fairness account. A process for each request must not grow this for ever."""
+        """Return the number of a fairness account. The dict is bounded, because each request may come from a new
+        process.
+        """
         if key not in self._clients:
             if len(self._clients) >= MAX_CLIENTS:
                 busy = {session.client for session in self._by_sid.values()}
@@ -103,7 +105,7 @@ class SessionTable:
         session.become(Phase.PREFILL)
 
     def release(self, session: Session) -> int:
-        """Take the sequence and the reservation back; returns the sequence, whose cells are the caller's business."""
+        """Take the sequence and the reservation back. Returns the sequence; the caller takes care of its cells."""
         self.n_changes += 1
         seq_id = self.detach(session)
         if seq_id >= 0:
@@ -111,7 +113,7 @@ class SessionTable:
         return seq_id
 
     def detach(self, session: Session) -> int:
-        """Like `release`, but the sequence is not free before `give_back`."""
+        """Like `release`, but the sequence is free only after `give_back`."""
         seq_id, session.seq_id = session.seq_id, -1
         session.touch()
         if seq_id >= 0:
@@ -119,8 +121,8 @@ class SessionTable:
         return seq_id
 
     def linger(self, session: Session) -> int:
-        """Like `detach`, but the cells that are computed stay reserved until `give_back`: the last of them are still
-        on their way, and nobody can be made to give them up.
+        """Like `detach`, but computed cells stay reserved until `give_back`: the last of them are still arriving and
+        cannot be freed.
         """
         seq_id = self.detach(session)
         self._lingering[seq_id] = min(session.n_past, session.n_cells)
@@ -132,7 +134,7 @@ class SessionTable:
         bisect.insort(self.free_seqs, seq_id)
 
     def remove(self, session: Session) -> None:
-        """Forget a session that has no sequence any more."""
+        """Remove a session that no longer has a sequence."""
         self.n_changes += 1
         assert session.seq_id < 0
         if session.phase is Phase.QUEUED:
@@ -148,7 +150,7 @@ class SessionTable:
             del self._by_key[session.conn_id, session.id]
 
     def position(self, session: Session) -> int:
-        """Return how many requests of its priority are queued before it."""
+        """Return how many requests of its priority are queued ahead of it."""
         ahead = 0
         for other in self._by_sid.values():
             if other is session:
@@ -160,5 +162,5 @@ class SessionTable:
         return tuple([s._view or s.view() for s in self._by_sid.values() if not s.is_waiting])
 
     def accounts(self) -> dict[int, Account]:
-        """Fairness accounts by number."""
+        """Return the fairness accounts by number."""
         return {index: key for key, index in self._clients.items()}

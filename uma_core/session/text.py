@@ -1,4 +1,4 @@
-"""From token bytes to text that may be sent: whole characters, stop strings held back."""
+"""Turns token bytes into text that may be sent: complete characters, with possible stop strings held back."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from uma_core.session.search import State, beginning, search
 
 
 class TextStream:
-    """Assembles one session's output. `push` returns text that is ready; what may still change is kept.
+    """Assembles one session's output. `push` returns the text that is ready and keeps the rest.
 
-    Two things are held back: bytes of an unfinished UTF-8 character, and text that could be the beginning
-    of a stop string. Invalid bytes become U+FFFD, as browsers show them (Unicode 3.9, maximal subparts).
+    Two things are held back: bytes of an incomplete UTF-8 character, and text that could be the beginning of a
+    stop string. Invalid bytes become U+FFFD, as browsers show them (Unicode 3.9, maximal subparts).
     """
 
     __slots__ = ("_decoder", "_held", "_state", "_stops", "stopped_by")
@@ -32,7 +32,7 @@ class TextStream:
         return self._filter(text, self._state) if self._state is not None else text
 
     def finish(self) -> str:
-        """Return the rest when no more tokens come: an unfinished character becomes U+FFFD."""
+        """Return the rest of the text at the end: an incomplete character becomes U+FFFD."""
         if self.is_stopped:
             return ""
         text = self._held + self._decoder.decode(b"", True)

@@ -1,9 +1,9 @@
-"""How likely it is that a drafted token is the one that will be drawn, learned from tokens that were drawn.
+"""Estimates how likely a draft token is to be drawn. The rates are learned from drawn tokens.
 
-Pure. A token after a long match is likelier to hold than one after a short match, and a token that followed the match
-twice is likelier than one that followed it once. If another token followed the match before, hardly any holds. So there
-is a rate for each source, each power of two of the match's length, and each agreement of its two latest places. The
-token that follows a match is known one token later, whether it was drafted or not: rates are learned without drafting.
+Pure. A token after a long match is likelier to be accepted than one after a short match, and one that followed the
+match twice is likelier than one that followed it once. If another token followed the match before, few are accepted. So
+there is a rate for each source, each power of two of the match's length, and each agreement of its two latest places.
+Which token follows a match is known one token later, drafted or not, so rates are learned without drafting too.
 """
 
 from __future__ import annotations
@@ -12,22 +12,23 @@ from collections.abc import Sequence
 
 from uma_core.session.draft import Agreement, Draft
 
-# First rates of a session, and its speed of learning, were chosen with `python -m perf drafts`, which replays recorded
+# The initial rates and the learning rate were chosen with `python -m perf drafts`, which replays recorded texts
+# (docs/SPECULATION.md).
 # texts (docs/SPECULATION.md).
-PRIOR = {  # share of the tokens that held, by the bit length of the match
+PRIOR = {  # share of tokens that were accepted, by the bit length of the match
     Agreement.ONE: (0.0, 0.28, 0.6, 0.85, 0.9, 0.95, 0.97, 0.98),
     Agreement.SAME: (0.0, 0.55, 0.88, 0.92, 0.93, 0.95, 0.97, 0.98),
     Agreement.DIFFERENT: (0.0, 0.1, 0.1, 0.15, 0.15, 0.2, 0.2, 0.2),
 }
 N_BUCKETS = 8  # longer matches share the last one
-# the same for tokens of a draft model: 0.42 to 0.52 of four hold with the small pair of the tests
+# the same for tokens of a draft model: of four, 0.42 to 0.52 are accepted with the small pair of the tests
 MODEL_PRIOR = (0.5,) * N_BUCKETS
 STEP = 0.04  # weight of a session's latest token; 0.02 to 0.08 differ by 0.2 %, 0.16 costs 1 %
-GLOBAL_STEP = 0.01  # the same for the first rates of new sessions: best log loss, 3 % better than without learning
+GLOBAL_STEP = 0.01  # the same for the initial rates of new sessions: best log loss, 3 % better than without learning
 
 
 class Acceptance:
-    """Rates of one session. `parent`: the rates with which new sessions begin; they learn from all sessions."""
+    """Rates of one session. `parent`: the initial rates of new sessions, which are learned from all sessions."""
 
     def __init__(self, parent: Acceptance | None = None) -> None:
         known = parent._rates if parent is not None else {}
@@ -36,12 +37,12 @@ class Acceptance:
         self._step = STEP if parent is not None else GLOBAL_STEP
 
     def rate(self, source: str, n_match: int, agreement: Agreement = Agreement.ONE) -> float:
-        """Probability that the token after a match of n tokens holds."""
+        """Return the probability that the token after a match of n tokens is accepted."""
         return self._rates.get((source, agreement), _prior(source, agreement))[bucket_of(n_match)]
 
     def survival(self, source: str, n_match: int, agreement: Sequence[Agreement]) -> list[float]:
-        """For each drafted token, the probability that it and all before it hold. A token that holds makes the match
-        longer.
+        """Return, for each draft token, the probability that it and all before it are accepted. Each accepted token
+        makes the match longer.
         """
         product, out = 1.0, []
         for i, each in enumerate(agreement):
@@ -50,7 +51,7 @@ class Acceptance:
         return out
 
     def observe(self, draft: Draft, drawn: Sequence[int]) -> None:
-        """Learn from a draft and the drawn tokens: from each draft token up to the first that did not hold."""
+        """Learn from a draft and the drawn tokens: from each draft token up to the first rejected one."""
         for i, (proposed, each, token) in enumerate(zip(draft.tokens, draft.agreement, drawn, strict=False)):
             self._learn(draft.source, draft.n_match + i, each, proposed == token)
             if proposed != token:
@@ -69,5 +70,5 @@ def _prior(source: str, agreement: Agreement) -> tuple[float, ...]:
 
 
 def bucket_of(n_match: int) -> int:
-    """Return which of a source's rates is the one for a match of n tokens."""
+    """Return the index of the rate for a match of n tokens."""
     return min(n_match.bit_length(), N_BUCKETS - 1)

@@ -1,8 +1,8 @@
 """Draft tokens of a model's own prediction heads (MTP). From a token and the hidden state of the position before it,
 the heads predict the next token. From that token and the heads' own new state they predict the one after it.
 
-Rules: those of model.py. The rows of a draft put KV into the heads' memory that came from the heads' own states. This
-KV is dropped when the drafts are made, and the same positions are read again with states of the model that verifies.
+Rules: those of model.py. The rows of a draft leave KV in the heads' memory that was computed from the heads' own
+states. This KV is dropped after drafting, and the same positions are read again with states of the model that verifies.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from uma_core.speculation.acceptance import Acceptance
 from uma_core.speculation.model import Drafter, ModelSource, Sizes
 from uma_core.types import SeqId, TokenId
 
-# Most hidden states of a text that wait to be read: those of its latest positions, 8 MB with 2,048 floats each. Of a
-# longer prompt the heads see only the end: their one layer of attention begins there. Not tuned.
+# Most hidden states of a text that may wait to be read: those of its latest positions, 8 MB with 2,048 floats each. The
+# heads see only the end of a longer prompt: their single attention layer begins there. Not tuned.
 N_STATES = 1024
 
 
 class HeadModel(Drafter):
-    """Drafts with prediction heads. Owns them."""
+    """Drafts with prediction heads, which it owns."""
 
     reads_states = True
 
@@ -36,7 +36,7 @@ class HeadModel(Drafter):
         return HeadSource(self, seq_id, given, rates)
 
     def _compute(self, seq_id: SeqId, tokens: np.ndarray, pos0: int, states: np.ndarray | None) -> TokenId:
-        if states is None:  # the call is made to be timed
+        if states is None:  # a call that only measures time
             states = np.zeros((len(tokens), self.heads.n_embd), np.float32)
         rc, token = self.heads.read(seq_id, tokens, pos0, states)
         if rc:
@@ -60,7 +60,7 @@ class HeadSource(ModelSource):
     def __init__(self, model: HeadModel, seq_id: SeqId, given: np.ndarray, rates: Acceptance) -> None:
         super().__init__(model, seq_id, given, rates)
         self._heads = model.heads
-        self._states: deque[np.ndarray] = deque(maxlen=N_STATES)  # (n_embd,) each, of consecutive positions
+        self._states: deque[np.ndarray] = deque(maxlen=N_STATES)  # (n_embd,) each, for consecutive positions
         self._end = 0  # the position after the last of them
 
     @property
@@ -68,14 +68,14 @@ class HeadSource(ModelSource):
         return self._end - len(self._states)
 
     def see(self, pos: int, states: np.ndarray) -> None:
-        if self._begin <= pos < self._end:  # drafts or text were taken back
+        if self._begin <= pos < self._end:  # drafts were rejected, or text was taken back
             for _ in range(self._end - pos):
                 self._states.pop()
         elif pos != self._end:
             self._states.clear()
         self._states.extend(states)
         self._end = pos + len(states)
-        self._cut(pos + 1)  # a row at pos + 1 was read with another state
+        self._cut(pos + 1)  # the row at pos + 1 was read with another state
 
     def _cut(self, n: int) -> None:
         if self._n_kv > n:
@@ -91,7 +91,7 @@ class HeadSource(ModelSource):
             self._n_kv = self._begin + 1
         super().run(generated, n, ns)
         self._cut(n_said)
-        while self._begin < self._n_kv - 1:  # states that have been read
+        while self._begin < self._n_kv - 1:  # drop the states that have been read
             self._states.popleft()
 
     def _compute(self, tokens: np.ndarray) -> TokenId:

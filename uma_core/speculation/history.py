@@ -1,6 +1,6 @@
-"""Recent answers to a client account: its next answers may repeat parts of them.
+"""Recent answers to a client account, parts of which its next answers may repeat.
 
-Never across accounts: the speed of an answer would tell one client about another client's answers.
+Never shared across accounts: an answer's speed would reveal another client's answers.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import numpy as np
 from uma_core.speculation.suffix import N_FEED, SuffixText
 from uma_core.types import TokenId
 
-# most accounts that are kept, those with the latest answers: at 150 bytes a token, the default of 32,768 tokens each
+# most accounts to keep, the most recent ones: at 150 bytes a token and the default of 32,768 tokens each, at most 310
+# MB
 # makes 310 MB at most
 N_ACCOUNTS = 64
 
 
 class _Account:
-    """Two texts: when the newer one is full, the older one is dropped. So lookups and dropping both stay short."""
+    """Two texts: when the newer one is full, the older one is dropped. This keeps both lookups and dropping fast."""
 
     def __init__(self) -> None:
         self.texts: tuple[SuffixText, ...] = (SuffixText(),)
@@ -27,19 +28,18 @@ class _Account:
 
 
 class History:
-    """Answers of all accounts. Owned by the compute thread. Holds up to `n_tokens` tokens an account (150 bytes each);
-    0: nothing.
+    """Answers of all accounts. Owned by the compute thread. Holds up to `n_tokens` tokens per account (150 bytes each);
+    0: none.
     """
 
     def __init__(self, n_tokens: int) -> None:
         self._n_tokens = n_tokens
         self._accounts: OrderedDict[int, _Account] = OrderedDict()
-        self._waiting: deque[tuple[SuffixText, np.ndarray]] = deque()  # tokens not taken in yet
+        self._waiting: deque[tuple[SuffixText, np.ndarray]] = deque()  # tokens not added yet
 
     def add(self, client: int, answer: Sequence[TokenId]) -> None:
-        """Add an answer that has ended.
-
-        Its first part is there at once; `feed` takes in the rest, for which a tick should not wait.
+        """Add an answer that has ended. Its first part is added at once; `feed` adds the rest, so that no tick waits
+        for it.
         """
         if not self._n_tokens or not answer:
             return
@@ -58,7 +58,7 @@ class History:
             self._accounts.popitem(last=False)
 
     def feed(self) -> None:
-        """Take in a part of the waiting tokens, in a fraction of a millisecond."""
+        """Add some of the waiting tokens, in a fraction of a millisecond."""
         if self._waiting:
             text, tokens = self._waiting.popleft()
             text.extend(tokens[:N_FEED])

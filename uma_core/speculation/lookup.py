@@ -1,5 +1,5 @@
-"""Draft tokens that a text repeats: the longest end of the text that occurred before is found, in the text itself or in
-earlier answers, and the tokens that followed it are drafted.
+"""Draft tokens from repeated text: finds the longest suffix of the text that occurred before, in the text itself or in
+earlier answers, and drafts the tokens that followed it there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ OWN, HISTORY, PREDICTION = "lookup", "history", "prediction"
 
 
 class Lookup:
-    """Draft source of one session. `given`: (n,) int32, its prompt; borrowed. `prediction`: tokens that the client
+    """The draft source of one session. `given`: (n,) int32, its prompt; borrowed. `prediction`: tokens that the client
     expects.
     """
 
@@ -26,7 +26,7 @@ class Lookup:
     ) -> None:
         self._own = SuffixText()
         self._given = given
-        self._n_known = 0  # tokens of the answer that were taken in
+        self._n_known = 0  # tokens of the answer added so far
         self._cursors = [(HISTORY, Cursor(text)) for text in history]
         self._prediction = tuple(prediction)
         self._expected = SuffixText()
@@ -36,7 +36,7 @@ class Lookup:
         self.draft = NO_DRAFT
 
     def feed(self) -> bool:
-        """Take in a part of the prompt and of the prediction. Returns whether all of the prompt is in."""
+        """Add a part of the prompt and of the prediction. True: the whole prompt has been added."""
         at = self._expected.n
         if at < len(self._prediction):
             self._expected.extend(np.array(self._prediction[at : at + N_FEED], np.int32))
@@ -48,7 +48,7 @@ class Lookup:
     def propose(self, generated: Sequence[TokenId], n_most: int, forced: Sequence[TokenId] = ()) -> Draft:
         """Draft at most n tokens that may follow the answer so far and `forced`, which is certain to come next.
 
-        Learns from the tokens that came since the last call.
+        Learns from the tokens since the last call.
         """
         if not self.feed():
             return NO_DRAFT
@@ -64,7 +64,7 @@ class Lookup:
         return self.draft
 
     def _best(self, n_most: int) -> Draft:
-        """Draft from the place with the longest match. Of equal matches, the text's own goes first."""
+        """Draft from the place with the longest match. Of equal matches, the one in the text itself is preferred."""
         if self._prediction and not self._n_known:
             tokens = self._prediction[:n_most]
             return self._draft(tokens, [Agreement.ONE] * len(tokens), PREDICTION, 1)

@@ -1,6 +1,6 @@
-"""Draft tokens of a small model: it reads the text so far in a context of its own, and predicts the next tokens.
+"""Draft tokens from a small model, which reads the text so far in its own context and predicts the next tokens.
 
-Rules: compute thread only. The policy decides when it drafts and for how long, because drafting takes time from the
+Rules: compute thread only. The policy decides when it drafts and for how long, because drafting lengthens the
 streams' step.
 """
 
@@ -22,17 +22,17 @@ from uma_core.types import SeqId, TokenId
 log = logging.getLogger(__name__)
 
 MODEL = "draft"
-N_READ = 64  # tokens read in one call: the cost of a row there holds for larger calls
+N_READ = 64  # tokens to read per call; larger calls cost as much per row
 N_TIMED = 3  # timed calls of each kind; the fastest counts
-# If nothing was drafted for this many times a token's time, that time is measured again: other work may have slowed the
-# calls that gave it, and a model that seems too slow is never asked. So probes take at most 1 part of 200 of the time.
-# Not tuned.
+# If nothing was drafted for this many times the duration of a token, that duration is measured again: other work may
+# have slowed the earlier calls, and a model that seems too slow is never asked. Probes thus take at most 1/200 of the
+# time. Not tuned.
 DOUBTED_AFTER = 200
-GAIN = 0.1  # weight of the latest call in a known time, which so follows a change of speed within some twenty calls
+GAIN = 0.1  # weight of the latest call in a known duration, which adapts to a new speed within some twenty calls
 
 
 class Sizes(NamedTuple):
-    """Sizes of a context that drafts."""
+    """Sizes of a drafter's context."""
 
     n_seq: int
     n_vocab: int  # tokens that both models know
@@ -41,9 +41,9 @@ class Sizes(NamedTuple):
 
 
 class Drafter(ABC):
-    """Computes drafts for as many sessions at a time as it has sequences, and knows the time that they take."""
+    """Computes drafts for as many sessions at a time as it has sequences, and knows how long they take."""
 
-    reads_states = False  # whether it also reads hidden states of the model that verifies, see `ModelSource.see`
+    reads_states = False  # whether it reads hidden states of the model that verifies too: see `ModelSource.see`
 
     def __init__(self, name: str, sizes: Sizes, clock: Clock) -> None:
         self.name = name
@@ -66,7 +66,7 @@ class Drafter(ABC):
         return max(1, min(times))
 
     def open(self, given: np.ndarray, rates: Acceptance) -> ModelSource | None:
-        """Return the draft source of a session with this prompt; None while all sequences are taken."""
+        """Return the draft source of a session with this prompt; None: all sequences are taken."""
         if not self._free or self.is_broken:
             return None
         seq_id = self._free.pop()
@@ -75,8 +75,8 @@ class Drafter(ABC):
         return self._new_source(seq_id, given, rates)
 
     def _probe(self, seq_id: SeqId) -> None:
-        """Time a token again, in an empty sequence. The faster time counts: other work makes a call slower, never
-        faster.
+        """Time one token again, in an empty sequence. The faster time counts, because other work can only make a call
+        slower.
         """
         t0 = self.clock.now_ns()
         token = self._compute(seq_id, np.zeros(1, np.int32), 0, None)
@@ -95,32 +95,32 @@ class Drafter(ABC):
     def compute(self, seq_id: SeqId, tokens: np.ndarray, pos0: int, states: np.ndarray | None = None) -> TokenId:
         """Read (n,) int32 tokens at these positions. Returns the predicted next token, -1 if there is none.
 
-        `states`: (n, n_embd) float32, which prediction heads read beside the tokens.
+        `states`: (n, n_embd) float32, which prediction heads read along with the tokens.
         """
         t0 = self.clock.now_ns()
         token = self._compute(seq_id, tokens, pos0, states)
         now = self.clock.now_ns()
         n, ns = len(tokens), now - t0
-        if token < 0:  # the call was given up
+        if token < 0:  # the call was aborted
             return token
         if n == 1:
             self.token_ns = max(1, self.token_ns + int(GAIN * (ns - self.token_ns)))
             self._t_drafted_ns = now
         if n == self._n_read:
             self.read_ns = max(1, self.read_ns + int(GAIN * (ns / n - self.read_ns)))
-        else:  # a longer call takes no more time per token
+        else:  # longer calls take no more time per token
             self.read_ns = max(1, min(self.read_ns, ns // n))
         return token
 
     def fail(self, why: str) -> None:
-        log.error("%s failed to draft (%s), and is not asked any more", self.name, why)
+        log.error("%s failed to draft (%s) and is no longer used", self.name, why)
         self.is_broken = True
 
     def knows(self, token: TokenId) -> bool:
         return 0 <= token < self.n_vocab
 
     def n_fitting(self, ns: int) -> int:
-        """Number of tokens that can be read in one call in that time; 0: none."""
+        """Return how many tokens can be read in one call in that time; 0: none."""
         return min(self._n_read, max(1, ns // self.read_ns)) if ns >= self.token_ns else 0
 
     @abstractmethod
@@ -128,7 +128,7 @@ class Drafter(ABC):
 
     @abstractmethod
     def truncate(self, seq_id: SeqId, n: int) -> None:
-        """Forget the sequence's positions from n on."""
+        """Drop the sequence's positions from n on."""
 
     @abstractmethod
     def memory(self) -> MemoryUse: ...
@@ -138,7 +138,7 @@ class Drafter(ABC):
 
 
 class DraftModel(Drafter):
-    """Drafts with a separate model. Owns its engine."""
+    """Drafts with a separate model, whose engine it owns."""
 
     def __init__(self, engine: Engine, n_vocab: int, clock: Clock) -> None:
         """`n_vocab`: vocabulary size of the model that verifies."""
@@ -156,7 +156,7 @@ class DraftModel(Drafter):
         outcome = self.engine.decode(batch, [None])
         if outcome.status is DecodeStatus.OK:
             return outcome.tokens[0]
-        if outcome.status is not DecodeStatus.ABORTED:  # an abort was meant for the model that verifies
+        if outcome.status is not DecodeStatus.ABORTED:  # an abort is meant for the model that verifies
             self.fail(outcome.status.name)
         self.truncate(seq_id, pos0)
         return -1
@@ -174,7 +174,7 @@ class DraftModel(Drafter):
 class ModelSource:
     """A draft model as the draft source of one session. `given`: (n,) int32, its prompt; borrowed."""
 
-    N_SKIPPED = 32  # tokens after which a model that did not pay is tried again: its drafts may have become likelier
+    N_SKIPPED = 32  # retry a model that did not pay after this many tokens: its drafts may have become likelier
 
     def __init__(self, model: Drafter, seq_id: SeqId, given: np.ndarray, rates: Acceptance) -> None:
         self._model = model
@@ -182,16 +182,16 @@ class ModelSource:
         self._given = given
         self._rates = rates
         self._n_kv = 0  # positions of the text that the model has computed
-        self._n_known = 0  # generated tokens that it was told of
+        self._n_known = 0  # generated tokens passed to it so far
         self._n_tried = 0  # `_n_known` at its last draft
         self._drafted: list[TokenId] = []  # draft tokens after `_n_known`
         self._is_over = False  # the text is too long for its context, or has tokens that it does not know
 
     def see(self, pos: int, states: np.ndarray) -> None:
-        """Take (n, n_embd) float32: last hidden states, by the model that verifies, of the positions from `pos` on."""
+        """Take the verifying model's last hidden states of the positions from `pos` on: (n, n_embd) float32."""
 
     def draft(self, generated: Sequence[TokenId]) -> Draft:
-        """Return its draft tokens, if they follow the answer so far. Learns from the tokens that came since."""
+        """Return its draft tokens, if they still follow the answer so far. Learns from the tokens drawn since."""
         new = generated[self._n_known :]
         if new and self._drafted:
             self._rates.observe(self._draft(), new)
@@ -215,7 +215,7 @@ class ModelSource:
         return tuple(self._rates.survival(MODEL, 1, (Agreement.ONE,) * n))
 
     def rates(self, n_most: int) -> tuple[float, ...]:
-        """For each token that it would draft now, the probability that it will be drawn; () if it cannot draft."""
+        """Return, for each token that it would draft now, the probability that it is drawn; () if it cannot draft."""
         if self._is_over or self._model.is_broken:
             return ()
         n_most = min(n_most, self._model.n_ctx_seq - len(self._given) - self._n_known - 1)
@@ -224,7 +224,7 @@ class ModelSource:
         return self._survival(n_most)
 
     def run(self, generated: Sequence[TokenId], n: int, ns: int) -> None:
-        """Draft n tokens after the answer so far. If reading the text takes longer than `ns`, only read on."""
+        """Draft n tokens after the answer so far. If reading the text takes longer than `ns`, only read."""
         model = self._model
         until = model.clock.now_ns() + ns
         self.draft(generated)
@@ -250,7 +250,7 @@ class ModelSource:
             token = self._token
 
     def _part(self, generated: Sequence[TokenId], k: int) -> np.ndarray:
-        """The next k tokens to read."""
+        """Return the next k tokens to read."""
         n_given = len(self._given)
         head = self._given[self._n_kv : self._n_kv + k]
         tail = generated[max(0, self._n_kv - n_given) : max(0, self._n_kv + k - n_given)]

@@ -1,4 +1,4 @@
-"""Settings of draft tokens, from the configuration."""
+"""The configuration's settings for draft tokens."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ OFF, LOOKUP, DRAFT, AUTO = "off", "lookup", "draft", "auto"
 
 
 class Settings(NamedTuple):
-    # mode of requests that name none and predict nothing; auto: all sources, if a token does not depend on the other
+    # for requests that give neither a mode nor a prediction; auto: all sources, if a token does not depend on the other
     # rows of its call
     mode: str = OFF
     n_most: int = 8  # most draft tokens of a stream in one step
-    n_history: int = 32768  # most tokens of its answers that are kept for a client account
+    n_history: int = 32768  # most tokens of earlier answers to keep per client account

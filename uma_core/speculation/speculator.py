@@ -1,4 +1,4 @@
-"""Which tokens the executor may draft for each session. Compute thread only."""
+"""Decides which tokens the executor may draft for each session. Compute thread only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class DraftSource(Protocol):
     """Source of draft tokens for one session."""
 
     def feed(self) -> bool:
-        """Take in a part of the prompt, in a fraction of a millisecond. Returns whether all of it is in."""
+        """Add a part of the prompt, in a fraction of a millisecond. True: the whole prompt has been added."""
 
     def propose(self, generated: Sequence[TokenId], n_most: int, forced: Sequence[TokenId] = ()) -> Draft:
         """Draft at most n tokens that may follow the answer so far and `forced`, which is certain to come next."""
@@ -31,11 +31,11 @@ class DraftSource(Protocol):
 NewSource = Callable[[Session], DraftSource]
 
 
-# Most tokens that a stream may be ahead. It spends them in steps that others' drafts stretch. A step with eight rows of
-# four streams takes 0.2 to 0.3 of a token, so they last for some sixty steps of new text. With 8, four edits come
-# 1.92 times as fast as without drafts, with 16 2.04, with 32 2.05 (`python -m perf drafts`).
+# Most tokens that a stream may be ahead. It spends them in steps that other streams' drafts lengthen. A step with eight
+# rows for four streams costs 0.2 to 0.3 of a token, so they last for some sixty steps of new text. Four edits are 1.92
+# times as fast as without drafts with 8, 2.04 times with 16, 2.05 times with 32 (`python -m perf drafts`).
 AHEAD_MOST = 16.0
-AHEAD_FIRST = 1.0  # tokens that a new stream is ahead: without any, each stream would wait for the others' drafts
+AHEAD_FIRST = 1.0  # for a new stream: without any, each stream would wait for the others' drafts
 
 
 class Speculator:
@@ -48,7 +48,7 @@ class Speculator:
         new_source: NewSource | None = None,
         model: Drafter | None = None,
     ) -> None:
-        """`is_exact`: the engine computes the same logits for a row, whichever other rows its call has.
+        """`is_exact`: a row's logits do not depend on the other rows of its call.
 
         Owns `model`.
         """
@@ -58,7 +58,7 @@ class Speculator:
         self._rates = Acceptance()
         self._new_source = new_source or self._lookup
         self.model = model
-        self._live: dict[int, Session] = {}  # by sid: sessions that draft, from their acceptance to their end
+        self._live: dict[int, Session] = {}  # by sid: sessions that draft, from acceptance to their end
 
     def _lookup(self, session: Session) -> DraftSource:
         prediction = session.request.prediction
@@ -72,21 +72,21 @@ class Speculator:
         self._settings = settings
 
     def begin(self, session: Session) -> None:
-        """Set up a session that was accepted."""
+        """Set up an accepted session."""
         request = session.request
         mode = request.speculate or (AUTO if request.prediction else self._settings.mode)
         is_auto = mode == AUTO and self._is_exact
         session.looks_up = mode == LOOKUP or is_auto
         session.asks_model = self.model is not None and (mode == DRAFT or is_auto)
-        session.speculates = mode != OFF and session.bans is None  # bans take back tokens that sources have seen
+        session.speculates = mode != OFF and session.bans is None  # bans take back tokens that the sources have seen
         if session.speculates:
             session.ahead = AHEAD_FIRST
             self._live[session.sid] = session
 
     def propose(self, stretch: float = 0.0) -> float:
-        """Look for drafts of the sessions that decode. Returns the probability of the likeliest first token.
+        """Update the drafts of decoding sessions. Returns the probability of the likeliest first token.
 
-        Takes in prompts that are being read. `stretch`: that of the plan that was carried out last.
+        Also adds prompts that are being read. `stretch`: of the last plan that was carried out.
         """
         best = 0.0
         if not self._live:
@@ -119,7 +119,7 @@ class Speculator:
         session.touch()
 
     def _continue(self, session: Session, forced: tuple[TokenId, ...], n_most: int) -> None:
-        """Draft the forced tokens, and after them tokens that the text repeats: forced runs are short."""
+        """Draft the forced tokens, then tokens from a lookup, because forced runs are short."""
         n, said = len(forced), NO_DRAFT
         if session.looks_up and n < n_most:
             said = self._source(session).propose(_known(session), n_most - n, forced)
@@ -128,9 +128,7 @@ class Speculator:
         )
 
     def _guess(self, session: Session, n_most: int) -> None:
-        """Take the likelier draft: from the text's repeats or from the draft model. Decide whether to ask the model for
-        more.
-        """
+        """Take the likelier draft, from a lookup or from the draft model. Decide whether to ask the model for more."""
         known = _known(session)
         if session.looks_up:
             session.draft = self._source(session).propose(known, n_most)
@@ -156,7 +154,7 @@ class Speculator:
         return self.model is not None and self.model.reads_states
 
     def see(self, session: Session, pos: int, states: np.ndarray) -> None:
-        """Take (n, n_embd) float32: last hidden states of a session's positions from `pos` on, just computed."""
+        """Take the hidden states just computed for a session's positions from `pos` on: (n, n_embd) float32."""
         source = self._model_source(session) if session.sid in self._live else None
         if source is not None:
             source.see(pos, states)
@@ -168,7 +166,7 @@ class Speculator:
             session.model_drafts.run(_known(session), n_tokens, ns)
 
     def end(self, session: Session) -> None:
-        """The session has ended."""
+        """Clean up after a session that has ended."""
         self._live.pop(session.sid, None)
         session.drafts = None
         if session.model_drafts is not None:
@@ -179,7 +177,7 @@ class Speculator:
 
 
 def _settle(session: Session, stretch: float) -> None:
-    """Add the tokens that the last step brought to `ahead`, less those that the step's length cost."""
+    """Add to `ahead` the extra tokens of the last step, less those that the step's length cost."""
     n_new = len(session.generated) - session.n_settled
     if n_new > 0:
         session.ahead = max(0.0, min(AHEAD_MOST, session.ahead + n_new - 1 - stretch))
@@ -187,5 +185,5 @@ def _settle(session: Session, stretch: float) -> None:
 
 
 def _known(session: Session) -> Sequence[TokenId]:
-    """The answer so far, as its reader will see it."""
+    """Return the answer so far, as its reader will see it."""
     return session.generated if session.first_token is None else [session.first_token]

@@ -1,7 +1,6 @@
-"""Texts that are searched for the end of another text, or for their own end (native/speculation/suffix.c: a suffix
-automaton).
+"""Texts to search for the suffix of another text, or for their own (native/speculation/suffix.c: a suffix automaton).
 
-A token takes 0.1 to 0.3 us and 150 bytes, independent of the text's length.
+A token takes 0.1 to 0.3 us and 150 bytes, whatever the text's length.
 """
 
 from __future__ import annotations
@@ -13,18 +12,18 @@ from uma_core.errors import ErrorCode, UmaError
 from uma_core.session.draft import Agreement
 from uma_core.types import TokenId
 
-N_FEED = 1024  # tokens of a long text taken in at a time, 0.1 to 0.3 ms: a tick must not wait longer
-N_READ_MOST = 64  # most tokens of a continuation that are read at once
+N_FEED = 1024  # tokens of a long text to add at a time, 0.1 to 0.3 ms: a tick must not wait longer
+N_READ_MOST = 64  # most tokens of a continuation to read at once
 
 
 class SuffixText:
-    """A growing text. Owns its memory. Tokens below 0 are separators: no match crosses one, if each occurs once."""
+    """A growing text. Owns its memory. Negative tokens are separators: no match crosses one that occurs only once."""
 
     def __init__(self) -> None:
         """Raises: INSUFFICIENT_MEMORY."""
         made = lib.uma_suffix_new()
         if not made:
-            raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory to look drafts up in")
+            raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory for draft lookups")
         self.handle = ffi.gc(made, lib.uma_suffix_free)
         self.n = 0
         self._n_match = ffi.new("int32_t *")
@@ -32,21 +31,21 @@ class SuffixText:
         self._agreement = ffi.new("uint8_t[]", N_READ_MOST)
 
     def extend(self, tokens: np.ndarray) -> None:
-        """Append (n,) int32. If memory runs out, nothing matches any more."""
+        """Append (n,) int32. After memory has run out, nothing matches."""
         tokens = np.ascontiguousarray(tokens, np.int32)
         lib.uma_suffix_extend(self.handle, ffi.from_buffer("llama_token *", tokens), len(tokens))
         self.n += len(tokens)
 
     def match(self) -> tuple[int, int]:
-        """Find the longest end of the text that occurred before. Returns its length, and the position after its latest
-        earlier place.
+        """Find the longest suffix of the text that occurred before. Returns its length, and the position after its
+        latest earlier occurrence.
         """
         position = lib.uma_suffix_match(self.handle, self._n_match)
         return self._n_match[0], position
 
     def read(self, position: int, n_match: int, n: int) -> tuple[list[TokenId], list[Agreement]]:
         """Return up to n tokens that follow a match of `n_match` tokens, to the next separator or the end; and for each
-        token whether the same one followed the match's earlier place.
+        token whether the same one followed an earlier occurrence of the match.
         """
         n_most = min(n, N_READ_MOST)
         n_read = lib.uma_suffix_read(self.handle, position, n_match, self._out, self._agreement, n_most)
@@ -58,7 +57,9 @@ class SuffixText:
 
 
 class Cursor:
-    """Follows a text that grows token by token: how much of its end occurs in a SuffixText, which may grow as well."""
+    """Follows a text that grows token by token, and tells how much of its end occurs in a SuffixText, which may grow
+    too.
+    """
 
     def __init__(self, text: SuffixText) -> None:
         self.text = text
