@@ -9,15 +9,15 @@ from typing import NamedTuple
 from uma_core.constraint.gbnf import LAST, Chars, Either, Node, Ref, Repeat, Sequence, Text
 
 N_STATES_MOST = 4_000  # states of all lexemes together
-# nodes that are visited for them, 70 ms: empty rules make no states, and could refer to each other for ever
+# nodes visited to build them, 70 ms: empty rules make no states, and could refer to each other forever
 N_BUILT_MOST = 40 * N_STATES_MOST
-N_REPEATS_MOST = 3  # a count above this is treated as any number
+N_REPEATS_MOST = 3  # a larger count is treated as unlimited
 
 Classes = frozenset[int]
 
 
 class Alphabet:
-    """Classes of characters; a class holds the characters that no part of the grammar distinguishes."""
+    """Classes of characters. A class holds characters that no part of the grammar tells apart."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         borders = {0}
@@ -59,17 +59,17 @@ class State(NamedTuple):
 
 
 class TooLarge(Exception):
-    """There are more states than are worth the search."""
+    """There are too many states for the search to pay off."""
 
 
 class Automata:
-    """Deterministic automata of lexemes; states are made when they are visited."""
+    """Deterministic automata of lexemes. States are built when they are first visited."""
 
     def __init__(self, alphabet: Alphabet, body_of: Callable[[str], Node]) -> None:
-        """`body_of` returns the node for which a reference stands."""
+        """`body_of` returns the node that a reference stands for."""
         self._alphabet = alphabet
         self._body_of = body_of
-        self._moves: list[list[tuple[Classes, int]]] = []  # of the nondeterministic automaton
+        self._moves: list[list[tuple[Classes, int]]] = []  # transitions of the nondeterministic automaton
         self._free: list[list[int]] = []
         self._ends: dict[str, int] = {}
         self._starts: dict[str, int] = {}

@@ -1,11 +1,11 @@
-"""Computes what a schema needs of llguidance's limits, before anything is compiled: an answer must not fail half-way
+"""Computes how much of llguidance's limits a schema needs, before anything is compiled, so that no answer fails halfway
 because of them.
 
 Measured on llguidance 1.9 (its parser's messages with low limits). A row of its parser holds everything that may come
-at one place of an answer. The row has 4 items for each property that may be left out there, 8 for an object that may
-have other properties, 6 for an array, 1 for an object or array in an `enum`, and the items of all branches. A string
-with a limited length takes 9 lexer states per character. A counted part of a pattern takes 1 state if it is ASCII, and
-9 if it may be any character. Pure.
+next at one place of an answer. It has 4 items for each optional property there, 8 for an object that allows other
+properties, 6 for an array, 1 for an object or array in an `enum`, and the items of all branches. A string with a
+length limit takes 9 lexer states per character. Each repetition of a counted part of a pattern takes 1 state if the
+part is ASCII, and 9 if it may be any character. Pure.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 
 sre: Any = importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
 
-N_ITEMS_MOST = 2_000  # items of a row; a step costs their square: up to 3 ms for 2,000
-N_STATES_MOST = 90_000  # of 100,000; states other than those for counts come to some hundreds
-STATES_OF_ANY = 9  # for a character that may be any one: UTF-8 in all its lengths
+N_ITEMS_MOST = 2_000  # items of a row; a step costs the square of their number: up to 3 ms for 2,000
+N_STATES_MOST = 90_000  # of 100,000; all other states come to a few hundred
+STATES_OF_ANY = 9  # for a character that may be any: UTF-8 in all its lengths
 UNBOUNDED = sre.MAXREPEAT
 
 T = TypeVar("T")
@@ -30,14 +30,12 @@ Resolve = Callable[[str], Any]  # returns the target of a `$ref`
 
 
 def n_items(schema: Any, resolve: Resolve) -> int:
-    """Return the number of items in the row in which an answer to this schema begins. Counting ends beyond
-    N_ITEMS_MOST.
-    """
+    """Return the number of items in the first row of an answer to this schema. Counting stops above N_ITEMS_MOST."""
     return _items(schema, resolve, frozenset(), itertools.count())
 
 
 def _items(schema: Any, resolve: Resolve, above: frozenset[int], n_looks: Iterator[int]) -> int:
-    """Count items; every visit counts at least one. A subschema that is referred to twice is visited twice. Without a
+    """Count items; every visit counts at least one. A subschema that is referred to twice is visited twice: without a
     limit, a chain of forty such references would take 2^40 visits.
     """
     if next(n_looks) > N_ITEMS_MOST or not isinstance(schema, dict) or id(schema) in above:
@@ -58,7 +56,7 @@ def _items(schema: Any, resolve: Resolve, above: frozenset[int], n_looks: Iterat
 
 
 def _most_optional(schema: dict[str, Any]) -> int:
-    """Return the largest number of optional properties between two required ones: each of them may come next.
+    """Return the largest number of optional properties between two required ones: any of them may come next.
 
     Properties come in the schema's order.
     """
@@ -71,14 +69,14 @@ def _most_optional(schema: dict[str, Any]) -> int:
 
 
 def _is_scalar(schema: Any) -> bool:
-    """Whether the schema allows only constants of one character string: they are a single lexeme, however many there
-    are.
+    """Whether the schema allows only constants that are not objects or arrays: together these are a single lexeme,
+    however many there are.
     """
     return isinstance(schema, dict) and not isinstance(schema.get("const", {}), dict | list)
 
 
 def n_states(schema: dict[str, Any]) -> int:
-    """Return the most lexer states that the strings of one schema take, without its subschemas."""
+    """Return the most lexer states that the strings of one schema need, not counting its subschemas."""
     counted = max(schema.get("minLength", 0), schema.get("maxLength", 0)) * STATES_OF_ANY
     return int(counted) + sum(map(pattern_states, [schema[k] for k in ("pattern",) if k in schema]))
 
@@ -89,8 +87,8 @@ def pattern_states(pattern: str) -> int:
 
 
 def read(pattern: str, of: Callable[[Iterable[Any]], T], unread: T) -> T:
-    """Apply `of` to an expression's parts, as Python's own parser finds them; `unread` if it cannot read the
-    expression.
+    """Apply `of` to the parts of an expression, as Python's own parser finds them. Returns `unread` if Python cannot
+    parse it.
     """
     try:
         with warnings.catch_warnings():

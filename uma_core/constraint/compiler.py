@@ -1,4 +1,4 @@
-"""Makes matchers for requests' constraints, on the intake's threads. Keeps vocabularies and compiled grammars."""
+"""Builds matchers for requests' constraints, on the intake's threads. Caches vocabularies and compiled grammars."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from uma_core.metrics import catalog as metrics
 from uma_core.metrics.catalog import Registry
 from uma_core.types import Constraint
 
-N_KEPT_MOST = 64  # grammars kept for a model
-N_BYTES_KEPT_MOST = 1 << 20  # total size of their sources; the size of compiled grammars was not measured
+N_KEPT_MOST = 64  # grammars cached per model
+N_BYTES_KEPT_MOST = 1 << 20  # total size of their sources, because the size of compiled grammars was not measured
 
 Key = tuple[str, str, str]
 
 
 class _Model:
-    """The objects kept for one model."""
+    """The objects cached for one model."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -36,7 +36,7 @@ class _Model:
 
 
 class Compiler:
-    """Any thread."""
+    """For any thread."""
 
     def __init__(self, registry: Registry) -> None:
         self._lock = threading.Lock()
@@ -48,7 +48,7 @@ class Compiler:
     def compile(self, text: Text, constraint: Constraint) -> Matcher:
         """Return a matcher for one answer of the model that reads `text`.
 
-        Blocks: 0.3 to 3 ms for a new grammar; for a model's first one also the time to build its vocabulary. Raises:
+        Blocks: 0.3 to 3 ms for a new grammar; for a model's first one, also the time to build its vocabulary. Raises:
         CONSTRAINT_REFUSED, CONSTRAINTS_UNAVAILABLE.
         """
         with self._lock:
@@ -72,7 +72,7 @@ class Compiler:
         grammar = Grammar(vocabulary, constraint)
         self._time.observe(time.monotonic_ns() - begun_ns)
         if grammar.is_done:
-            raise refused(constraint, "it allows the empty answer alone")
+            raise refused(constraint, "it allows only the empty answer")
         with model.lock:
             model.grammars[key] = grammar
             _trim(model.grammars)

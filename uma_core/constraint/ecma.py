@@ -1,6 +1,6 @@
-"""Translates JSON Schema's regular expressions, which are ECMA-262's, for llguidance, which reads Rust's. A construct
-that both have with different meanings is rewritten so that both agree, or refused. Constructs that Rust does not have
-are refused by llguidance itself. Pure.
+"""Translates JSON Schema's regular expressions, which follow ECMA-262, into Rust's syntax, which llguidance reads. A
+construct whose meaning differs is rewritten, or refused. Constructs that Rust does not have are refused by llguidance
+itself. Pure.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ _SPACE = r"\t-\r \u{a0}\u{1680}\u{2000}-\u{200a}\u{2028}\u{2029}\u{202f}\u{205f}
 _ESCAPES = {"s": _SPACE, "0": r"\x00"}
 _CLASSES = {"s": f"[{_SPACE}]", "S": f"[^{_SPACE}]", "0": r"\x00"}
 _ANY = r"[^\n\r\u{2028}\u{2029}]"
-# escapes that only Rust has: anchors, POSIX classes; in ECMA-262 each stands for its letter
+# escapes that only Rust has, such as anchors and POSIX classes; in ECMA-262 each stands for its letter
 _FOREIGN_ESCAPES = frozenset("AzaQhHRXK<>")
 _FOREIGN_GROUP = re.compile(r"\(\?(?![:=!]|<[=!A-Za-z_$])")
 _FOREIGN_IN_CLASS = ("[", "&&", "--", "~~")  # nested classes and operations on them
 
 
 class ForeignError(ValueError):
-    """A construct that means something else in Rust's dialect."""
+    """A construct that means something else in Rust's syntax."""
 
 
 def to_rust(pattern: str) -> str:
-    """Return the pattern in Rust's dialect. Raises: ForeignError."""
+    """Return the pattern in Rust's syntax. Raises: ForeignError."""
     out, at, in_class = [], 0, False
     while at < len(pattern):
         n, text = _in_class(pattern, at) if in_class else _outside(pattern, at)

@@ -1,7 +1,7 @@
-r"""Which escapes an answer's strings may have, so that no name of a property has two forms.
+r"""Decides which escapes an answer's strings may have, so that no property name can be written in two ways.
 
-llguidance compares names as they are written: beside a property `a` it takes `\u0061` for another name, to which the
-property's schema does not apply. So if a schema tells names apart, strings may not have `\uXXXX`. Apart from such
+llguidance compares names as they are written: it takes `\u0061` for another name than `a`, to which the schema of the
+property `a` does not apply. So if a schema treats names differently, strings may not have `\uXXXX`. Apart from such
 names, only control characters without an escape of their own need it; a schema that requires one is refused. Pure.
 """
 
@@ -12,12 +12,12 @@ from typing import Any
 
 from uma_core.constraint.bounds import read
 
-SHORT = 'nrbtf\\"'  # all but `u`, in the words of llguidance's `json_allowed_escapes`
+SHORT = 'nrbtf\\"'  # all but `u`, as `json_allowed_escapes` of llguidance
 _NEEDS_U = frozenset(map(chr, [*range(0x20), 0x7F])) - frozenset("\n\r\b\t\f")
 
 
 def tells_names(schema: dict[str, Any]) -> bool:
-    """Whether some property names are restricted differently from others, and any name may come."""
+    """Whether the schema restricts some property names differently from others and allows any name."""
     if schema.get("patternProperties"):
         return True
     return schema.get("additionalProperties") is not False and bool(schema.get("properties") or schema.get("required"))
@@ -56,7 +56,7 @@ def _can_write_part(name: str, value: Any) -> bool:
 
 
 def _has_writable(name: str, value: Any) -> bool:
-    """Whether one member of a class is writable; for a negated class this is assumed."""
+    """Whether a class has a member that can be written; for a negated class this is assumed."""
     if name == "LITERAL":
         return chr(value) not in _NEEDS_U
     return name != "RANGE" or any(chr(code) not in _NEEDS_U for code in range(value[0], value[1] + 1))

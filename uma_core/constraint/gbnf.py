@@ -1,7 +1,8 @@
 """Reads llama.cpp's grammar notation (GBNF) as llama.cpp does (llama-grammar.cpp of the pinned source). Pure.
 
-`lexemes` writes it in llguidance's Lark. llguidance's own converter makes every literal and every character a lexeme,
-and its lexer takes the longest one: then `[a-z]+ "end"` refuses "tent", and llama.cpp's arithmetic example never ends.
+`lexemes` translates it to llguidance's Lark. llguidance's own converter makes every literal and every character class a
+lexeme, and its lexer takes the longest one: `[a-z]+ "end"` then refuses "tent", and llama.cpp's arithmetic example
+never ends.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from typing import NamedTuple
 
 from uma_core.types import TokenId
 
-N_DEEP_MOST = 64  # groups within groups
+N_DEEP_MOST = 64  # nesting depth of groups
 N_RULES_MOST = 5_000
 N_REPEATS_MOST = 2_000  # as in llama.cpp
-N_TIMES_MOST = 4  # repetition signs after one item
+N_TIMES_MOST = 4  # consecutive repetition signs after one item
 
 _WORD = frozenset(string.ascii_letters + string.digits + "-_")
 _ESCAPES = {"t": "\t", "r": "\r", "n": "\n", **{c: c for c in '\\"[]-'}}
@@ -26,7 +27,7 @@ IdOf = Callable[[str], TokenId | None]
 
 
 class GbnfError(ValueError):
-    """The text says what is wrong with a grammar, or not supported."""
+    """A grammar is invalid or not supported; the text says why."""
 
 
 class Text(NamedTuple):
@@ -72,8 +73,8 @@ EMPTY = Sequence(())
 def parse(source: str, id_of: IdOf, names: Iterable[str] = ()) -> dict[str, Node]:
     """Return the rules, `root` among them.
 
-    `id_of`: returns the token with a text. `names`: texts of control tokens; in a literal such a text stands for the
-    token. Raises: GbnfError.
+    `id_of` returns the token with a given text. `names`: texts of control tokens; such a text in a literal stands for
+    the token. Raises: GbnfError.
     """
     rules = _Parser(source, id_of).run()
     if "root" not in rules:

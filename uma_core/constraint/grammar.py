@@ -14,14 +14,14 @@ from uma_core.constraint.vocabulary import Vocabulary
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import Constraint, TokenId
 
-N_REGEX_BYTES_MOST = 16 << 10  # compiling an expression takes up to the square of its length: 0.7 s
-# Between two tokens JSON allows any amount of white space, and a small model may never stop writing it. Here it is one
-# blank, or a new line with an indentation, as people and programs write it.
+N_REGEX_BYTES_MOST = 16 << 10  # compiling an expression takes up to the square of its length: at most 0.7 s here
+# JSON allows any amount of white space between two tokens, and a small model may never stop writing it. So only a space,
+# or a newline with an indentation, is allowed, as people and programs write it.
 WHITE_SPACE = r" |\n( {0,32}|\t{0,8})"
-_PUNCTUATION = frozenset("\\.+*?()|[]{}^$#&-~/")  # to be escaped in llguidance's regular expressions
+_PUNCTUATION = frozenset("\\.+*?()|[]{}^$#&-~/")  # must be escaped in llguidance's regular expressions
 
-# Limits of one grammar. A step is the computation of one token's mask, on the compute thread. llguidance handles 14,000
-# lexer units and 20,000 items in a millisecond, so no mask takes longer than about 4 ms. Ordinary masks (up to 1.3 ms
+# Limits of one grammar. A step computes one token's mask, on the compute thread. llguidance handles 14,000 lexer units
+# and 20,000 items per millisecond, so no mask takes longer than about 4 ms. Ordinary masks (up to 1.3 ms
 # at 152k tokens, for a string with a length limit) stay well below. A lexer state has 0.1 to 0.5 KB. The items and
 # states that a schema may take are checked before it is compiled (bounds.py), with a margin.
 LIMITS = {
@@ -35,11 +35,11 @@ LIMITS = {
     "verbose_errors": False,
 }
 
-N_FORCED_MOST = 256  # tokens that a grammar forces at a time; further ones are found after them
+N_FORCED_MOST = 256  # tokens that a grammar forces at a time; further ones are found later
 
 
 class Source(NamedTuple):
-    """The input that llguidance compiles."""
+    """What llguidance compiles."""
 
     kind: bytes  # json_schema, regex, lark
     text: bytes
@@ -60,9 +60,9 @@ def source_of(constraint: Constraint, vocabulary: Vocabulary) -> Source:
             raise refused(constraint, str(error)) from None
         return _sized(Source(b"lark", written.encode()), constraint)
     if constraint.kind == "regex" and len(value) > N_REGEX_BYTES_MOST:
-        raise refused(constraint, f"it has {len(value)} characters, at most {N_REGEX_BYTES_MOST} are read")
+        raise refused(constraint, f"it has {len(value)} characters, the limit is {N_REGEX_BYTES_MOST}")
     if constraint.kind == "regex" and bounds.pattern_states(value) > bounds.N_STATES_MOST:
-        raise refused(constraint, "its counted repetitions come to too many characters in all")
+        raise refused(constraint, "its counted repetitions add up to too many characters")
     return _sized(Source(constraint.kind.encode(), value.encode()), constraint)
 
 
@@ -73,7 +73,7 @@ def _schema_source(value: Any) -> Source:
         guidance["json_allowed_escapes"] = escapes.SHORT
     text = json.dumps({"x-guidance": guidance, **found.schema}, ensure_ascii=False)
     if len(text) > schema.N_BYTES_MOST:
-        raise schema.refused(f"the schema has {len(text)} characters, at most {schema.N_BYTES_MOST} are read")
+        raise schema.refused(f"the schema has {len(text)} characters, the limit is {schema.N_BYTES_MOST}")
     return Source(b"json_schema", text.encode())
 
 
@@ -97,10 +97,7 @@ def refused(constraint: Constraint, reason: str) -> UmaError:
 
 
 class Grammar:
-    """Owns an LlgMatcher that stays at its beginning; it is only copied.
-
-    Copies share what its lexer has learnt, under a lock.
-    """
+    """Owns an LlgMatcher that is never advanced, only copied. Copies share what the lexer has learned, under a lock."""
 
     def __init__(self, vocabulary: Vocabulary, constraint: Constraint) -> None:
         """Blocks: for 0.3 to 3 ms, up to about a second for the largest. Raises: CONSTRAINT_REFUSED."""
@@ -132,11 +129,11 @@ class Grammar:
         if self._lib.llg_matcher_consume_tokens(self.handle, tokens, len(tokens)):
             field = "constraint.prefix"
             raise UmaError(
-                ErrorCode.CONSTRAINT_REFUSED, f"`{field}`: the grammar does not begin like this", field=field
+                ErrorCode.CONSTRAINT_REFUSED, f"`{field}`: the grammar does not allow this beginning", field=field
             )
 
     def forced_by(self, matcher: Any) -> list[TokenId]:
-        """Return the next tokens of a matcher that leaves no choice, as the model's tokeniser writes that text; [] if
+        """Return the next tokens if the grammar leaves no choice, as the model's tokeniser splits that text; [] if
         there is a choice.
         """
         if not self.vocabulary.is_exact:
@@ -152,12 +149,12 @@ class Grammar:
 
 
 def reason_of(message: bytes) -> str:
-    """Return llguidance's message, without the marks of the parts that it left out."""
+    """Return llguidance's message, without its placeholders for omitted parts."""
     text = message.decode("utf-8", "replace").replace("<non-verbose/>", "").strip()
     return NO_WAY if text.startswith("NoExtensionBias") else text[:400]
 
 
-NO_WAY = "no token can follow, and it is not at its end"
+NO_WAY = "no token can follow, and the grammar is not complete"
 
 
 def _explained(constraint: Constraint, reason: str) -> UmaError:
@@ -169,9 +166,7 @@ def _explained(constraint: Constraint, reason: str) -> UmaError:
 
 
 def _keyword_in(reason: str, value: Any) -> str:
-    """Return the keyword that llguidance's message is about: one in the schema that the message names, or whose value
-    it quotes.
-    """
+    """Return the keyword that llguidance's message is about: the message names it, or quotes its value."""
     todo = [value]
     while todo:
         item = todo.pop()

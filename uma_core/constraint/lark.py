@@ -1,8 +1,8 @@
 """Estimates the cost of compiling a grammar in llguidance's Lark, before it is compiled. Pure.
 
-Two costs grow with a square (llguidance 1.9, 2 cores). A lexeme of n repetitions, each of which may be empty, takes n x
-n of time and memory: 1 s and 250 MB for 8,000 of them, 134 s and 16 GB for 125,000. So do n different lexemes one after
-the other: 1.8 s and 1.5 GB for 27,000.
+Two costs grow quadratically (llguidance 1.9, 2 cores). A lexeme of n repetitions, each of which may be empty, takes
+time and memory proportional to n squared: 1 s and 250 MB for 8,000, 134 s and 16 GB for 125,000. So do n different
+lexemes in sequence: 1.8 s and 1.5 GB for 27,000.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 
 from uma_core.constraint.schema import N_BYTES_MOST, N_NAMED_MOST, N_PATTERN_MOST, N_PATTERN_NAMES_MOST
 
-# llguidance goes from definition to definition by recursion. A chain of 4,000 overflows a stack of 8 MiB, which would
+# llguidance follows definitions recursively. A chain of 4,000 overflows a stack of 8 MiB, which would crash the daemon.
 # end the daemon.
 N_DEFINITIONS_MOST = 1_000
-N_REFS_MOST = 200  # references in all `%json`, which are not checked like schemas
+N_REFS_MOST = 200  # references in all `%json`, which are not checked as schemas are
 N_LEXEMES_MOST = 12_000  # different lexemes: up to 1.4 s and 0.3 GB
-N_USES_MOST = 16_000  # uses of lexemes in rules: 1 s, or 5 s if each may be left out
-N_REPEATS_MOST = 8_000  # repetitions of one lexeme; of several, the root of the sum of their squares: 1 s and 250 MB
+N_USES_MOST = 16_000  # uses of lexemes in rules: 1 s, or 5 s if each is optional
+N_REPEATS_MOST = 8_000  # in one lexeme; of several, the root of the sum of their squares: 1 s and 250 MB
 
 _TOKEN = re.compile(
     r"""(?P<string>"(?:\\.|[^"\\])*"i?)
@@ -49,13 +49,13 @@ class _Definition:
 
 
 class TooLarge(Exception):
-    """The text says why a grammar is too large."""
+    """A grammar is too large; the text says why."""
 
 
 def check_size(text: bytes) -> None:
     """Check the size of a grammar in any notation. Raises: TooLarge."""
     if len(text) > N_BYTES_MOST:
-        raise TooLarge(f"it has {len(text)} bytes, at most {N_BYTES_MOST} are read")
+        raise TooLarge(f"it has {len(text)} bytes, the limit is {N_BYTES_MOST}")
 
 
 def check(text: str) -> None:
@@ -65,7 +65,7 @@ def check(text: str) -> None:
     squares, n_uses, n_refs, n_definitions = 0, 0, 0, 0
     here, is_terminal = _Definition(), False
     for kind, token in _tokens(text):
-        if kind == "colon" and here.names:  # then the last name was not a reference, but the name of a definition
+        if kind == "colon" and here.names:  # the last name was not a reference but the name of this definition
             name = here.names.pop()
             n_definitions += 1
             n_uses -= not is_terminal and _is_terminal(name)
@@ -90,9 +90,9 @@ def check(text: str) -> None:
     if n_refs > N_REFS_MOST:
         raise TooLarge(f"its schemas have more than {N_REFS_MOST} references")
     if len(lexemes) > N_LEXEMES_MOST:
-        raise TooLarge(f"its rules have {len(lexemes)} different texts, at most {N_LEXEMES_MOST} are read")
+        raise TooLarge(f"its rules have {len(lexemes)} different lexemes, the limit is {N_LEXEMES_MOST}")
     if n_uses > N_USES_MOST:
-        raise TooLarge(f"its rules use texts and terminals {n_uses} times, at most {N_USES_MOST} are read")
+        raise TooLarge(f"its rules use lexemes {n_uses} times, the limit is {N_USES_MOST}")
     if squares + sum(n**2 for n in _terminal_repeats(definitions)) > N_REPEATS_MOST**2:
         raise TooLarge("its regular expressions have too many repetitions (`*`, `+`, `?`, `{}`)")
 
@@ -103,7 +103,7 @@ def n_repeats(expression: str) -> int:
 
 
 def _tokens(text: str) -> Iterator[tuple[str, str]]:
-    """Yield kinds and texts, without the text in the brackets of attributes; for `%json` its value. Text that
+    """Yield kinds and texts, without what is in the brackets of attributes; for `%json`, its value. Text that
     llguidance cannot read is left for it to report.
     """
     decoder = json.JSONDecoder()
@@ -128,7 +128,7 @@ def _is_terminal(name: str) -> bool:
 
 
 def _json_squares(text: str) -> int:
-    """Return the sum of squares of the repetitions in a schema's patterns."""
+    """Return the sum of the squared repetition counts of a schema's patterns."""
     squares = 0
     waiting: list[Any] = [json.loads(text)]
     while waiting:
@@ -140,20 +140,20 @@ def _json_squares(text: str) -> int:
         waiting += value.values()
         names, by_pattern = value.get("properties"), value.get("patternProperties")
         if isinstance(names, dict) and len(names) > N_NAMED_MOST:
-            raise TooLarge(f"an object of its schemas has more than {N_NAMED_MOST} properties")
+            raise TooLarge(f"an object in its schemas has more than {N_NAMED_MOST} properties")
         patterns = list(by_pattern) if isinstance(by_pattern, dict) else []
         if len(patterns) > N_PATTERN_NAMES_MOST:
-            raise TooLarge(f"its schemas have more than {N_PATTERN_NAMES_MOST} `patternProperties` of one object")
+            raise TooLarge(f"an object in its schemas has more than {N_PATTERN_NAMES_MOST} `patternProperties`")
         if isinstance(value.get("pattern"), str):
             patterns.append(value["pattern"])
         if any(len(pattern) > N_PATTERN_MOST for pattern in patterns):
-            raise TooLarge(f"a pattern of its schemas has more than {N_PATTERN_MOST} characters")
+            raise TooLarge(f"a pattern in its schemas has more than {N_PATTERN_MOST} characters")
         squares += sum(n_repeats(pattern) ** 2 for pattern in patterns)
     return squares
 
 
 def _terminal_repeats(definitions: dict[str, _Definition]) -> Iterator[int]:
-    """Yield each terminal's repetitions, including those of all terminals that it refers to; counting stops above the
+    """Yield each terminal's repetitions, including those of the terminals that it refers to. Counting stops above the
     limit.
     """
     found: dict[str, int] = {}

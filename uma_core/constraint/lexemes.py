@@ -1,11 +1,11 @@
-"""A grammar over characters, as rules over lexemes in llguidance's Lark.
+"""Turns a grammar over characters into rules over lexemes, in llguidance's Lark.
 
 llguidance's lexer reads text as one lexeme for as long as some expected lexeme continues. So
-- each regular part of a grammar becomes one lexeme, in which only the characters decide. Rules that recur only at their
-  ends are regular too (automata written as rules, such as "anything but this text"): Arden's lemma;
-- if rules nest, as in JSON, some lexemes are taken apart: those that could continue with the text that may follow them,
-  and those that another lexeme could outrun. They become their parts, and finally characters, which no lexer can read
-  in two ways. Pure.
+- each regular part of a grammar becomes one lexeme. Rules that recur only at their ends are regular too, by Arden's
+  lemma (automata written as rules, such as "anything but this text");
+- if rules nest, as in JSON, some lexemes are split: those that could continue with the text that may follow them, and
+  those that another lexeme could outrun. They are split into their parts, and finally into characters, which no lexer
+  can read in two ways. Pure.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import NamedTuple
 from uma_core.constraint.automaton import Alphabet, Automata, Classes, TooLarge
 from uma_core.constraint.gbnf import EMPTY, Chars, Either, GbnfError, Node, Ref, Repeat, Sequence, Text, Token, refs
 
-N_NODES_MOST = 1_500  # rules that nest; with more of them, lexemes stay as they are
-N_PAIRS_MOST = 5_000  # pairs of states of two lexemes that are compared
+N_NODES_MOST = 1_500  # size of the rules that nest; above this, lexemes are not split
+N_PAIRS_MOST = 5_000  # pairs of states of two lexemes to compare
 N_ROUNDS_MOST = 20
 _PLAIN = frozenset(string.ascii_letters + string.digits + " _,;:'\"@%=<>!")
 
@@ -34,7 +34,7 @@ def to_lark(rules: Mapping[str, Node]) -> str:
 # which rules are regular
 
 
-Line = tuple[Node, str | None]  # a way through a rule: the node that it begins with, and the rule that it ends with
+Line = tuple[Node, str | None]  # a path through a rule: the node that it begins with, and the rule that it ends with
 
 
 def _all_refs(nodes: Iterable[Node]) -> set[str]:
@@ -42,7 +42,7 @@ def _all_refs(nodes: Iterable[Node]) -> set[str]:
 
 
 def _lines(node: Node, among: frozenset[str]) -> list[Line] | None:
-    """Return the ways through a rule that refers to `among` only at its ends. None: it refers to them elsewhere too."""
+    """Return the paths through a rule that refers to `among` only at its ends. None: it also refers to them elsewhere."""
     if not refs(node) & among:
         return [(node, None)]
     if isinstance(node, Ref):
@@ -67,13 +67,13 @@ def _has_token(node: Node) -> bool:
 
 @dataclass
 class _Loops:
-    """Rules that recur at their ends, as states: the nodes that lead from one to another, and the ways that end."""
+    """Rules that recur at their ends, as states: the nodes that lead from one state to another, and those that end."""
 
     edges: dict[str, dict[str, list[Node]]] = field(default_factory=dict)
     ends: dict[str, list[Node]] = field(default_factory=dict)
 
     def eliminate(self, state: str, name: Callable[[Node], Node]) -> None:
-        """Remove a state (Arden's lemma): loops at the state come before every way that leaves it."""
+        """Remove a state (Arden's lemma): loops at the state go before every path that leaves it."""
         loop = self.edges[state].pop(state, [])
         before = (Repeat(name(Either(tuple(loop))), 0, None),) if loop else ()
         leaving = {to: name(Sequence((*before, Either(tuple(nodes))))) for to, nodes in self.edges.pop(state).items()}
@@ -163,22 +163,22 @@ Shape = Lexeme | Rule | Special | All | Any | Times
 
 
 class _Writer:
-    """`T0`... are lexemes, `r0`... rules that nest, `o0`... lexemes that were taken apart."""
+    """`T0`... are lexemes, `r0`... rules that nest, `o0`... lexemes that were split."""
 
     def __init__(self, rules: Mapping[str, Node]) -> None:
         self._rules = rules
-        self._regular: dict[str, Node] = {}  # rules that are lexemes: as a reference to one, or EMPTY
-        self._nesting: dict[str, str] = {}  # the other rules, and their names
+        self._regular: dict[str, Node] = {}  # rules that are lexemes: a reference to the lexeme, or EMPTY
+        self._nesting: dict[str, str] = {}  # the other rules, by name: their names in Lark
         self._lexemes: dict[Node, str] = {}
         self._bodies: dict[str, Node] = {}  # bodies of lexemes
-        self._apart: set[str] = set()  # lexemes that are rules now
+        self._apart: set[str] = set()  # lexemes that were split
         self._shapes: dict[str, Shape] = {}
         for group in components(rules):
             self._settle(group)
 
     def _settle(self, group: list[str]) -> None:
-        """Decide whether these rules, which refer to each other, are lexemes; the rules that they refer to are
-        decided.
+        """Decide whether these rules, which refer to each other, are lexemes. The other rules that they refer to are
+        already decided.
         """
         among = frozenset(group)
         outer = _all_refs(self._rules[name] for name in group) - among
@@ -212,7 +212,7 @@ class _Writer:
             self._regular[wanted] = self._named(Sequence((*before, Either(tuple(ends)))))
 
     def _named(self, node: Node) -> Node:
-        """Return a regular node as a reference to a lexeme, so that it is written only once."""
+        """Return a regular node as a reference to a lexeme, so that it is written out only once."""
         if isinstance(node, Sequence | Either) and len(node.items) == 1:
             return self._named(node.items[0])
         if isinstance(node, Ref):
@@ -226,7 +226,7 @@ class _Writer:
         return Ref(name)
 
     def _body(self, name: str) -> Node:
-        """Return the body of a lexeme, or of a rule that is one."""
+        """Return the body of a lexeme, or of a rule that is a lexeme."""
         return self._bodies.get(name) or self._regular[name]
 
     # shapes
@@ -235,7 +235,7 @@ class _Writer:
         return not _has_token(node) and refs(node) <= self._regular.keys() | self._bodies.keys()
 
     def _shape(self, node: Node) -> Shape:
-        """Return the shape of a node that contains rules or tokens: each regular part between them becomes one
+        """Return the shape of a node that contains rules or tokens. Each regular part between them becomes one
         lexeme.
         """
         if self._is_regular(node):
@@ -272,12 +272,12 @@ class _Writer:
             return Lexeme(named.rule)
         rule = "o" + named.rule[1:]
         if rule not in self._shapes:
-            self._shapes[rule] = All(())  # lexemes do not recur: it is not needed before it exists
+            self._shapes[rule] = All(())  # lexemes do not recur, so nothing reads this placeholder
             self._shapes[rule] = self._opened(self._bodies[named.rule])
         return Rule(rule)
 
     def _opened(self, node: Node) -> Shape:
-        """Take one layer off a lexeme."""
+        """Split a lexeme into its direct parts."""
         if isinstance(node, Text):
             return All(tuple(self._lexeme(Text(character)) for character in node.value))
         if isinstance(node, Repeat):
@@ -293,7 +293,7 @@ class _Writer:
             self._shapes[rule] = self._shape(self._rules[name])
 
     def take_apart(self) -> None:
-        """Take lexemes apart until none can be read in two ways, as far as that can be determined."""
+        """Split lexemes until none can be read in two ways, as far as that can be determined."""
         self._reshape()
         if sum(map(_size, self._shapes.values())) > N_NODES_MOST or not self._nesting:
             return
@@ -311,7 +311,7 @@ class _Writer:
             self._reshape()
 
     def _which(self, one: str, other: str) -> str:
-        """Return the lexeme to be taken apart: the longer one, if possible."""
+        """Return the lexeme to split: the longer one, if possible."""
         return next((name for name in (other, one) if _has_parts(self._bodies[name])), "")
 
     # Lark
@@ -354,8 +354,8 @@ def _flat(node: Sequence) -> list[Node]:
 
 
 def _has_parts(node: Node) -> bool:
-    """Whether a lexeme is worth taking apart: for a run of nearly any characters, the mask of a large vocabulary would
-    then take milliseconds.
+    """Whether a lexeme is worth splitting. It is not for a run of nearly any characters: the mask of a large vocabulary
+    would then take milliseconds.
     """
     if isinstance(node, Repeat):
         return not _is_wide(node.item)
@@ -415,7 +415,7 @@ class _Clashes:
         self._follow: dict[str, set[str]] = {}  # lexemes that may follow each lexeme
 
     def find(self) -> set[tuple[str, str]]:
-        """Return the lexemes that another one (or they themselves) may outrun, each with that one. Raises: TooLarge."""
+        """Return pairs (lexeme, the lexeme that may outrun it), which may be the same one. Raises: TooLarge."""
         self._fix(lambda: {rule: self._firsts(shape) for rule, shape in self._shapes.items()}, self._first)
         while self._spread():
             pass
@@ -453,7 +453,7 @@ class _Clashes:
         return found, True
 
     def _spread(self) -> bool:
-        """Update, once for all rules, what may follow lexemes and rules. False: nothing changed."""
+        """Update what may follow lexemes and rules, in one pass over all rules. False: nothing changed."""
         before = dict(self._after.items()), sum(map(len, self._follow.values()))
         for rule, shape in self._shapes.items():
             self._pass(shape, self._after[rule])
@@ -477,7 +477,7 @@ class _Clashes:
                 after = names | after if is_empty else names
 
     def _compare(self, one: str, other: str, found: set[tuple[str, str]]) -> int:
-        """Find whether `other` continues where `one` is complete and something else may follow it.
+        """Check whether `other` can continue where `one` is complete and something else may follow it.
 
         Returns the number of states visited.
         """

@@ -1,8 +1,8 @@
-"""llguidance's C interface, which the shared object of its Python package exports.
+"""llguidance's C interface, exported by the shared object of its Python package.
 
-Why not the package's Python classes: `LLTokenizer` holds the GIL for 0.2 to 0.4 s at 152k tokens, and every stream of
-the daemon would pause that long. Functions called through cffi release it. Sources: parser/llguidance.h of the version
-in VERSION; other versions are refused because its structs may differ.
+The package's Python classes are not used: `LLTokenizer` holds the GIL for 0.2 to 0.4 s at 152k tokens, and every stream
+of the daemon would pause that long. Functions called through cffi release it. Sources: parser/llguidance.h of the
+version in VERSION; other versions are refused because its structs may differ.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One answer's way through its grammar: takes every token, and says which ones may follow."""
+"""Follows one answer through its grammar: takes each token and tells which ones may follow."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from uma_core.types import TokenId
 
 
 class Matcher:
-    """Made on the intake's threads, used on the compute thread.
+    """Built on the intake's threads, used on the compute thread.
 
-    `mask`: (n_vocab / 32,) uint32, a bit for each token that may come next, lowest first; changed in place by `accept`.
-    None while any token may come, because a trigger is awaited.
+    `mask`: (n_vocab / 32,) uint32, one bit per token, lowest first, set if it may come next; changed in place by
+    `accept`. None while a trigger is awaited and any token may come.
 
-    `forced`: the next tokens, if the grammar leaves no choice; meanwhile the mask is not kept up to date. A caller that
-    can use several at once (as a draft that needs no check) finds all of them here.
+    `forced`: the next tokens, if the grammar leaves no choice; the mask is then not kept up to date. A caller that
+    can use several at once, as a draft that needs no check, finds them all here.
 
     `is_done`: the answer is complete, and nothing may follow.
     """
@@ -84,7 +84,7 @@ class Matcher:
             self._look()
 
     def _look(self) -> None:
-        """Find which tokens may come now."""
+        """Find out which tokens may come next."""
         if self._lib.llg_matcher_is_stopped(self._handle):
             self.is_done = True
             return
@@ -99,7 +99,7 @@ class Matcher:
         return int(self._lib.llg_matcher_validate_tokens(self._handle, tokens, len(tokens))) == len(tokens)
 
     def choose(self) -> None:
-        """Let the next token be drawn after all, and ban the forced one. Raises: CONSTRAINT_FAILED."""
+        """Drop the forced tokens and compute the mask, to let the next token be drawn. Raises: CONSTRAINT_FAILED."""
         assert self.mask is not None
         self.forced.clear()
         if self._lib.llg_matcher_compute_mask_into(self._handle, self._pointer, self.mask.nbytes):
@@ -139,8 +139,10 @@ class Matcher:
         self._grammar.is_spoilt = True
         message = self._lib.llg_matcher_get_error(self._handle)
         reason = reason_of(ffi.string(message)) if message else "the matcher failed"
-        return UmaError(ErrorCode.CONSTRAINT_FAILED, f"the answer could not be held to its grammar: {reason}")
+        return UmaError(ErrorCode.CONSTRAINT_FAILED, f"the answer could not follow its grammar: {reason}")
 
     def fork(self) -> Matcher:
-        """Return a matcher for another answer to the same request, at the beginning. Only before the first `accept`."""
+        """Return a matcher for another answer to the same request, at the beginning. Call it only before the first
+        `accept`.
+        """
         return Matcher(self._grammar, self._scanner.fork() if self._scanner is not None else None)

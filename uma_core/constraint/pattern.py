@@ -1,8 +1,8 @@
-"""Searches text for regular expressions while it comes, byte by byte, in time that grows only with the text.
+"""Searches text for regular expressions as it arrives, byte by byte, in time proportional to the text.
 
-Why not `re`: it would have to start again at every token, and a client's pattern can make it run for ever. Here all
-ways to match are followed side by side (R. Cox, "Regular Expression Matching: the Virtual Machine Approach", 2009). The
-dialect is the part of ECMA-262 that chat templates' triggers use: no back references, no look-behind, and `(?!...)` as
+`re` would have to start over at every token, and a client's pattern could make it run forever. Here all ways to match
+are followed side by side (R. Cox, "Regular Expression Matching: the Virtual Machine Approach", 2009). The syntax is the
+part of ECMA-262 that chat templates' triggers use: no back references, no look-behind, and `(?!...)` as
 the only look-ahead. Pure.
 """
 
@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 
 N_CHARACTERS_MOST = 1_000  # characters of a pattern
 N_STEPS_MOST = 2_000  # steps of a compiled pattern: a byte of text costs at most twice as many
-# Steps that the searches of one answer may follow for a token, about 1 us each: all streams wait for them between two
-# decode calls. Steps that a token leaves over are saved, up to the second number: a thousand tools whose names begin
-# alike take 20,000 once. Ways beyond that are given up. With 64 hostile patterns a token takes 12 ms; with the second
-# number allowed for each token it took 92 ms (AMD EPYC).
+# Steps that the searches of one answer may follow per token, about 1 us each: all streams wait for them between two
+# decode calls. Steps that a token does not use are saved, up to the second number: a thousand tools whose names begin
+# alike take 20,000 once. Ways beyond that are dropped. With 64 hostile patterns a token takes 12 ms; with the second
+# number allowed for each token, it took 92 ms (AMD EPYC).
 N_FOLLOWED_EACH = 2_048
 N_FOLLOWED_MOST = 32_768
 N_REPEATS_MOST = 100
 N_DEEP_MOST = 30
-N_REFUTERS_MOST = 32  # look-ahead states that one way to match depends on; a way with more is given up
-N_BACK_MOST = 4_096  # bytes before the end at which a match may have begun
+N_REFUTERS_MOST = 32  # look-ahead states that one way to match depends on; a way with more is dropped
+N_BACK_MOST = 4_096  # how many bytes before the end a match may have begun
 
 Bytes = frozenset[int]
 ASCII: Bytes = frozenset(range(0x80))
@@ -38,7 +38,7 @@ _DIGITS = {"x": 2, "u": 4}
 
 
 class PatternError(ValueError):
-    """The text says what is wrong with a pattern, or not supported."""
+    """A pattern is invalid or not supported; the text says why."""
 
 
 class Step(NamedTuple):
@@ -57,8 +57,8 @@ Refuter = frozenset[int]  # steps at which a look-ahead may continue; it is refu
 
 
 class Way(NamedTuple):
-    """A way to match so far: where it began, and its first group (-1: not yet); the look-aheads that would
-    refute it.
+    """A partial match: where it began, where its first group began (-1: not yet), and the look-aheads that would refute
+    it.
     """
 
     begin: int
@@ -70,7 +70,7 @@ Key = tuple[int, frozenset[Refuter]]  # a step, and the look-aheads that would r
 
 
 class Found(NamedTuple):
-    begin: int  # of the first group that has text, if the pattern has groups
+    begin: int  # of the first group, if the pattern has groups and that has text
     end: int
 
 
@@ -89,8 +89,8 @@ class Search:
     def __init__(self, pattern: Pattern) -> None:
         self._steps, self._first = pattern.steps, pattern.first
         self._at = 0
-        self._ways: dict[Key, Way] = {}  # ways that need a byte, or the end
-        self._reached: dict[Key, Way] = {}  # the best way to every step that was reached since the last byte
+        self._ways: dict[Key, Way] = {}  # ways that need a byte or the end of the text
+        self._reached: dict[Key, Way] = {}  # the best way to each step since the last byte
         self._matches: list[tuple[Way, int]] = []  # complete ways, and where they end
         self.n_left = 0  # steps that may still be followed
 
@@ -130,7 +130,7 @@ class Search:
         seen: dict[Refuter, Refuter | None] = {}
         pending = [(self._unrefuted(way, byte, seen), end) for way, end in self._matches]
         self._matches = [(way, end) for way, end in pending if way is not None]
-        for (pc, _), way in sorted(ways.items(), key=lambda item: item[1][:2]):  # best first: few steps repeat
+        for (pc, _), way in sorted(ways.items(), key=lambda item: item[1][:2]):  # best first, so that few steps repeat
             if self.n_left <= 0:
                 return
             step = self._steps[pc]
@@ -143,8 +143,8 @@ class Search:
         """Return the way after one more byte for its look-aheads. None: it is refuted. `seen`: the successors of
         look-aheads.
 
-        Look-aheads that cannot match any more are dropped. Those that began at different places and continue alike
-        become one.
+        Look-aheads that can no longer match are dropped. Those that began at different places but continue alike are
+        merged.
         """
         if not way.refuters:
             return way
@@ -168,7 +168,7 @@ class Search:
         return None if any(self._steps[pc].kind == "match" for pc in found) else frozenset(found)
 
     def _add(self, first: int, way: Way) -> None:
-        """Follow a way to all steps that need a byte. Of two ways to the same step, the one that began first stays."""
+        """Follow a way to all steps that need a byte. Of two ways to one step, the one that began first is kept."""
         todo, reached = [(first, way)], self._reached
         while todo and self.n_left > 0:
             pc, way = todo.pop()
@@ -209,11 +209,11 @@ def _reachable(steps: list[Step], firsts: Iterable[int]) -> Iterator[int]:
 
 
 class _Compiler:
-    """Recursive descent to a tree; then the steps are made from the tree's end to its beginning."""
+    """Parses by recursive descent into a tree; then emits the steps from the tree's end to its beginning."""
 
     def __init__(self, source: str) -> None:
         if len(source) > N_CHARACTERS_MOST:
-            raise PatternError(f"it has {len(source)} characters, at most {N_CHARACTERS_MOST} are read")
+            raise PatternError(f"it has {len(source)} characters, the limit is {N_CHARACTERS_MOST}")
         self._source = source
         self._at = 0
         self._n_deep = 0
@@ -269,7 +269,7 @@ class _Compiler:
             least, most = self._bounds()
         else:
             return item
-        self._has("?")  # lazy: it does not change where a match begins
+        self._has("?")  # a lazy repetition does not change where a match begins
         if max(least, most or 0) > N_REPEATS_MOST or (most is not None and most < least):
             raise PatternError(f"a repetition from {least} to {most}: at most {N_REPEATS_MOST} are supported")
         return ("repeat", (item, least, most))
@@ -345,18 +345,18 @@ class _Compiler:
                 self._at += 1
                 high = self._member(set(), [])
                 if high is None or high < low or ord(high) > 0x7F:
-                    raise PatternError(f"a range that is not supported, at {self._at}")
+                    raise PatternError(f"an unsupported range at {self._at}")
                 among |= set(range(ord(low), ord(high) + 1))
             elif low is not None and ord(low) < 0x80:
                 among.add(ord(low))
             elif low is not None:
                 longer.append(_utf8(low))
         if is_negated and longer:
-            raise PatternError("a negated class of characters that are not ASCII is not supported")
+            raise PatternError("a negated class with non-ASCII characters is not supported")
         return [(ASCII - among,), *_LONG] if is_negated else [(frozenset(among),), *longer]
 
     def _member(self, among: set[int], longer: list[tuple[Bytes, ...]]) -> str | None:
-        """Read one character; None if it was a class, which is then in `among`."""
+        """Read one character; None: it was a class, which has been added to `among`."""
         character = self._next()
         if character != "\\":
             return character
@@ -377,7 +377,7 @@ class _Compiler:
         return len(self._steps) - 1
 
     def _emit(self, tree: Any, then: int) -> int:
-        """Make steps that match the tree and continue at `then`; returns the first of them."""
+        """Emit steps that match the tree and continue at `then`. Returns the first of them."""
         kind, content = tree
         if kind == "one":
             return self._any_of([self._run_of(run, then) for run in content])
@@ -416,7 +416,7 @@ class _Compiler:
             first = self._put(Step("split", self._emit(item, first), then))
         for _ in range(least):
             first, after = self._emit(item, first), first
-            if first == after:  # it takes no steps, nor would a hundred more, and repetitions can be nested
+            if first == after:  # the item has no steps, so repeating it adds none; nested, the loop could be long
                 break
         return first
 
@@ -425,4 +425,4 @@ def _utf8(character: str) -> tuple[Bytes, ...]:
     try:
         return tuple(frozenset([byte]) for byte in character.encode())
     except UnicodeEncodeError:
-        raise PatternError("half of a surrogate pair") from None
+        raise PatternError("an unpaired surrogate") from None

@@ -1,7 +1,7 @@
-"""Checks what a JSON Schema demands, before anything is compiled: a keyword that cannot be enforced is refused by name.
+"""Checks a JSON Schema before it is compiled. A keyword that cannot be enforced is refused by name.
 
-Rules: draft 2020-12, or the older one that `$schema` names. An unknown keyword may be a misspelt one, so it is refused
-as well, unless it begins with `x-`. Pure: JSON values in, JSON values out.
+Rules: draft 2020-12, or the older one that `$schema` names. An unknown keyword may be a misspelling, so it is refused
+too, unless it begins with `x-`. Pure: JSON values in, JSON values out.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from uma_core.constraint.ecma import ForeignError, to_rust
 from uma_core.errors import ErrorCode, UmaError
 
 N_BYTES_MOST = 256 << 10  # of a schema or grammar; a 50-property schema has 4 KiB
-N_DEEP_MOST = 64  # llguidance's JSON reader gives up at 128, and its grammar is as deep as the schema
-N_NODES_MOST = 12_000  # JSON values in a schema: compiling takes up to 0.1 ms for each
-N_NAMED_MOST = 1_000  # properties of one object: compiling takes the square of their number (1,000: 60 ms)
-# depth of all targets of `$ref` together: llguidance follows them by recursion (4,000 overflow 8 MiB)
+N_DEEP_MOST = 64  # llguidance's JSON reader stops at 128, and its grammar is as deep as the schema
+N_NODES_MOST = 12_000  # JSON values in a schema: compiling takes up to 0.1 ms each
+N_NAMED_MOST = 1_000  # properties of one object: compile time grows with the square of their number (1,000: 60 ms)
+# total depth of all targets of `$ref`: llguidance follows them recursively (4,000 overflow 8 MiB)
 N_LEVELS_MOST = 600
-N_PATTERN_NAMES_MOST = 100  # of `patternProperties`: each is compared with every other
+N_PATTERN_NAMES_MOST = 100  # `patternProperties` of one object: each is compared with every other
 N_PATTERN_MOST = 4_096  # characters
-N_MULTIPLE_MOST = 20_000  # digits of `multipleOf` as a whole number: an automaton of this many states, 0.3 s
+N_MULTIPLE_MOST = 20_000  # digits of `multipleOf` as a whole number: the automaton has this many states and takes 0.3 s
 FIELD = "constraint.json_schema"
 
 _SCHEMA = {"additionalProperties", "items"}  # keywords whose value is a schema, ...
@@ -50,7 +50,7 @@ Path = tuple[str | int, ...]
 
 class Checked(NamedTuple):
     schema: dict[str, Any]  # in the form that llguidance reads best
-    tells_names: bool  # a name may be written in only one way: escapes.py
+    tells_names: bool  # each name may be written in only one way: see escapes.py
 
 
 class _Place(NamedTuple):
@@ -101,7 +101,7 @@ def _inside(item: dict[str, Any] | list[Any]) -> list[Any]:
 
 
 class _Checker:
-    """Visits all subschemas that can be reached from the root."""
+    """Visits all subschemas that are reachable from the root."""
 
     def __init__(self, root: dict[str, Any]) -> None:
         self._root = root
@@ -110,7 +110,7 @@ class _Checker:
             raise refused(f"the dialect {draft!r:.80} is not supported", "$schema")
         self._is_old = draft.rstrip("#") in _OLD_DRAFTS
         self._anchors = dict(_anchors(root))
-        self._seen: dict[int, Any] = {}  # id of a subschema -> the subschema: the target of a `$ref` may be met again
+        self._seen: dict[int, Any] = {}  # id of a subschema -> the subschema; a `$ref` may lead to one again
         self._todo = [_Place(root, ())]
         self._places: list[_Place] = []  # places of the subschemas
         self._entered: set[int] = set()
@@ -163,45 +163,41 @@ class _Checker:
             keyword = escapes.unwritable(schema)
             if keyword:
                 message = (
-                    f"`{keyword}`: a control character is written as \\uXXXX, which may not come where names are told "
-                    "apart and others are allowed; `additionalProperties` false in all objects lets it"
+                    f"`{keyword}` needs a control character, written as \\uXXXX, which is not possible while objects "
+                    "treat names differently and allow others; set `additionalProperties` to false in all objects"
                 )
                 raise refused(message, keyword, path)
 
     def _check_together(self) -> None:
-        """Check what several subschemas demand of one value."""
+        """Check what several subschemas together demand of one value."""
         paths = {id(schema): path for schema, path in self._places}
         done: dict[int, dict[str, Any]] = {}
         for schema, _ in self._places:
             circle = together.circle(schema, self._target, done)
             if circle is not None:
-                raise refused(
-                    "`$ref`: it leads back to itself, so that no answer has an end", "$ref", paths[id(circle)]
-                )
+                raise refused("`$ref` leads back to itself, so that no answer could end", "$ref", paths[id(circle)])
         keyword, schema = together.loose_bound(done, self._target)
         if keyword:
-            message = f"`{keyword}`: a whole number here cannot be kept out where the other bound is less than 1 away"
+            message = f"`{keyword}`: a whole number cannot be excluded if the other bound is less than 1 away"
             raise refused(message, keyword, paths[id(schema)])
 
     def _check_bounds(self) -> None:
-        """Check limits that would otherwise be exceeded only within an answer."""
-        counted: dict[Any, int] = {}  # equal strings count as one
+        """Check limits that an answer would otherwise exceed halfway."""
+        counted: dict[Any, int] = {}  # equal strings count once
         for schema, path in self._places:
             n_items = bounds.n_items(schema, self._target)
             if n_items > bounds.N_ITEMS_MOST:
                 keyword = next(k for k in ("anyOf", "oneOf", "allOf", "properties", "enum", "$ref") if k in schema)
                 message = (
-                    f"`{keyword}`: too much may come at one place of the answer, most likely too many optional "
+                    f"`{keyword}`: too many alternatives at one place of the answer, most likely too many optional "
                     "properties"
                 )
-                raise refused(f"{message} (about 480 can be)", keyword, path)
+                raise refused(f"{message} (the limit is about 480)", keyword, path)
             counted[tuple(schema.get(k) for k in ("minLength", "maxLength", "pattern"))] = bounds.n_states(schema)
             if sum(counted.values()) > bounds.N_STATES_MOST:
                 keyword = next(k for k in ("maxLength", "minLength", "pattern") if k in schema)
                 n_most = bounds.N_STATES_MOST // bounds.STATES_OF_ANY
-                raise refused(
-                    f"`{keyword}`: all lengths of strings together come to more than {n_most} characters", keyword, path
-                )
+                raise refused(f"`{keyword}`: all string lengths together exceed {n_most} characters", keyword, path)
 
     def _target(self, ref: str) -> Any:
         place = self._anchors.get(ref[1:])
@@ -229,7 +225,7 @@ class _Checker:
         elif keyword == "minProperties":
             self._check_least(place, value)
         elif keyword in _COUNTS and not _is_count(value):
-            raise refused(f"`{keyword}` must be a whole number from 0 on", keyword, place.path)
+            raise refused(f"`{keyword}` must be a whole number, at least 0", keyword, place.path)
         elif keyword in _NUMBERS and not _is_number(value):
             raise refused(f"`{keyword}` must be a number", keyword, place.path)
         elif keyword == "multipleOf" and value <= 0:
@@ -240,20 +236,20 @@ class _Checker:
         ):
             raise refused(f"`multipleOf` {value!r:.40} has too many digits", keyword, place.path)
         elif keyword == "required" and not _are_names(value):
-            raise refused("`required` must be an array of different names", keyword, place.path)
+            raise refused("`required` must be an array of unique names", keyword, place.path)
         elif keyword == "enum" and (not isinstance(value, list) or not value):
-            raise refused("`enum` must be an array that is not empty", keyword, place.path)
+            raise refused("`enum` must be a non-empty array", keyword, place.path)
 
     def _check_least(self, place: _Place, value: Any) -> None:
-        """Check `minProperties`. A name that is in no `properties` may come twice and then counts once, so no more than
-        one such name can be guaranteed.
+        """Check `minProperties`. A name that is in no `properties` may come twice and then counts once, so at most one
+        such name can be guaranteed.
         """
         if not _is_count(value):
-            raise refused("`minProperties` must be a whole number from 0 on", "minProperties", place.path)
+            raise refused("`minProperties` must be a whole number, at least 0", "minProperties", place.path)
         required = place.schema.get("required")
         n_required = len(required) if _are_names(required) else 0
         if value > n_required + 1:
-            message = f"`minProperties` {value} with {n_required} required ones: a repeated name would count twice"
+            message = f"`minProperties` {value} with {n_required} in `required`: a repeated name would count twice"
             raise refused(message, "minProperties", place.path)
 
     def _follow(self, place: _Place, ref: Any) -> None:
@@ -268,12 +264,12 @@ class _Checker:
             raise refused(f"`$ref`: the schema has no {ref[:80]!r}", "$ref", place.path) from None
 
     def _enter(self, place: _Place) -> None:
-        """Continue at the target of a `$ref`."""
+        """Visit the target of a `$ref` next."""
         if id(place.schema) not in self._entered:
             self._entered.add(id(place.schema))
             self._n_levels += _depth(place.schema)
             if self._n_levels > N_LEVELS_MOST:
-                raise refused(f"what `$ref` leads to has more than {N_LEVELS_MOST} levels in all", "$ref", place.path)
+                raise refused(f"the targets of `$ref` have over {N_LEVELS_MOST} levels in total", "$ref", place.path)
         self._todo.append(place)
 
 
@@ -286,7 +282,7 @@ def _depth(value: Any) -> int:
 
 
 def _split(path: Path) -> tuple[str, Path]:
-    """The keyword of a subschema's path, and the path of the schema that has the keyword."""
+    """Return the keyword of a subschema's path, and the path of the schema that has the keyword."""
     for i in range(len(path) - 1, -1, -1):
         if path[i] in _SCHEMA | _SCHEMAS | _NAMED_SCHEMAS | {"additionalItems", "$ref"}:
             return str(path[i]), path[:i]
@@ -341,7 +337,7 @@ def check_pattern(pattern: Any, keyword: str, path: Path) -> None:
     if not isinstance(pattern, str):
         raise refused(f"`{keyword}` must be a string", keyword, path)
     if len(pattern) > N_PATTERN_MOST:
-        raise refused(f"`{keyword}` has {len(pattern)} characters, at most {N_PATTERN_MOST} are read", keyword, path)
+        raise refused(f"`{keyword}` has {len(pattern)} characters, the limit is {N_PATTERN_MOST}", keyword, path)
     try:
         to_rust(pattern)
     except ForeignError as foreign:
@@ -349,7 +345,7 @@ def check_pattern(pattern: Any, keyword: str, path: Path) -> None:
 
 
 def _normal(value: Any, schemas: dict[int, Any]) -> Any:
-    """Return a copy in which subschemas say the same with keywords that llguidance knows."""
+    """Return a copy in which subschemas express the same with keywords that llguidance knows."""
     if isinstance(value, list):
         return [_normal(item, schemas) for item in value]
     if not isinstance(value, dict):

@@ -1,5 +1,5 @@
-"""What several subschemas demand of the same value: a schema, the target of its `$ref`, and the branches of its
-`allOf`, `anyOf` and `oneOf`. llguidance cannot enforce some of it. Pure.
+"""Checks what several subschemas together demand of the same value: a schema, the target of its `$ref`, and the
+branches of its `allOf`, `anyOf` and `oneOf`. llguidance cannot enforce some of it. Pure.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def parts(schema: dict[str, Any], resolve: Resolve) -> Iterator[dict[str, Any]]:
 
 
 def circle(schema: dict[str, Any], resolve: Resolve, done: dict[int, dict[str, Any]]) -> dict[str, Any] | None:
-    """Return a subschema with a `$ref` that leads back to itself and consumes no part of the answer on its way. None:
-    there is none.
+    """Return a subschema whose `$ref` leads back to itself without consuming any part of the answer. None: there is
+    none.
 
     `done`: schemas that were visited, by id, each after its parts; this function adds to it.
     """
@@ -46,26 +46,26 @@ def circle(schema: dict[str, Any], resolve: Resolve, done: dict[int, dict[str, A
 
 
 class _Ends(NamedTuple):
-    """Bounds of which llguidance misreads some pairs, by the whole number that they have in common."""
+    """Bounds that llguidance misreads in some pairs, by the whole number that the pair has in common."""
 
-    above: frozenset[int] = frozenset()  # k of `exclusiveMinimum` k
-    just_below: frozenset[int] = frozenset()  # floor of an upper bound that is a fraction
-    below: frozenset[int] = frozenset()  # k of `exclusiveMaximum` k
-    just_above: frozenset[int] = frozenset()  # ceiling of a lower bound that is a fraction
+    above: frozenset[int] = frozenset()  # k in `exclusiveMinimum: k`
+    just_below: frozenset[int] = frozenset()  # floor of a fractional upper bound
+    below: frozenset[int] = frozenset()  # k in `exclusiveMaximum: k`
+    just_above: frozenset[int] = frozenset()  # ceiling of a fractional lower bound
 
     def wrong(self) -> str:
-        """Return the keyword that would not be enforced; "" if all are."""
+        """Return the keyword that would not be enforced; "": all would be."""
         if any(k >= 0 for k in self.above & self.just_below):
             return "exclusiveMinimum"
         return "exclusiveMaximum" if any(k <= 0 for k in self.below & self.just_above) else ""
 
 
 def loose_bound(done: dict[int, dict[str, Any]], resolve: Resolve) -> tuple[str, dict[str, Any]]:
-    """Return an exclusive bound that would not be enforced, and the schema that has it; "" if there is none.
+    """Return an exclusive bound that would not be enforced, and the schema that has it; "": there is none.
 
-    Measured on llguidance 1.9: in a range between two neighbouring whole numbers (`exclusiveMinimum` 3 with `maximum`
-    3.5) it accepts the whole number that the bound excludes. The branches of one `anyOf` are treated here as one range,
-    so rather too much is refused.
+    Measured on llguidance 1.9: if a range lies between two adjacent whole numbers (`exclusiveMinimum` 3 with `maximum`
+    3.5), it accepts the whole number that the bound excludes. The branches of an `anyOf` are treated as one range here,
+    which refuses slightly too much.
     """
     found: dict[int, _Ends] = {}
     for schema in done.values():

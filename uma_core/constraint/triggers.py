@@ -1,4 +1,4 @@
-"""Finds where a lazy constraint begins: scans the answer's text for the first trigger, and keeps only a tail of it.
+"""Finds where a lazy constraint begins: scans the answer for its first trigger, and keeps only the end of the text.
 
 Pure.
 """
@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 from uma_core.constraint.pattern import N_BACK_MOST, N_FOLLOWED_EACH, N_FOLLOWED_MOST, Pattern
 from uma_core.types import TokenId, Trigger
 
-Encode = Callable[[bytes], list[TokenId]]  # returns tokens that are exactly these bytes
+Encode = Callable[[bytes], list[TokenId]]  # returns tokens for exactly these bytes
 Spell = Callable[[TokenId], bytes]  # returns a token's text, also for control tokens
 
 
 class Rules(NamedTuple):
-    """A request's triggers, each with a flag whether the grammar begins after it."""
+    """A request's triggers. Each flag tells whether the grammar begins after the trigger."""
 
     words: tuple[tuple[bytes, bool], ...] = ()
     tokens: tuple[tuple[TokenId, bool], ...] = ()
@@ -46,16 +46,16 @@ class Scanner:
     def __init__(self, rules: Rules, spell: Spell, encode: Encode) -> None:
         self._rules, self._spell, self._encode = rules, spell, encode
         self._searches = [(pattern.search(), is_after) for pattern, is_after in rules.patterns]
-        self._n_left = N_FOLLOWED_MOST  # steps that the patterns may follow
+        self._n_left = N_FOLLOWED_MOST  # steps that the patterns may still follow
         longest = max((len(word) for word, _ in rules.words), default=1)
         self._n_kept = N_BACK_MOST if rules.patterns else longest
-        self._recent: deque[tuple[TokenId, bytes]] = deque()  # tokens of the last `_n_kept` bytes, or a few more
+        self._recent: deque[tuple[TokenId, bytes]] = deque()  # tokens of the last `_n_kept` bytes, or slightly more
         self._n_recent = 0
         self._end = 0  # bytes so far
         self._tail = b""  # text in which a word may have begun
 
     def fork(self) -> Scanner:
-        """Return another scanner, at the beginning."""
+        """Return a new scanner with the same rules."""
         return Scanner(self._rules, self._spell, self._encode)
 
     def mark(self) -> tuple[Any, ...]:
@@ -73,8 +73,8 @@ class Scanner:
     def push(self, token: TokenId) -> list[TokenId] | None:
         """Take a token. None: no trigger yet.
 
-        Otherwise returns the tokens of the answer so far that belong to the grammar; a token that belongs to it only in
-        part is encoded again.
+        Otherwise returns the tokens of the answer so far that belong to the grammar; a token that belongs to it only
+        partly is encoded again.
         """
         text = self._spell(token)
         begin, self._end = self._end, self._end + len(text)

@@ -1,4 +1,4 @@
-"""A model's vocabulary in llguidance's form: built once per model, in 0.2 to 0.4 s, with 30 to 50 MB at 152k tokens."""
+"""A model's vocabulary in llguidance's form: built once per model, in 0.2 to 0.4 s and 30 to 50 MB at 152k tokens."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from uma_core.constraint.lib import ffi, load
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import TokenId
 
-MARK = b"\xff"  # llguidance's sign of a token that is not text; UTF-8 has no such byte
+MARK = b"\xff"  # llguidance's prefix of a token that is not text; this byte does not occur in UTF-8
 N_BYTES_MOST = 1000  # bytes of a token; llguidance's trie allows up to 1024
 NO_EOS = 0xFFFFFFFF
-SENTINEL = "\x02"  # put before a text if its tokeniser would otherwise add a space there
+SENTINEL = "\x02"  # put before a text if the tokeniser would otherwise add a space there
 
 
 class Text(Protocol):
-    """The methods of an engine that are needed here. Any thread."""
+    """The methods of an engine that are needed here. For any thread."""
 
     @property
     def n_vocab(self) -> int: ...
@@ -32,7 +32,7 @@ class Vocabulary:
     """Owns an LlgTokenizer. Every matcher made with it keeps it alive, but no matcher keeps the model alive."""
 
     def __init__(self, text: Text) -> None:
-        """Blocks for as long as the module's docstring says, most of the time without the GIL.
+        """Blocks for as long as the module docstring says, mostly without the GIL.
 
         Raises: CONSTRAINTS_UNAVAILABLE, INTERNAL.
         """
@@ -59,7 +59,7 @@ class Vocabulary:
         self.is_exact = self._has_all_bytes()
         if self.is_exact:
             init.tokenize_fn, init.tokenize_assumes_string = self._callback, True
-        else:  # forced text could not be tokenized reliably, so the model chooses the tokens
+        else:  # forced text cannot be tokenised reliably, so the model chooses the tokens
             init.use_approximate_greedy_tokenize_fn = True
         error = ffi.new("char[]", 512)
         handle = lib.llg_new_tokenizer_v2(init, error, len(error))
@@ -72,8 +72,8 @@ class Vocabulary:
         return all(bytes([byte]) in self._by_bytes for byte in range(0xF5))
 
     def tokens_of(self, data: bytes) -> list[TokenId]:
-        """Return tokens that are exactly these bytes: those of the model's own tokeniser, unless its tokens have
-        another text.
+        """Return tokens for exactly these bytes: those of the model's own tokeniser, unless its tokens spell other
+        text.
 
         Raises: CONSTRAINT_FAILED if some byte has no token.
         """
@@ -119,12 +119,12 @@ class Vocabulary:
         return self.text.piece(token, True)
 
     def read(self, string: str) -> list[TokenId]:
-        """Return the tokens of a text in which control tokens are spelt out."""
+        """Return the tokens of a text that may contain control tokens."""
         tokens, data = self.text.tokenize(string, False, True), string.encode()
         return tokens if b"".join(map(self.spell, tokens)) == data else self.tokens_of(data)
 
     def _greedy(self, data: bytes) -> list[TokenId]:
-        """Return tokens of these bytes, always the longest one first."""
+        """Return tokens for these bytes, always taking the longest one that fits."""
         tokens, at = [], 0
         while at < len(data):
             for n in range(min(self._n_longest, len(data) - at), 0, -1):
@@ -146,7 +146,7 @@ class Vocabulary:
 
 
 def _bytes_of(text: Text, token: TokenId) -> bytes:
-    """Return the bytes by which llguidance knows the token; b"" if it must never come."""
+    """Return the bytes that llguidance knows the token by; b"": it must never be drawn."""
     if text.is_control(token) or text.is_eog(token):
         name = text.piece(token, True)
         return MARK + name if 0 < len(name) < N_BYTES_MOST else b""
