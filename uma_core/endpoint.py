@@ -47,7 +47,7 @@ def trusted_uids(environ: Mapping[str, str]) -> frozenset[int]:
 
 
 def stranger(connection: socket.socket, path: str, environ: Mapping[str, str]) -> int | None:
-    """Return the user who listens, if that user is not trusted. Raises: ValueError, OSError.
+    """Return the listening user if that user is not trusted. Raises: ValueError, OSError.
 
     The kernel tells who created the listening socket. If it does not, the file's owner is used instead.
     """

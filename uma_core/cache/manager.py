@@ -66,9 +66,8 @@ class PrefixCache:
         self.clock = clock
         self._variants: dict[AdapterSet, str] = {}  # names of the adapter sets in use
         self._chains: dict[int, Chain] = {}  # by the sequence that they fill
-        self._lingering: dict[
-            int, tuple[Session, Transfer]
-        ] = {}  # sequences of ended sessions whose last chunk is still under way
+        # sequences of ended sessions whose last chunk is still in progress
+        self._lingering: dict[int, tuple[Session, Transfer]] = {}
 
     def apply(self, settings: CacheSettings) -> None:
         """Change the settings, between two ticks."""

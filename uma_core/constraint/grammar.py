@@ -15,8 +15,8 @@ from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import Constraint, TokenId
 
 N_REGEX_BYTES_MOST = 16 << 10  # compiling an expression takes up to the square of its length: at most 0.7 s here
-# JSON allows any amount of white space between two tokens, and a small model may never stop writing it. So only a space,
-# or a newline with an indentation, is allowed, as people and programs write it.
+# JSON allows any amount of white space between two tokens, and a small model may never stop writing it. So only a
+# space, or a newline with an indentation, is allowed, as people and programs write it.
 WHITE_SPACE = r" |\n( {0,32}|\t{0,8})"
 _PUNCTUATION = frozenset("\\.+*?()|[]{}^$#&-~/")  # must be escaped in llguidance's regular expressions
 

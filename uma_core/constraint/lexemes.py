@@ -42,7 +42,7 @@ def _all_refs(nodes: Iterable[Node]) -> set[str]:
 
 
 def _lines(node: Node, among: frozenset[str]) -> list[Line] | None:
-    """Return the paths through a rule that refers to `among` only at its ends. None: it also refers to them elsewhere."""
+    """Return the paths through a rule that refers to `among` only at its ends. None: it does so elsewhere too."""
     if not refs(node) & among:
         return [(node, None)]
     if isinstance(node, Ref):

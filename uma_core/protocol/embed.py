@@ -68,7 +68,7 @@ EMBED_FIELDS = (
     Field(
         "dimensions",
         Kind.INTEGER,
-        "shorten each vector to its first numbers, this many, before it is normalized; absent: return all",
+        "keep only this many leading numbers of each vector, before normalizing; absent: keep all",
         None,
         1,
         1 << 20,

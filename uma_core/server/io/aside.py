@@ -1,4 +1,4 @@
-"""Runs work that may block on its own thread, and reports its end on the loop's thread.
+"""Runs blocking work on threads of its own, and reports its end on the loop's thread.
 
 Rules: a thread that never returns holds up nothing but its own work, not even the end of the process.
 """

@@ -205,9 +205,7 @@ class Client:
             self._end_if_done()
 
     def _is_flooded(self) -> bool:
-        """Whether replies have piled up: requests that are answered at once must not make more bytes than their sender
-        reads.
-        """
+        """Whether unsent replies have piled up, because a client sends requests faster than it reads the replies."""
         return len(self._tx) > self._owner.ipc().tx_soft_bytes
 
     def _settle(self) -> None:
@@ -323,7 +321,7 @@ class Client:
         return REFUSAL_NS if self.is_reserve else ns(self._owner.ipc().idle_timeout_ms)
 
     def _check_idle(self) -> None:
-        """Only a message counts as activity, not single bytes; the beginning of one adds the same time once more."""
+        """Only a complete message counts as activity, but a message that has begun gets as much time to complete."""
         limit_ns = self._idle_limit_ns()
         t_last_ns = max(self._t_active_ns, self._t_begun_ns) if self.connection.n_buffered else self._t_active_ns
         quiet_ns = self._owner.loop.clock.now_ns() - t_last_ns

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def received(job: Job, wants_prompts: bool) -> None:
-    """Log that a generate request is about to be read: at info if prompts are to be logged, else at debug."""
+    """Log that a generate request is about to be read: at info if prompts are logged, else at debug."""
     level = logging.INFO if wants_prompts else logging.DEBUG
     if log.isEnabledFor(level):
         request, peer = job.request, job.peer

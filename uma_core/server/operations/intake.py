@@ -53,7 +53,7 @@ class Job:
     n_bytes: int
     source: Source | None = None  # of a large request
     is_cancelled: bool = False
-    cancelled: frozenset[int] = frozenset()  # answers that nobody wants any more
+    cancelled: frozenset[int] = frozenset()  # cancelled answers
     is_dropped: bool = False  # the client is gone: no event
 
     def cancel(self, index: int | None) -> None:
