@@ -291,16 +291,16 @@ def shown(lines: Iterable[str], tick: int | None, settings: Mapping[str, Any]) -
         except TypeError as error:
             raise ValueError(f"{', '.join(settings)}: not among the scheduler's settings") from error
         plan = compose(state.config.stages)(state)
-        told = {
+        shown_tick = {
             "tick": state.tick,
             "now_ns": state.now_ns,
-            "sessions": [_told(view) for view in state.sessions],
+            "sessions": [_changed_fields(view) for view in state.sessions],
             **explain(plan),
         }
-        yield json.dumps(told, indent=1)
+        yield json.dumps(shown_tick, indent=1)
 
 
-def _told(view: SessionView) -> dict[str, Any]:
+def _changed_fields(view: SessionView) -> dict[str, Any]:
     """Return the fields of a session that differ from the defaults, by name."""
     fields = {k: v for k, v in view._asdict().items() if v != SessionView._field_defaults.get(k)}
     return fields | {"priority": view.priority.name.lower(), "phase": view.phase.name.lower()}

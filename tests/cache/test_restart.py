@@ -452,7 +452,7 @@ def test_a_directory_that_the_engine_cannot_use_is_warned_of_once(
     w.executor.set_cache(settings(tmp_path, ram_bytes=5 * 10**6))
     w.tick()
     (said,) = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
-    assert "cache.disk_dir is not used" in said and "cannot be copied" in said
+    assert "cache.disk_dir is not used" in said and "cannot copy KV" in said
     assert w.cache.store.disk is None
 
 

@@ -126,17 +126,17 @@ class Digester:
         known, self._known = self._known, {}
         found: list[_Hashed] = []
         for part in parts:
-            had = known.get(part.node_id)
-            if had is None or (had.start, had.n) != (part.start, len(part.tokens)):
+            hashed = known.get(part.node_id)
+            if hashed is None or (hashed.start, hashed.n) != (part.start, len(part.tokens)):
                 link, tail = (found[part.parent].link, found[part.parent].tail) if part.parent >= 0 else (START, b"")
                 data = tail + part.tokens.astype("<i4", copy=False).tobytes()
                 links = _links(data, link, self._key)
                 rest = data[len(links) * PAGE * 4 :]
-                had = _Hashed(
+                hashed = _Hashed(
                     part.start, len(part.tokens), [each.hex() for each in links], links[-1] if links else link, rest
                 )
-            self._known[part.node_id] = had
-            found.append(had)
+            self._known[part.node_id] = hashed
+            found.append(hashed)
         return found
 
     def _changes(self, since: int | None) -> tuple[frozenset[str], frozenset[str]] | None:

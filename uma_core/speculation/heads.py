@@ -83,14 +83,14 @@ class HeadSource(ModelSource):
             self._n_kv = n
 
     def run(self, generated: Sequence[TokenId], n: int, ns: int) -> None:
-        n_said = len(self._given) + len(generated)
-        if self._end < n_said - 1 or self._begin >= n_said - 1:  # the last token's state is missing
+        n_text = len(self._given) + len(generated)
+        if self._end < n_text - 1 or self._begin >= n_text - 1:  # the last token's state is missing
             return
         if self._n_kv <= self._begin:  # the states before `_begin` are missing
             self._model.truncate(self._seq_id, 0)
             self._n_kv = self._begin + 1
         super().run(generated, n, ns)
-        self._cut(n_said)
+        self._cut(n_text)
         while self._begin < self._n_kv - 1:  # drop the states that have been read
             self._states.popleft()
 

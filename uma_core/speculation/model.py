@@ -200,10 +200,10 @@ class ModelSource:
             )
             n_right = min(len(new), len(self._drafted)) if n_right is None else n_right
             self._drafted = self._drafted[n_right:] if n_right == len(new) else []
-            said = len(self._given) + self._n_known + n_right
-            if self._n_kv > said:
-                self._model.truncate(self._seq_id, said)
-                self._n_kv = said
+            n_kept = len(self._given) + self._n_known + n_right
+            if self._n_kv > n_kept:
+                self._model.truncate(self._seq_id, n_kept)
+                self._n_kv = n_kept
         self._n_known = len(generated)
         return self._draft() if self._drafted else NO_DRAFT
 
@@ -229,16 +229,16 @@ class ModelSource:
         until = model.clock.now_ns() + ns
         self.draft(generated)
         self._drafted = []
-        n_said = len(self._given) + len(generated)
-        if n_said + n >= model.n_ctx_seq:
+        n_text = len(self._given) + len(generated)
+        if n_text + n >= model.n_ctx_seq:
             self._is_over = True
             return
-        if self._n_kv >= n_said:  # an earlier draft has read the last token, and its prediction is gone
-            self._n_kv = n_said - 1
+        if self._n_kv >= n_text:  # an earlier draft has read the last token, and its prediction is gone
+            self._n_kv = n_text - 1
             model.truncate(self._seq_id, self._n_kv)
         token = -1
-        while self._n_kv < n_said:
-            k = min(n_said - self._n_kv, model.n_fitting(until - model.clock.now_ns()))
+        while self._n_kv < n_text:
+            k = min(n_text - self._n_kv, model.n_fitting(until - model.clock.now_ns()))
             if k <= 0 or not self._read(self._part(generated, k)):
                 return
             token = self._token

@@ -120,11 +120,11 @@ class Speculator:
 
     def _continue(self, session: Session, forced: tuple[TokenId, ...], n_most: int) -> None:
         """Draft the forced tokens, then tokens from a lookup, because forced runs are short."""
-        n, said = len(forced), NO_DRAFT
+        n, more = len(forced), NO_DRAFT
         if session.looks_up and n < n_most:
-            said = self._source(session).propose(_known(session), n_most - n, forced)
+            more = self._source(session).propose(_known(session), n_most - n, forced)
         session.draft = Draft(
-            forced + said.tokens, (1.0,) * n + said.survival, said.source or "forced", said.n_match, n_forced=n
+            forced + more.tokens, (1.0,) * n + more.survival, more.source or "forced", more.n_match, n_forced=n
         )
 
     def _guess(self, session: Session, n_most: int) -> None:
@@ -135,12 +135,12 @@ class Speculator:
         model = self._model_source(session) if session.asks_model else None
         if model is None:
             return
-        said = model.draft(known)
-        if said.tokens and (not session.draft.survival or said.survival[0] > session.draft.survival[0]):
-            session.draft = Draft(said.tokens[:n_most], said.survival[:n_most], said.source, said.n_match)
+        drafted = model.draft(known)
+        if drafted.tokens and (not session.draft.survival or drafted.survival[0] > session.draft.survival[0]):
+            session.draft = Draft(drafted.tokens[:n_most], drafted.survival[:n_most], drafted.source, drafted.n_match)
         rates = model.rates(max(0, n_most - 1))
         is_beaten = session.draft.survival and rates and session.draft.survival[0] >= rates[0]
-        session.draft_rates = () if is_beaten and session.draft.source != said.source else rates
+        session.draft_rates = () if is_beaten and session.draft.source != drafted.source else rates
 
     def _model_source(self, session: Session) -> ModelSource | None:
         source: Any = session.model_drafts

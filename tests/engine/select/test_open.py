@@ -44,7 +44,7 @@ def test_more_threads_than_the_control_group_gives_time_for_are_noted(monkeypatc
         opened = open_engine(replace(OPTIONS, engine="graph", threads=n_threads))
         notes = opened.info.notes
         opened.close()
-        assert any(note.startswith("engine.threads is 2, and the control group") for note in notes) == is_noted
+        assert any(note.startswith("engine.threads is 2, but the control group") for note in notes) == is_noted
 
 
 def test_the_embedded_model_is_served_as_it_was_trained_by_default() -> None:

@@ -371,7 +371,7 @@ class IoApp:
             self._reply_vectors(client, event)
         elif self.ledger.end((event.conn_id, event.request_id)):
             journal.ended(client, event)
-            how = (
+            ending = (
                 event.reason,
                 event.text,
                 event.usage,
@@ -381,7 +381,7 @@ class IoApp:
                 event.logprobs,
                 event.answers,
             )
-            client.send(wire.Eos(event.request_id, *how))
+            client.send(wire.Eos(event.request_id, *ending))
             client.pump()
 
     def _reply_vectors(self, client: Client, event: Final) -> None:

@@ -60,7 +60,7 @@ class Lifecycle:
         self._compute = compute
         self._host = host
         self._clock = clock
-        self._state = self._told = STARTING
+        self._state = self._last = STARTING
         self._drain: Drain | None = None
         self._swap: tuple[Callable[[], None], Callable[[UmaError], None]] | None = None
         self._poll: Timer | None = None
@@ -125,13 +125,13 @@ class Lifecycle:
     def check(self) -> None:
         """Report a change of state since the last call. Call it regularly: hangs begin and end without an event."""
         state = self.state
-        if state == self._told:
+        if state == self._last:
             return
         is_hang = state == DEGRADED and self.lost is None
         level = logging.ERROR if state == DEGRADED else logging.INFO
         code = f"{ErrorCode.ENGINE_HUNG.code} {ErrorCode.ENGINE_HUNG.spec.name}: " if is_hang else ""
-        log.log(level, "state: %s -> %s%s", self._told, state, f" ({code}{self.reason()})" if state == DEGRADED else "")
-        self._told = state
+        log.log(level, "state: %s -> %s%s", self._last, state, f" ({code}{self.reason()})" if state == DEGRADED else "")
+        self._last = state
         self.on_change(state)
 
     def loading(self) -> None:

@@ -62,9 +62,9 @@ def holds(need: MemoryUse, budget_bytes: int, available: int | None) -> bool:
 
 def _refusal(need: int, limit: int, what: str) -> UmaError:
     need_mb, limit_mb = -(-need // MIB), limit // MIB
-    told = f"engine.memory_budget_mb is {limit_mb}" if what == "budget" else f"{limit_mb} MiB are available"
+    bound = f"engine.memory_budget_mb is {limit_mb}" if what == "budget" else f"{limit_mb} MiB are available"
     smaller = "a smaller engine.n_ctx (of an encoder: engine.encoder_ctx) or another model needs less"
-    text = f"the load needs about {need_mb} MiB, {told}; {smaller}"
+    text = f"the load needs about {need_mb} MiB, {bound}; {smaller}"
     return UmaError(ErrorCode.INSUFFICIENT_MEMORY, text, need_mb=need_mb, limit_mb=limit_mb)
 
 

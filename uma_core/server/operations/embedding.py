@@ -60,14 +60,14 @@ def _pair(facts: ModelFacts, query: list[TokenId], document: list[TokenId]) -> l
 
 def reply_json(embedding: Embedding, usage: dict[str, int], timing: dict[str, float]) -> bytes:
     """Return the reply's fields as JSON, without braces."""
-    told = {
+    common = {
         "usage": {"prompt_tokens": usage["prompt_tokens"]},
         "timing": {name: timing[name] for name in ("queue_ms", "total_ms") if name in timing},
     }
     if embedding.wanted.op == "rerank":
-        return json.dumps({"results": _results(embedding), **told})[1:-1].encode()
+        return json.dumps({"results": _results(embedding), **common})[1:-1].encode()
     items = [_item(embedding, rows) for rows in embedding.vectors]
-    return f'"embeddings":[{",".join(items)}],{json.dumps(told)[1:-1]}'.encode()
+    return f'"embeddings":[{",".join(items)}],{json.dumps(common)[1:-1]}'.encode()
 
 
 def _results(embedding: Embedding) -> list[dict[str, Any]]:
