@@ -29,7 +29,7 @@ class Puppet:
     def __init__(self, path: str, args: Any = (), is_startable: bool = True) -> None:
         self.path = path
         self.is_adopted = not is_startable
-        self.state, self.restarts, self.n_streams = "ready", 0, 0
+        self.state, self.restarts, self.n_streams, self.is_starting = "ready", 0, 0, False
         self.t_used = time.monotonic()
 
     def start(self) -> None:
@@ -136,6 +136,23 @@ def test_a_model_that_is_used_again_while_another_is_evicted_stays(
     asyncio.run(work())
 
 
+def test_a_model_that_starts_slowly_is_not_evicted_before_anybody_could_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However short its time: it would be loaded again and again, and its first request would never be answered."""
+    monkeypatch.setattr(node_module, "LocalDaemon", Puppet)
+    Puppet.running = set()
+
+    async def work() -> None:
+        node = Node(parse({"models": models(a=30, b=30), "memory_mb": 40}), "n", "node")
+        await node.load("a")
+        node._daemons["a"].is_starting = True
+        await node.evict_idle()
+        assert "error" in await node.load("b") and set((await node.about())["models"]) == {"a"}
+        node._daemons["a"].is_starting = False
+        assert await node.load("b") == {"is_new": True} and set((await node.about())["models"]) == {"b"}
+
+    asyncio.run(work())
+
+
 def test_a_folder_of_somebody_else_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(folder))
     monkeypatch.setattr("os.getuid", lambda: 4242)
@@ -172,7 +189,9 @@ def test_a_model_of_ones_own_is_estimated_started_asked_and_stopped(
         refused = await node.load("bad")
         assert "/absent.gguf" in refused["error"], "what the daemon itself says of it"
         assert await node.load("m") == {"is_new": True}
+        assert node._daemons["m"].is_starting
         await node._daemons["m"].ready(WAIT_S)
+        assert not node._daemons["m"].is_starting
         about = await node.about()
         assert about["need_mb"]["m"] > 0 and about["models"]["m"]["state"] == "ready"
         assert (await node.call("m", "status", 5.0, {}))["reply"]["state"] == "ready"

@@ -7,6 +7,7 @@ All tests of the file share one cluster and run in this order: the last ones rem
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import socket
@@ -21,7 +22,8 @@ import pytest
 
 from tests.cluster.conftest import short_folder
 from tests.cluster.test_faults import is_same
-from tests.daemon.support import ROOT, WAIT_S, eventually
+from tests.daemon import support
+from tests.daemon.support import ROOT, WAIT_S
 from tests.gateway.support import Answer, Raw
 
 ray = pytest.importorskip("ray", reason="the extra [cluster] has no wheel for this platform")
@@ -41,7 +43,11 @@ SLOW = [
     "error",
 ]
 SMALL = ["--engine", "fake", "--calibrate", "off", "--log-level", "error"]
+LOOK_S = 0.1  # between two looks, because a request passes several of Ray's processes: each look costs 20 ms of a core
+# the monitor searches all logs without end, and no test reads them
+HEAD = {"num_cpus": 2, "include_dashboard": False, "include_log_monitor": False}
 PROMPT = "the beginning that every request of this test has in common, "
+eventually = functools.partial(support.eventually, every_s=LOOK_S)
 
 
 class Serving:
@@ -99,7 +105,7 @@ def serving() -> Iterator[Serving]:
         with socket.socket() as sock:
             sock.bind(("127.0.0.1", 0))
             port = sock.getsockname()[1]
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+        cluster = Cluster(initialize_head=True, head_node_args=HEAD)
         stack.callback(cluster.shutdown)
         nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
         ray.init(address=cluster.address, log_to_driver=False, namespace="tests")
@@ -166,7 +172,7 @@ def joined(threads: list[threading.Thread], answers: dict[int, Any]) -> dict[int
 @pytest.fixture(scope="module")
 def whole(serving: Serving) -> dict[int, str]:
     """Return the correct answer to each request. All daemons together compute them."""
-    threads, answers = flood(serving, 100, 30)
+    threads, answers = flood(serving, 100 if os.environ.get("UMA_FUZZ") == "full" else 60, 30)
     joined(threads, answers)
     assert {number: (end, error) for number, (_, end, error) in answers.items() if end != "length"} == {}
     return {number: text for number, (text, _, _) in answers.items()}

@@ -35,12 +35,12 @@ IMPORTED = (
 Event = dict[str, Any]
 
 
-def eventually(condition: Callable[[], Any], what: str = "it never came true") -> Any:
-    """Wait until the condition holds; return its value."""
+def eventually(condition: Callable[[], Any], what: str = "it never came true", every_s: float = 0.01) -> Any:
+    """Wait until the condition holds; return its value. `every_s`: the pause between two looks."""
     deadline = time.monotonic() + WAIT_S
     while not (value := condition()):
         assert time.monotonic() < deadline, what
-        time.sleep(0.01)
+        time.sleep(every_s)
     return value
 
 

@@ -28,6 +28,7 @@ HANG_S = 30.0  # without any answer; a daemon answers `health` even while it loa
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0  # before it is started again; each pause is twice as long as the one before
 PROVEN_S = 60.0  # after running this long the pauses begin with the shortest again
 STOP_S = 15.0
+READY = frozenset({"ready", "degraded"})  # states in which it accepts requests
 COMPUTED = frozenset({"embed", "rerank"})
 
 
@@ -45,6 +46,7 @@ class LocalDaemon:
         self.is_adopted = False
         self.state = "starting"  # as the daemon reports it; `gone` without a daemon
         self.t_used = time.monotonic()
+        self._was_ready = False
         self.n_streams = 0  # requests that it is answering, embeddings and reranking included
         self.daemon = Daemon(path)
         # running requests, by id and attempt: clients choose ids, so two requests may have the same one
@@ -64,10 +66,15 @@ class LocalDaemon:
         """Process id of the daemon that was started here; 0: there is none."""
         return self._process.pid if self._process is not None else 0
 
+    @property
+    def is_starting(self) -> bool:
+        """Whether it accepts no requests yet, for the first time. False once a start has failed."""
+        return self._is_startable and not self._was_ready and not self.restarts
+
     async def ready(self, timeout_s: float) -> None:
         """Wait until the daemon accepts requests. Raises: UnitLost."""
         deadline = time.monotonic() + timeout_s
-        while self.state not in ("ready", "degraded"):
+        while self.state not in READY:
             if time.monotonic() > deadline or self._is_stopping:
                 raise UnitLost(f"its daemon is {self.state} after {timeout_s:g} s")
             await asyncio.sleep(0.05)
@@ -131,6 +138,8 @@ class LocalDaemon:
         except GatewayError:
             self.state = "gone"
             return False
+        if self.state in READY and not self._was_ready:
+            self._was_ready, self.t_used = True, time.monotonic()  # those who asked for it can only begin now
         return True
 
     async def _end(self) -> None:

@@ -121,9 +121,16 @@ class Node:
         return {"is_new": True}
 
     def evictable(self) -> list[str]:
-        """Return models that need not stay and that no request uses, the longest idle first."""
+        """Return models that need not stay and that no request uses, the longest idle first.
+
+        A model that is still starting was asked for: evicted now, it would only be loaded once more.
+        """
         now = time.monotonic()
-        idle = {name: now - daemon.t_used for name, daemon in self._daemons.items() if not daemon.n_streams}
+        idle = {
+            name: now - daemon.t_used
+            for name, daemon in self._daemons.items()
+            if not daemon.n_streams and not daemon.is_starting
+        }
         found = [
             name
             for name, idle_s in idle.items()
