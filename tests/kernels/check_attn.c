@@ -292,6 +292,7 @@ void check_attn(const struct uma_kernels * k, int one_in, struct tally * t) {
         if (i / 4 % 2) check_company(k, &s, t);
     }
     for (int i = 0; i < 16; i++) { // V is the beginning of K
+        if (one_in > 1 && i / 8 != (i + i / 4) % 2) continue; // every type in every group, half of them in pages
         const int group = i / 4 % 2 ? 16 : 4;
         const struct shape s = {
             .type = TYPES[i % 4], .dim_k = 576, .dim_v = 512, .n_rows = 4, .n_group = group, .n_cells = CELLS[i % 8],

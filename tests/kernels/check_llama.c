@@ -86,16 +86,12 @@ static double widest_gap(const float * a, const float * b, size_t rows) {
 }
 
 // Computes n tokens of n_seq sequences after `depth` tokens: by ggml at once, by ggml token by token, and by us at
-// once.
+// once. The sequences must hold at least that many tokens.
 static void scenario(const char * name, const llama_token * tokens, int depth, int n_seq, int n) {
     const size_t rows = (size_t)(n_seq * n), size = rows * (size_t)n_vocab;
     float * whole = malloc(size * 4), * steps = malloc(size * 4), * ours = malloc(size * 4);
     uma_ggml_enable(0);
-    forget(0);
-    for (int s = 0; s < N_SEQ; s++) {
-        for (int p = 0; p < depth; p += MAX_BATCH)
-            decode(tokens, s, s + 1, p, depth - p < MAX_BATCH ? depth - p : MAX_BATCH, NULL);
-    }
+    forget(depth);
     decode(tokens, 0, n_seq, depth, n, whole);
     forget(depth);
     for (int s = 0; s < n_seq; s++) {
@@ -112,9 +108,15 @@ static void scenario(const char * name, const llama_token * tokens, int depth, i
 }
 
 static void scenarios(struct llama_model * model, const llama_token * tokens, enum ggml_type kv_type, bool is_unified) {
-    static const int SHAPES[][3] = { { 0, 1, 1 }, { 600, 1, 1 }, { 600, 4, 1 }, { 100, 1, 5 }, { 70, 4, 9 }, {
-        200, 1, 65 } };
+    // the deepest first: each reads from the beginning that the one before has left
+    static const int SHAPES[][3] = { { 600, 1, 1 }, { 600, 4, 1 }, { 200, 1, 65 }, { 100, 1, 5 }, { 70, 4, 9 }, {
+        0, 1, 1 } };
     open_context(model, kv_type, is_unified);
+    uma_ggml_enable(0);
+    for (int s = 0; s < N_SEQ; s++) {
+        for (int p = 0; p < SHAPES[0][0]; p += MAX_BATCH)
+            decode(tokens, s, s + 1, p, SHAPES[0][0] - p < MAX_BATCH ? SHAPES[0][0] - p : MAX_BATCH, NULL);
+    }
     for (size_t i = 0; i < sizeof SHAPES / sizeof *SHAPES; i++) {
         char name[64];
         snprintf(name, sizeof name, "%s-%s-%d-%dx%d", ggml_type_name(kv_type), is_unified ? "unified" : "streams",

@@ -17,7 +17,7 @@ from tests.kernels import build
 NEON = ["neon-i8mm", "neon-dotprod", "neon"]
 ENVIRONMENT = {**os.environ, "ASAN_OPTIONS": "detect_leaks=1"}
 # Sanitizers and emulation make each case ten times as slow, so only one case in this many runs.
-ONE_IN = 1 if os.environ.get("UMA_FUZZ") == "full" else 3
+ONE_IN = 1 if os.environ.get("UMA_FUZZ") == "full" else 6
 
 
 @pytest.fixture(scope="module")
