@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -226,8 +227,7 @@ def test_a_dynamic_temperature_that_comes_to_nothing_takes_the_best(
 
 # -- distributions against their definitions, in numpy
 
-N_DRAWS = 100_000
-N_LEARNING = 50_000  # a new sampler takes 20 times as long as a draw
+N_DRAWS, N_LEARNING = (100_000, 50_000) if os.environ.get("UMA_FUZZ") == "full" else (50_000, 12_000)
 ROW = np.sort(np.random.default_rng(5).normal(0.0, 2.0, 64))[::-1].astype(np.float32)
 HISTORY = np.array([0, 1, 0, 2, 0, 9, 1, 0, 1, 0, 2, 0], np.int32)
 P1 = SamplingParams(temperature=1.0, top_k=0)
@@ -360,9 +360,10 @@ LEARNING = (
     "adaptive",
     "mirostat 2",
     "mirostat 1",
-)  # these learn from every draw, so each draw gets a new sampler
+)  # these learn from every draw, so each draw gets a new sampler, which takes 20 times as long
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_draws_have_the_distribution_of_the_definition(small: LlamaEngine, name: str) -> None:
     expected_of, params = DISTRIBUTIONS[name]
