@@ -84,7 +84,8 @@ def check_template(request: bytes) -> int:
 
 def _trial(request: bytes, depth: int) -> str:
     """Return what goes wrong in a separate process, or ""."""
-    command = [sys.executable, "-c", f"from uma_gateway.chat.check import main; main({depth})"]
+    arguments = f"{depth}, {CPU_SECONDS}, {MEMORY_BYTES}"
+    command = [sys.executable, "-c", f"from uma_gateway.chat.check import main; main({arguments})"]
     path = os.pathsep.join(filter(None, sys.path))
     try:
         done = subprocess.run(
@@ -99,12 +100,12 @@ def _trial(request: bytes, depth: int) -> str:
     return _SIGNS.get(done.returncode) or done.stderr.decode(errors="replace").strip()[-300:]
 
 
-def main(depth: int) -> None:
+def main(depth: int, cpu_seconds: int, memory_bytes: int) -> None:
     """Run in the separate process: limit it, then do the same as first requests."""
-    _limit(resource.RLIMIT_CPU, CPU_SECONDS, CPU_SECONDS + 1)
+    _limit(resource.RLIMIT_CPU, cpu_seconds, cpu_seconds + 1)
     _limit(resource.RLIMIT_CORE, 0, 0)
     if sys.platform != "darwin":
-        _limit(resource.RLIMIT_AS, MEMORY_BYTES, MEMORY_BYTES)
+        _limit(resource.RLIMIT_AS, memory_bytes, memory_bytes)
     threading.stack_size(STACK_BYTES)
     ended: list[str] = []
     trial = threading.Thread(target=lambda: ended.append(_try(sys.stdin.buffer.read(), depth)))

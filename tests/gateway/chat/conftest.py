@@ -8,13 +8,15 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from native.chat_build import chat_source
 from native.pin import load_pin
 from native.progress import Progress
-from uma_gateway.chat import Applied, Templates
+from uma_gateway.chat import Applied, Templates, check
+from uma_gateway.chat import templates as templates_module
 
 FOLDER = chat_source(load_pin(), Progress(io.StringIO())) / "models" / "templates"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.jinja"))
@@ -94,10 +96,21 @@ WITHOUT_CALLS = {
 }  # fmt: skip
 
 
+ENDS_OF_TEXT = {"bos": "<s>", "eos": "</s>"}
+
+
+def source(name: str) -> str:
+    return (FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
+
+
 @functools.cache
 def templates(name: str) -> Templates:
-    """A bundled template. Those of Mistral and others need BOS and EOS as their models define them."""
-    return Templates((FOLDER / f"{name}.jinja").read_text(encoding="utf-8"), bos="<s>", eos="</s>")
+    """A bundled template. Those of Mistral and others need BOS and EOS as their models define them.
+
+    test_check.py tries them all: a process for each would take most of the time of many files.
+    """
+    with mock.patch.object(templates_module, "check_template", lambda _: check.DEPTHS[0]):
+        return Templates(source(name), **ENDS_OF_TEXT)
 
 
 @functools.cache

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import io
+import os
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 import pytest
 
 from tests.daemon.support import ROOT
+from tests.gateway.chat.conftest import ENDS_OF_TEXT, source
 from uma_gateway.chat import ChatCode, ChatError, Templates, check
 from uma_gateway.chat.library import encode
 
@@ -42,6 +46,8 @@ def test_a_template_that_would_end_or_hold_the_process_is_refused(
     source: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(check, "DEPTHS", (48,))
+    monkeypatch.setattr(check, "CPU_SECONDS", 2)  # lower limits show the same sooner
+    monkeypatch.setattr(check, "MEMORY_BYTES", 512 << 20)
     with pytest.raises(ChatError, match=reason) as caught:
         Templates(source)
     assert caught.value.code is ChatCode.TEMPLATE_UNSAFE
@@ -50,6 +56,21 @@ def test_a_template_that_would_end_or_hold_the_process_is_refused(
 def test_a_template_that_goes_deep_gets_shallower_requests_only() -> None:
     assert check.check_template(encode({"chat_template": "{{ messages[0].content }}"}, "a template")) == check.DEPTHS[0]
     assert check.check_template(encode({"chat_template": DEEP}, "a template")) == check.DEPTHS[1]
+
+
+def test_every_bundled_template_may_go_deep(name: str) -> None:
+    """Tried as in the product, but in a fork: most of the time of a new process would go to its imports."""
+    request = encode({"chat_template": source(name), **ENDS_OF_TEXT}, "a template")
+    pid = os.fork()
+    if not pid:
+        try:
+            sys.stdin = io.TextIOWrapper(io.BytesIO(request))
+            check.main(check.DEPTHS[0], check.CPU_SECONDS, check.MEMORY_BYTES)
+        except BaseException:  # no exception may reach the fork's copy of the test runner
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 @pytest.mark.parametrize("limit", ["-v 1500000", "-t 3"])
