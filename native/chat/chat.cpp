@@ -16,6 +16,9 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
+#include <memory>
+#include <mutex>
 #include <new>
 
 #include <pthread.h>
@@ -47,10 +50,18 @@ struct uma_chat_templates {
 // at once in the first 6 KB of such tokens, and then whenever the answer has grown by 0.4 %.
 static constexpr size_t PARSED_PER_BYTE = 512, PARSED_AT_LEAST = 8 << 20;
 
-struct uma_chat_parser {
+static constexpr size_t N_KEPT_FORMS = 16, MAX_KEPT_BYTES = 512 << 10; // of one form, as JSON
+
+// How to read an answer. Answers share it: it never changes.
+struct answer_form {
     common_chat_format format;
     std::string generation_prompt; // the parser's input begins with it
     common_peg_arena arena;
+    common_chat_msg begun; // the prefilled beginning of a continued message, which is not part of the answer
+};
+
+struct uma_chat_parser {
+    std::shared_ptr<const answer_form> form;
     std::string text;              // of the answer so far
     common_chat_msg message;       // the sum of the differences given out so far
     std::vector<std::string> ids;  // of its tool calls
@@ -313,16 +324,16 @@ struct parsed {
 
 // Like common_chat_parse, but it also says whether the answer is whole, and it fails if the text so far does not have
 // the template's form.
-static parsed parse(const uma_chat_parser & handle, const std::string & text) {
-    common_peg_parse_context context(handle.generation_prompt + text, COMMON_PEG_PARSE_FLAG_LENIENT);
-    const auto result = handle.arena.parse(context);
+static parsed parse(const answer_form & form, const std::string & text) {
+    common_peg_parse_context context(form.generation_prompt + text, COMMON_PEG_PARSE_FLAG_LENIENT);
+    const auto result = form.arena.parse(context);
     if (result.fail()) throw problem("answer", "the answer does not have the template's form");
     parsed found{ {}, !result.need_more_input() };
     found.message.role = "assistant";
     std::unique_ptr<common_chat_peg_mapper> mapper;
-    if (handle.format == COMMON_CHAT_FORMAT_PEG_GEMMA4)
+    if (form.format == COMMON_CHAT_FORMAT_PEG_GEMMA4)
         mapper = std::make_unique<common_chat_peg_gemma4_mapper>(found.message);
-    else if (handle.format == COMMON_CHAT_FORMAT_PEG_MINIMAX_M3)
+    else if (form.format == COMMON_CHAT_FORMAT_PEG_MINIMAX_M3)
         mapper = std::make_unique<common_chat_peg_minimax_m3_mapper>(found.message);
     else mapper = std::make_unique<common_chat_peg_mapper>(found.message);
     mapper->from_ast(context.ast, result);
@@ -332,10 +343,10 @@ static parsed parse(const uma_chat_parser & handle, const std::string & text) {
 // llama.cpp holds back text that may be the beginning of a delimiter, so an answer that ends with "<" would lose it.
 // Followed by a mark, the "<" can only be text. But the mark must not turn a call that was cut off into text.
 static parsed parse_whole(uma_chat_parser & handle) {
-    parsed plain = parse(handle, handle.text);
+    parsed plain = parse(*handle.form, handle.text);
     handle.n_parsed += handle.text.size();
     try {
-        auto found = parse(handle, handle.text + END_MARK);
+        auto found = parse(*handle.form, handle.text + END_MARK);
         const bool has_mark = take_mark(found.message.content) || take_mark(found.message.reasoning_content);
         if (has_mark && found.message.tool_calls.size() == plain.message.tool_calls.size())
             return { std::move(found.message), true };
@@ -399,7 +410,7 @@ static bool find_target(uma_chat_parser & handle) {
     free_text scan = handle.open;
     if (scan.take(trial) != trial || !scan.is_open()) return false;
     handle.n_parsed += handle.text.size();
-    common_chat_msg tried = parse(handle, handle.text + trial).message;
+    common_chat_msg tried = parse(*handle.form, handle.text + trial).message;
     const common_chat_msg & told = handle.message;
     if (tried.tool_calls.size() != told.tool_calls.size()) return false;
     handle.open_text = nullptr;
@@ -427,11 +438,11 @@ static bool find_target(uma_chat_parser & handle) {
 // Called after a parse. If the answer ends in an open part, later text is scanned instead of parsed.
 static open_end open_after(uma_chat_parser & handle) {
     handle.open = free_text();
-    const std::string input = handle.generation_prompt + handle.text;
+    const std::string input = handle.form->generation_prompt + handle.text;
     handle.n_parsed += input.size();
-    const open_end end = find_open_end(handle.arena, input, handle.tries);
+    const open_end end = find_open_end(handle.form->arena, input, handle.tries);
     if (!end.is_one()) return end;
-    const auto & parser = handle.arena.get(end.last);
+    const auto & parser = handle.form->arena.get(end.last);
     if (std::holds_alternative<common_peg_until_parser>(parser)) handle.open = free_text(&handle.tries.at(end.last));
     else if (const auto * string = std::get_if<common_peg_string_parser>(&parser); string && string->delimiter == '"')
         handle.open = free_text(nullptr);
@@ -510,23 +521,52 @@ API char * uma_chat_apply(const uma_chat_templates * handle, const char * reques
     });
 }
 
+static std::shared_ptr<const answer_form> read_form(const std::string & request) {
+    const json given = json::parse(request);
+    auto form = std::make_shared<answer_form>();
+    const int format = given.at("format").get<int>();
+    if (format < 0 || format >= COMMON_CHAT_FORMAT_COUNT) throw problem("request", "no such format");
+    form->format = static_cast<common_chat_format>(format);
+    form->generation_prompt = given.value("generation_prompt", "");
+    const std::string parser = given.value("parser", "");
+    if (parser.empty()) form->arena =
+        build_chat_peg_parser([](common_chat_peg_builder & p) { return p.content(p.rest()) + p.end(); });
+    else form->arena.load(parser);
+    if (given.value("is_continuation", false)) form->begun = parse(*form, "").message;
+    return form;
+}
+
+// Reading a form takes 1.5 ms, for two small tools. A client's answers have the same form as long as its tools are the
+// same, so the last forms are kept.
+static std::shared_ptr<const answer_form> form_of(const std::string & request) {
+    static std::mutex lock;
+    using forms = std::deque<std::pair<std::string, std::shared_ptr<const answer_form>>>;
+    static forms & kept = *new forms; // the last used comes first; never freed: threads may still run at exit
+    {
+        const std::lock_guard<std::mutex> guard(lock);
+        const auto found =
+            std::find_if(kept.begin(), kept.end(), [&](const auto & one) { return one.first == request; });
+        if (found != kept.end()) {
+            std::rotate(kept.begin(), found, found + 1);
+            return kept.front().second;
+        }
+    }
+    const auto form = read_form(request);
+    if (request.size() > MAX_KEPT_BYTES) return form;
+    const std::lock_guard<std::mutex> guard(lock);
+    kept.emplace_front(request, form);
+    if (kept.size() > N_KEPT_FORMS) kept.pop_back();
+    return form;
+}
+
 // {format, parser, generation_prompt, is_continuation} -> true. `parser` comes from uma_chat_apply. It is trusted: a
 // cyclic one would end the process.
 API char * uma_chat_parser_new(const char * request, uma_chat_parser ** out) {
     *out = nullptr;
     return guarded([&] {
-        const json given = json::parse(request);
         auto handle = std::make_unique<uma_chat_parser>();
-        const int format = given.at("format").get<int>();
-        if (format < 0 || format >= COMMON_CHAT_FORMAT_COUNT) throw problem("request", "no such format");
-        handle->format = static_cast<common_chat_format>(format);
-        handle->generation_prompt = given.value("generation_prompt", "");
-        const std::string parser = given.value("parser", "");
-        if (parser.empty()) handle->arena =
-            build_chat_peg_parser([](common_chat_peg_builder & p) { return p.content(p.rest()) + p.end(); });
-        else handle->arena.load(parser);
-        // the prefilled beginning of a continued message is not part of the answer
-        if (given.value("is_continuation", false)) handle->message = parse(*handle, "").message;
+        handle->form = form_of(request);
+        handle->message = handle->form->begun;
         *out = handle.release();
         return json(true);
     });
@@ -595,7 +635,7 @@ API char * uma_chat_parser_feed(uma_chat_parser * handle, const char * text, siz
                 handle->open = free_text();
                 handle->n_parsed += handle->text.size();
                 try {
-                    parsed found = how == FEED_FINAL ? parse_whole(*handle) : parse(*handle, handle->text);
+                    parsed found = how == FEED_FINAL ? parse_whole(*handle) : parse(*handle->form, handle->text);
                     for (const auto & entry : differences(*handle, std::move(found.message))) list.push_back(entry);
                     is_read = true;
                     is_whole = found.is_whole;
@@ -604,7 +644,7 @@ API char * uma_chat_parser_feed(uma_chat_parser * handle, const char * text, siz
                 }
                 if (how == FEED_STREAM) is_dead = open_after(*handle).is_dead();
                 if (how == FEED_PARSE)
-                    n_begun = find_open_end(handle->arena, handle->generation_prompt + handle->text,
+                    n_begun = find_open_end(handle->form->arena, handle->form->generation_prompt + handle->text,
                         handle->tries).n_begun;
             }
             answer["differences"] = list;
