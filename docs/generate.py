@@ -201,36 +201,35 @@ _PRESETS_INTRO = """
 ## Presets
 
 A preset is a list of options for a kind of machine: `--preset NAME`, `UMA_PRESET=NAME`, or `preset: NAME` in the file.
-Whatever a flag, a variable or the file says goes before it. It depends on no model: how much context a model's KV
-leaves room for is in [MEMORY.md](MEMORY.md), and [TUNING.md](TUNING.md) says which options matter for which class of
-model.
+A flag, a variable or the file overrides it. Presets do not depend on the model: [MEMORY.md](MEMORY.md) says how much
+context fits beside a model, and [TUNING.md](TUNING.md) which options matter for which class of model.
 """
 
 _CONFIG_INTRO = """# Configuration
 
-A value comes from, in this order: the flag, the environment variable, the YAML file (`--config FILE`, `UMA_CONFIG`),
-the preset, the default. The file is a regular one of at most 1 MiB: a pipe could block its reader.
-`uma-core daemon --print-config` shows every value with its origin, and what it prints is a valid file; `--check-config`
-only checks. An unknown key, a wrong type or a value out of range is `E_CONFIG_001` and names the key and its source;
-nothing is guessed, and a file with an alias of YAML's (`*name`) is refused. Lists and maps are written as `a,b` and
-`1000=background` in flags and variables.
+A value is taken from the first of these that sets it: the flag, the environment variable, the YAML file
+(`--config FILE`, `UMA_CONFIG`), the preset, the default. The file must be a regular file of at most 1 MiB, because a
+pipe could block the daemon. `uma-core daemon --print-config` prints every value with its origin, in the form of a valid
+file; `--check-config` only checks. An unknown key, a wrong type or a value out of range is `E_CONFIG_001`, which names
+the key and its source. Nothing is guessed, and a file with a YAML alias (`*name`) is refused. In flags and variables,
+lists and maps are written as `a,b` and `1000=background`.
 
-*reload* says what a reload does with a change: `live` takes effect between two ticks, `new engine` loads an engine
-beside the running one, `restart` is refused until the daemon is started anew.
+*reload* says what a reload does with a change: `live` takes effect between two ticks, `new engine` loads a new engine,
+and `restart` is refused, because only a restart of the daemon can apply it.
 """
 
 _METRICS_INTRO = """# Metrics
 
 `uma-ctl metrics`, the request `{"type": "metrics"}` and the line `/metrics` return the JSON. The Prometheus text has
 base units: `uma-ctl metrics --prometheus`, the request with `"format": "prometheus"`, the line `/metrics prometheus`,
-and with [`metrics.listen`](CONFIG.md#metrics) `GET /metrics` over HTTP on this machine, which Prometheus reads by
-itself. In the JSON, labels nest (`"errors_total": {"E_PROTO_001": 0, ...}`), and a histogram is an object of
+and with [`metrics.listen`](CONFIG.md#metrics) `GET /metrics` over HTTP on this machine, which Prometheus can read
+directly. In the JSON, labels nest (`"errors_total": {"E_PROTO_001": 0, ...}`), and a histogram is an object of
 `count, mean, p50, p95, p99, max` since the start. Values of *last minute* cover the last 30 to 60 s.
 
 Quantiles come from histograms with 24 buckets a decade: a reported quantile is within 5 % of the true one (times from
 0.1 ms to 100 s; planning and overhead from 1 us to 10 s). The Prometheus text shows every fourth bound. `uma_info`
-describes the served model in its labels. Figures for single clients and requests are in `status`, not here: their
-number has no limit.
+describes the served model in its labels. Figures for single clients and requests are in `status`, not here, because
+their number is unbounded.
 
 """
 
@@ -240,8 +239,8 @@ An `error` event carries `code`, `name`, `message` and sometimes `detail`. Codes
 people. *who must act*: `client`: the same request fails again; `server`: it may succeed later; `engine`: the model or
 its backend failed; `ours`: a bug in UMA Serve. *exit status* is that of `uma-core`: 0 success, 1 could not start,
 2 server error, 3 protocol error. `uma-ctl` and `uma-cli` exit with 3 where the table says 3, and with 2 for every other
-code that the daemon sends; their own 1 means that they could not connect, or wrong usage. That a request was cancelled,
-timed out or was drained is the `reason` of its `eos` event, not an error.
+code that the daemon sends; their exit status 1 means that they could not connect, or wrong usage. If an accepted
+`generate` request is cancelled, times out or is drained, the `reason` of its `eos` event says so; that is not an error.
 
 """
 
