@@ -1,7 +1,7 @@
-"""A blocking client of one connection: requests out, events in.
+"""A blocking client with one connection: requests out, events in.
 
-Rules: nothing here prints or exits; every failure is a `CtlError`. Not thread-safe, except that `send` of
-a cancel may interrupt a running `events` (see `interrupt.py`).
+Rules: nothing here prints or exits; every failure is a `CtlError`. Not thread-safe, except that a signal handler may
+send a cancel while events are being read (see `interrupt.py`).
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ Event = dict[str, Any]
 
 
 class Client:
-    """One connection to a daemon, at `path` or at the first usual place at which a daemon listens.
+    """One connection to a daemon, at `path` or at the first default path on which a daemon listens.
 
-    Blocks: yes, at most `timeout_s` for each event (None: without limit). Raises: CannotConnect, also if an untrusted
-    user listens.
+    Blocks for at most `timeout_s` per event (None: without limit). Raises: CannotConnect, also if the listener is an
+    untrusted user.
     """
 
     def __init__(self, path: str | None = None, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
@@ -155,8 +155,8 @@ def _parse(payload: bytes) -> Event:
 
 
 def _connect(path: str | None, timeout_s: float | None) -> tuple[socket.socket, str]:
-    """Return the connection, and the path at which a daemon listened."""
-    refusals: list[str] = []  # places at which no daemon listens, each with its reason
+    """Return the connection and its path."""
+    refusals: list[str] = []  # paths on which no daemon listens, each with the reason
     for place in endpoint.places(os.environ) if path is None else (path,):
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.settimeout(timeout_s)
@@ -177,8 +177,8 @@ def _connect(path: str | None, timeout_s: float | None) -> tuple[socket.socket, 
 
 
 def _check_listener(connection: socket.socket, path: str) -> None:
-    """Check who listens, so that nothing is sent to an untrusted user: in /tmp any user may be first. Raises:
-    CannotConnect.
+    """Refuse an untrusted listener before anything is sent: in /tmp another user may have created the socket first.
+    Raises: CannotConnect.
     """
     try:
         uid = endpoint.stranger(connection, path, os.environ)
@@ -188,15 +188,15 @@ def _check_listener(connection: socket.socket, path: str) -> None:
         ) from None
     if uid is not None:
         text = (
-            f"uid {uid} listens on {path}: neither you nor root, and nothing was sent; {endpoint.TRUSTED}={uid} "
+            f"uid {uid} listens on {path} and is neither you nor root, so nothing was sent; {endpoint.TRUSTED}={uid} "
             "trusts that user"
         )
         raise CannotConnect(text)
 
 
 def _connect_patiently(connection: socket.socket, path: str, timeout_s: float | None) -> None:
-    """Connect, and try again until the time has passed. A Unix socket with a timeout does not wait for a place in the
-    daemon's backlog: it fails at once (EAGAIN).
+    """Connect, retrying until the time has passed. A Unix socket with a timeout does not wait for a place in the
+    daemon's backlog: connect fails at once (EAGAIN).
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
@@ -213,7 +213,7 @@ def _reason(error: OSError | ValueError) -> str:
     if isinstance(error, FileNotFoundError):
         return "no such socket"
     if isinstance(error, ConnectionRefusedError):
-        return "nobody listens there (it was left by a daemon that is gone, or is not a socket)"
+        return "nobody listens there (it is a stale socket, or no socket at all)"
     if isinstance(error, PermissionError):
         return "permission denied (the socket belongs to another user)"
     return getattr(error, "strerror", None) or str(error)

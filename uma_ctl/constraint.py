@@ -1,4 +1,4 @@
-"""Command-line options that hold an answer to a schema, an expression, choices or a grammar."""
+"""Command-line options that constrain an answer to a schema, an expression, choices or a grammar."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _FILE = click.Path(exists=True, dir_okay=False, allow_dash=True)
 _OPTIONS: list[Callable[[Any], Any]] = [
-    click.option("--json-schema", type=_FILE, help="A JSON Schema that the answer validates."),
-    click.option("--json-object", is_flag=True, help="The answer is a JSON object, whichever."),
+    click.option("--json-schema", type=_FILE, help="The answer is JSON that is valid under this JSON Schema."),
+    click.option("--json-object", is_flag=True, help="The answer is any JSON object."),
     click.option("--regex", metavar="REGEX", help="A regular expression that the whole answer matches."),
     click.option("--choices", multiple=True, metavar="TEXT", help="The answer is one of these; repeat for several."),
     click.option("--grammar", type=_FILE, help="A GBNF grammar (llama.cpp's notation)."),
@@ -58,7 +58,7 @@ def _read(path: str) -> str:
 def _schema(path: str) -> Any:
     try:
         schema = json.loads(_read(path))
-        json.dumps(schema)  # JSON that can be read may be too deep to be written again
+        json.dumps(schema)  # JSON that can be parsed may be nested too deeply to be serialised
         return schema
     except ValueError as error:
         raise click.UsageError(f"{path} is not JSON: {error}") from None

@@ -1,4 +1,4 @@
-"""The data of `uma-ctl top` between two screens. No terminal, no socket: replies in, figures out."""
+"""The data behind `uma-ctl top`. No terminal, no socket: replies in, figures out."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _KEYS = {
 
 
 def parse_keys(data: bytes) -> list[Key]:
-    """Turn terminal input into keys; input without a meaning is skipped."""
+    """Turn terminal input into keys; other input is skipped."""
     found, at = [], 0
     while at < len(data):
         length = next((n for n in (3, 1) if data[at : at + n] in _KEYS), 0)
@@ -57,7 +57,7 @@ def parse_keys(data: bytes) -> list[Key]:
 
 @dataclass
 class Dashboard:
-    """The last replies, a little history, and the selection."""
+    """The latest replies, a short history, and the selection."""
 
     status: Fields = field(default_factory=dict)
     sessions: list[Fields] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Dashboard:
     selected: tuple[Any, Any] | None = None  # (conn, request_id): the selection follows its request through the list
     message: str = ""
     is_drain_armed: bool = False  # `d` was pressed once
-    _has_selected: bool = False  # there was a selection
+    _has_selected: bool = False  # a request has been selected before
     _n_tokens: float | None = None
     _seen_s: float = 0.0
 
@@ -78,7 +78,7 @@ class Dashboard:
             self.tick_ms.append(last)
         self._count(metrics.get(TOKENS_TOTAL), now_s)
         if self.selected not in [_key(s) for s in sessions]:
-            # only the first one is chosen here: a key pressed as a request ends must not meet another one
+            # select a request only once: a key pressed just as a request ends must not act on another one
             self.selected = _key(sessions[0]) if sessions and not self._has_selected else None
             self._has_selected |= bool(sessions)
 

@@ -1,4 +1,4 @@
-"""Command-line options for fields that the protocol declares: name, kind, range and help are the field's."""
+"""Command-line options for protocol fields, with the name, kind, range and help that each field declares."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`python -m uma_ctl.demo`: the daemon on its embedded model, three clients at once, a chat over HTTP, status, and a
+"""`python -m uma_ctl.demo`: the daemon with its embedded model, three clients at once, a chat over HTTP, status, and a
 clean stop.
 
-Everything lives in a temporary folder and is over after at most about five minutes.
+Everything is in a temporary folder and takes at most about five minutes.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ POLL_S = 0.1
 LOOPBACK = "127.0.0.1"
 QUESTION = "What is a socket?"
 MISSED = """\
-A gap is the time between two tokens of a stream. Its limit is a multiple of what the streams need without other work.
-Here fewer gaps than promised kept it. That is usual where other programs use the same cores, or where the host of a
-virtual machine takes them away: steps then vary by more than the limit allows."""
+A gap is the time between two tokens of a stream. Its limit is a multiple of the gap that the streams have without other
+work. Fewer gaps than promised stayed within it here. That is usual if other programs use the same cores, or if a
+virtual machine's host takes them away: steps then vary by more than the limit allows."""
 LINE_LENGTH = 48  # characters of a client's text that are shown at once
 
 BEGINNINGS = (
@@ -39,7 +39,7 @@ BEGINNINGS = (
     ("bob", "33", "The Linux kernel is"),
     ("cat", "35", "To search for text in files,"),
 )
-# ignore_eos: the small model ends some texts early, and streams that are over do not interleave
+# ignore_eos: the small model ends some texts early, and streams that have ended do not interleave
 SAMPLING = {"temperature": 0.8, "top_p": 0.95, "max_tokens": 240, "ignore_eos": True, "priority": "interactive"}
 
 
@@ -49,7 +49,7 @@ class DemoFailed(Exception):
 
 @dataclass
 class Voice:
-    """One client: has one text continued and shows it line by line on the stage."""
+    """One client, which asks for the continuation of a text and shows it line by line on the stage."""
 
     name: str
     colour: str
@@ -63,7 +63,7 @@ class Voice:
         self.pending = self.beginning
 
     def run(self, socket_path: str) -> None:
-        """Ask, and show the answer. A failure is kept in `failure`, because in a thread it would not be seen."""
+        """Ask, and show the answer. A failure is kept in `failure`, because nobody sees an exception in a thread."""
         request = {"prompt": self.beginning, "seed": 7, "timeout_ms": int(ANSWER_S * 1000), **SAMPLING}
         try:
             with Client(socket_path) as client:
@@ -73,7 +73,7 @@ class Voice:
             if answer.reason not in generation.COMPLETE:
                 self.failure = f"ended with {answer.reason}"
         except (CtlError, output.ReaderGone) as error:
-            self.failure = str(error) or "nobody reads any more"
+            self.failure = str(error) or "standard output has no reader"
 
     def on_event(self, event: Event) -> None:
         if event.get("event") == "token":
@@ -144,9 +144,9 @@ def _free_port() -> int:
 
 
 def _ask_over_http(port: int) -> None:
-    """Send one chat through the gateway, as curl or OpenAI's client would; none without a port. Raises: DemoFailed."""
+    """Send one chat through the gateway, as curl or OpenAI's client would. A port of 0 skips it. Raises: DemoFailed."""
     if not port:
-        output.line("left out: it needs the extra [http]\n")
+        output.line("skipped: it needs the extra [http]\n")
         return
     question = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 48, "temperature": 0.7, "seed": 7}
     output.line(f"POST http://{LOOPBACK}:{port}/v1/chat/completions  {QUESTION}")
@@ -210,10 +210,7 @@ def _wait_ready(daemon: subprocess.Popen[bytes], socket_path: str) -> None:
 
 
 def _talk(socket_path: str) -> None:
-    """Let all clients ask at once.
-
-    Raises: DemoFailed if one failed, or if the streams came one after the other.
-    """
+    """Let all clients ask at once. Raises: DemoFailed if one failed, or if the streams did not interleave."""
     stage = Stage()
     voices = [Voice(*beginning, stage) for beginning in BEGINNINGS]
     threads = [threading.Thread(target=voice.run, args=(socket_path,), daemon=True) for voice in voices]
@@ -224,7 +221,7 @@ def _talk(socket_path: str) -> None:
     output.line("")
     for voice, thread in zip(voices, threads, strict=True):
         if voice.failure or thread.is_alive():
-            raise DemoFailed(f"{voice.name}: {voice.failure or 'no end of its stream'}")
+            raise DemoFailed(f"{voice.name}: {voice.failure or 'its stream did not end'}")
         output.line(f"{voice.name}: {voice.summary}")
     output.line(f"the speaker changed {stage.n_turns} times\n")
     if stage.n_turns <= len(voices):

@@ -22,26 +22,26 @@ class CtlError(Exception):
     """A failure with a message for people and an exit status for scripts."""
 
     exit_status = EXIT_USAGE
-    name = "error"  # name of the class, for machines: a failure on this side has no code
+    name = "error"  # for machines: failures of the client have no code
 
     def to_dict(self) -> dict[str, Any]:
         return {"name": self.name, "message": str(self)}
 
 
 class CannotConnect(CtlError):
-    """No daemon listens on the socket, or the socket may not be opened."""
+    """No daemon listens on the socket, or this user may not connect to it."""
 
     name = "cannot_connect"
 
 
 class StreamFailed(CtlError):
-    """Standard input cannot be read, or standard output is closed or accepts no more."""
+    """Standard input cannot be read, or standard output is closed or cannot be written."""
 
     name = "stream_failed"
 
 
 class BrokenProtocol(CtlError):
-    """The peer sent bytes that are not the protocol, or hung up before the final event."""
+    """The peer sent bytes that violate the protocol, or hung up before the final event."""
 
     exit_status = EXIT_PROTOCOL
     name = "broken_protocol"

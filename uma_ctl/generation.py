@@ -1,4 +1,4 @@
-"""One generate request from the command line to its last event: what `generate`, `chat` and `uma-cli` share."""
+"""One generate request from the command line to its last event, shared by `generate`, `chat` and `uma-cli`."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Answer:
     usage: dict[str, Any] = field(default_factory=dict)
     timing: dict[str, Any] = field(default_factory=dict)
     is_interrupted: bool = False
-    tokens: list[Event] = field(default_factory=list)  # with `--logprobs`: the report about each token
-    others: list[Answer] = field(default_factory=list)  # with `--n`: all answers, of which this one is the first
+    tokens: list[Event] = field(default_factory=list)  # with `--logprobs`: each token's log probabilities
+    others: list[Answer] = field(default_factory=list)  # with `--n`: all answers, including the first
 
     @property
     def exit_status(self) -> int:
@@ -105,8 +105,8 @@ def run(
 
 
 def _take_one_of_several(answer: Answer, index: int, event: Event, on_text: Callable[[str], None]) -> None:
-    """Take an event of one of several answers. An answer is shown under its number when it has ended: several answers
-    shown at once could not be told apart.
+    """Take an event of one of several answers. Each is shown under its number once it has ended, because answers that
+    are printed as they stream could not be told apart.
     """
     while len(answer.others) <= index:
         answer.others.append(Answer())

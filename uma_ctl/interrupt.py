@@ -1,4 +1,4 @@
-"""Ctrl-C while an answer runs: the first asks the daemon to cancel it, the second leaves at once."""
+"""Ctrl-C while an answer is generated: the first one asks the daemon to cancel it, the second one exits at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import FrameType
 
 
 class Interrupt:
-    """Whether Ctrl-C came."""
+    """Whether Ctrl-C was pressed."""
 
     def __init__(self) -> None:
         self.is_set = False
@@ -20,8 +20,8 @@ class Interrupt:
 def cancel_on_sigint(cancel: Callable[[], None]) -> Iterator[Interrupt]:
     """Call `cancel` at the first SIGINT within the block; a second one raises KeyboardInterrupt.
 
-    The handler does not raise at first, so that the interrupted read continues and no byte of the stream is lost. Enter
-    the block after the request was sent: a cancel in the middle of it would break the frame.
+    The handler does not raise at the first one, so the interrupted read continues and no byte of the stream is lost.
+    Enter the block after the request was sent: a cancel sent in the middle of it would break the frame.
     """
     interrupt = Interrupt()
     if threading.current_thread() is not threading.main_thread():  # signals reach the main thread only

@@ -1,4 +1,4 @@
-"""`uma-ctl`: the group, and how every command ends (exit codes in `errors.py`)."""
+"""`uma-ctl`: the command group, and the mapping of every outcome to an exit status (`errors.py`)."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from uma_ctl import output, render
 from uma_ctl.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_PIPE, EXIT_USAGE, CtlError, ServerError, StreamFailed
 from uma_ctl.options import Target, json_option, socket_option
 
-COMMANDS = {  # verb -> its line in --help; each lives in commands/<verb>.py and is imported when it is used
+COMMANDS = {  # verb -> its line in --help; commands/<verb>.py is imported only when it is used
     "status": "What the daemon is doing; --watch, --wait ready.",
     "socket": "Where the daemon listens, for other programs.",
-    "health": "Whether requests would be taken now, by exit code.",
+    "health": "Tell by exit code whether requests would be accepted now.",
     "generate": "Generate text from a prompt.",
     "chat": "Talk with the model.",
     "tokenize": "Show the tokens of a text, or count them.",
     "detokenize": "Show the text of tokens.",
-    "embed": "Make vectors of texts.",
+    "embed": "Compute embeddings of texts.",
     "rerank": "Order documents by how well they answer a query.",
     "sessions": "List the requests in flight.",
     "cancel": "End a request.",
     "metrics": "Show all metrics; --prometheus for scrapers.",
     "top": "Live dashboard in the terminal.",
-    "drain": "Take no new work and let running streams finish.",
-    "undrain": "Take new work again.",
-    "reload": "Apply the configuration anew, or another model.",
-    "cache": "Look after the prefix cache.",
+    "drain": "Refuse new work and let running streams finish.",
+    "undrain": "Accept new work again.",
+    "reload": "Read the configuration again, or load another model.",
+    "cache": "Show or change the prefix cache.",
     "trace": "Record ticks for Perfetto or chrome://tracing.",
 }
 
 
 class LazyGroup(click.Group):
-    """Imports a command when it is named: `uma-ctl status` does not pay for the dashboard."""
+    """Imports only the command that is run, so `uma-ctl status` does not pay for the dashboard."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -52,7 +52,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command. Raises: UsageError, which names the verb that was probably meant."""
+        """Find the command. Raises: UsageError, which suggests the nearest verb."""
         verb = args[0]
         if verb not in COMMANDS and not verb.startswith("-") and (near := get_close_matches(verb[:64], COMMANDS, 1)):
             raise click.UsageError(f"No such command {verb!r}. Did you mean {near[0]!r}?", ctx)
@@ -77,7 +77,7 @@ def group(ctx: click.Context, socket_path: str | None, as_json: bool) -> None:
 
 
 def run(command: click.Command, name: str, arguments: Sequence[str] | None = None) -> int:
-    """Run a click command to its exit status; every way to end is mapped here."""
+    """Run a click command and return its exit status, whatever happens."""
     listed = list(sys.argv[1:] if arguments is None else arguments)
     output.fill_standard_streams()
     output.tolerate_any_text()
@@ -105,7 +105,7 @@ def _status(command: click.Command, name: str, listed: list[str]) -> int:
     except output.ReaderGone:
         output.forget_stdout()
         return EXIT_PIPE
-    except OSError as error:  # not of a named file or a peer: a standard stream, or click's help
+    except OSError as error:  # from a standard stream or click's help; commands handle those of files and peers
         raise StreamFailed(f"standard input or output failed: {error.strerror}") from None
 
 

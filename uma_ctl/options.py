@@ -21,7 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 socket_option = click.option(
     "--socket", "socket_path", envvar=GIVEN, show_envvar=True, metavar="PATH",
-    help=f"The daemon's socket; else $XDG_RUNTIME_DIR/uma.sock, then {FALLBACK}.",
+    help=f"The daemon's socket; default: $XDG_RUNTIME_DIR/uma.sock, then {FALLBACK}.",
 )  # fmt: skip
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON for machines instead of text for people.")
 
@@ -56,14 +56,20 @@ def _field_option(name: str, path: str) -> Callable[[F], F]:
 
 def _refuse_image(context: click.Context, param: click.Parameter, value: str | None) -> None:
     if value is not None:
-        raise click.BadParameter("images are not supported: the daemon reads text alone", context, param)
+        raise click.BadParameter("images are not supported: the daemon reads only text", context, param)
 
 
 _GENERATION = (
     click.option("--max-tokens", type=click.IntRange(1), help="Most tokens to generate."),
     _field_option("--min-tokens", "min_tokens"),
     _field_option("--ignore-eos", "ignore_eos"),
-    click.option("--temp", "--temperature", "temp", type=FiniteRange(0), help="0 takes the likeliest token."),
+    click.option(
+        "--temp",
+        "--temperature",
+        "temp",
+        type=FiniteRange(0),
+        help="Sampling temperature; 0: take the likeliest token.",
+    ),
     _field_option("--top-p", "top_p"),
     click.option("--top-k", type=click.IntRange(0), help=help_of(_field("top_k"))),
     _field_option("--min-p", "min_p"),
@@ -75,13 +81,18 @@ _GENERATION = (
         multiple=True,
         metavar="ID[=SCALE]",
         callback=lambda _, __, given: [adapter(text) for text in given],
-        help="Answer with this LoRA adapter of the daemon's. May be repeated; ID=0 alone means none.",
+        help="Use this LoRA adapter. May be repeated; a single ID=0 means no adapters.",
     ),
-    click.option("--banned", multiple=True, metavar="TEXT", help="A text that the answer never has. May be repeated."),
+    click.option(
+        "--banned", multiple=True, metavar="TEXT", help="A text that the answer never contains. May be repeated."
+    ),
     _field_option("--n", "n"),
     _field_option("--logprobs", "logprobs"),
     click.option(
-        "--think", nargs=2, metavar="START END", help=f"Texts between which the model thinks, else {' '.join(THOUGHT)}."
+        "--think",
+        nargs=2,
+        metavar="START END",
+        help=f"Texts that begin and end a thought; default: {' '.join(THOUGHT)}.",
     ),
     _field_option("--reasoning-budget", "reasoning.budget_tokens"),
     click.option(
@@ -89,20 +100,20 @@ _GENERATION = (
         expose_value=False,
         callback=_refuse_image,
         metavar="FILE",
-        help="Not supported: the daemon reads text alone.",
+        help="Not supported: the daemon reads only text.",
     ),
-    click.option("--priority", type=click.Choice(PRIORITIES), help="Inferred where absent."),
+    click.option("--priority", type=click.Choice(PRIORITIES), help="Priority of the request; default: inferred."),
     click.option("--timeout", type=seconds(0, is_open=True), metavar="SECONDS", help="End the answer after this long."),
 )
 
 _PROMPT = (
-    click.option("--prompt", "-p", metavar="TEXT", help="The prompt; where absent, standard input is read."),
+    click.option("--prompt", "-p", metavar="TEXT", help="The prompt; default: standard input."),
     click.option("--no-stream", is_flag=True, help="Print the whole answer at its end."),
 )
 
 
 def generation_options(command: F) -> F:
-    """Sampling, limits and priority of a request."""
+    """Add the options for sampling, limits and priority of a request."""
     for option in reversed(_GENERATION):
         command = option(command)
     return command
@@ -118,7 +129,7 @@ class Target:
     """The daemon that a command talks to, and the form of the command's output."""
 
     def __init__(self, socket_path: str | None, as_json: bool) -> None:
-        self.socket_path = socket_path or None  # empty: search, as where it is absent
+        self.socket_path = socket_path or None  # empty means the same as absent: search the default paths
         self.as_json = as_json
 
     def connect(self, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> Client:
@@ -133,19 +144,17 @@ _own_json = click.option("--json", "own_json", is_flag=True, help="JSON for mach
 
 
 def with_target(command: F) -> F:
-    """Give a command its Target, and `--socket` and `--json` of its own beside those of the group."""
+    """Give a command its Target, and let `--socket` and `--json` follow the command as well as the group."""
 
     def run(target: Target, /, own_socket: str | None, own_json: bool, **options: Any) -> Any:
         return command(Target(own_socket or target.socket_path, own_json or target.as_json), **options)
 
-    functools.update_wrapper(run, command)  # copies the options that the command has so far
+    functools.update_wrapper(run, command)  # also copies the options that click has attached so far
     return cast(F, _own_socket(_own_json(pass_target(run))))
 
 
 def read_prompt(given: str | None) -> str:
-    """Return the given prompt, or read standard input to its end. Raises: UsageError if there is neither, or it is
-    empty.
-    """
+    """Return the given prompt, or else all of standard input. Raises: UsageError if there is none, or it is empty."""
     text = read_stdin("no prompt: give TEXT or --prompt, or pipe it in") if given is None else given
     if not text:
         raise click.UsageError("the prompt is empty")
@@ -153,7 +162,7 @@ def read_prompt(given: str | None) -> str:
 
 
 def read_stdin(absent: str) -> str:
-    """Read standard input to its end. Raises: UsageError (`absent`) if it is a terminal: perhaps no user is typing."""
+    """Read all of standard input. Raises: UsageError with the text `absent` if it is a terminal, instead of waiting."""
     if sys.stdin.isatty():
         raise click.UsageError(absent)
     return sys.stdin.read()

@@ -1,4 +1,4 @@
-"""Writing to a terminal, a pipe or a file. Everything that the commands print passes here."""
+"""Writing to a terminal, a pipe or a file. Everything that the commands print goes through here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from uma_ctl.units import printable
 
 
 class ReaderGone(Exception):
-    """Standard output has no reader any more. (Not the builtin: click would turn that into exit status 1.)"""
+    """Standard output no longer has a reader. (Not BrokenPipeError, which click would turn into exit status 1.)"""
 
 
 def emit(text: str) -> None:
@@ -42,7 +42,7 @@ def note(text: str) -> None:
 
 
 class TextSink:
-    """Writes pieces of a stream. On a terminal, control characters of the text are left out."""
+    """Writes pieces of a stream. On a terminal, control characters in the text are dropped."""
 
     def __init__(self) -> None:
         self._is_terminal = sys.stdout.isatty()
@@ -61,7 +61,7 @@ class TextSink:
 
 
 class _Closed(io.TextIOBase):
-    """Stands for standard output if that was closed at the start: Python has None there."""
+    """Replaces standard output if that was closed at the start: Python sets it to None."""
 
     def write(self, text: str) -> int:
         if text:
@@ -76,13 +76,13 @@ def fill_standard_streams() -> None:
 
 
 def tolerate_any_text() -> None:
-    """Let bytes that are not text pass from standard input, and replace characters that the terminal does not have."""
+    """Accept bytes that are not text from standard input, and replace characters that the terminal cannot show."""
     for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace"), (sys.stderr, "replace")):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=errors)
 
 
 def forget_stdout() -> None:
-    """Point standard output at nothing: the interpreter's last flush then succeeds."""
+    """Redirect standard output to /dev/null, so that the interpreter's last flush succeeds."""
     if not isinstance(sys.stdout, _Closed):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

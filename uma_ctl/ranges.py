@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-SECONDS_MOST = 86_400  # a day, as in the protocol's `timeout_ms`; no timer can be set to far longer times
+SECONDS_MOST = 86_400  # a day, as in the protocol's `timeout_ms`; timers cannot be set to much longer times
 
 
 class FiniteRange(click.FloatRange):
-    """A range of finite numbers: `nan` compares with no bound, and a wait of `inf` has no end."""
+    """A range of finite numbers: `nan` would pass any bound, and a wait of `inf` would never end."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number: float = super().convert(value, param, ctx)

@@ -1,4 +1,4 @@
-"""Turns dicts from the daemon into text for people: the only formatter. Pure; an absent key is shown as "-".
+"""Turns dicts from the daemon into text for people; nothing else formats. Pure. A missing key is shown as "-".
 
 `docs/PROTOCOL.md` describes the dicts. An older or newer daemon may leave out keys or add some.
 """
@@ -99,7 +99,7 @@ def _identity(fields: Fields) -> list[tuple[str, str]]:
 
 
 def state_line(fields: Fields) -> str:
-    """Return the state, why it is not ready, and the work that is left."""
+    """Return the state, why it is not ready, and the remaining work."""
     share, drain = fields.get("load_share"), sub(fields, "drain")
     line = (
         f"{units.text(fields.get('state'))}: {units.text(fields['reason'])}"
@@ -113,12 +113,8 @@ def state_line(fields: Fields) -> str:
 
 def _adapter(adapter: Fields) -> str:
     scale = adapter.get("scale")
-    unsaid = (
-        f"scale {scale:g} where a request does not say"
-        if isinstance(scale, (int, float)) and scale
-        else "where a request names it"
-    )
-    return joined(units.text(adapter.get("id")), units.text(adapter.get("path")), unsaid)
+    use = f"scale {scale:g} by default" if isinstance(scale, (int, float)) and scale else "only if a request names it"
+    return joined(units.text(adapter.get("id")), units.text(adapter.get("path")), use)
 
 
 def _engine(engine: Fields) -> str:
@@ -167,7 +163,7 @@ def drafts_line(speculation: Fields) -> str:
 
 
 def promise_line(latency: Fields) -> str:
-    """Return how many of the last minute's gaps kept their limit, and whether that is what was promised."""
+    """Return the share of the last minute's gaps that stayed within their limit, and whether the promise was kept."""
     share, verdict = latency.get("within_limit"), units.text(latency.get("slo_verdict"))
     if not units.is_number(share):
         return "last minute: too few gaps to judge" if verdict == "no data" else f"promise {verdict}"
@@ -212,7 +208,7 @@ def tick_line(tick: Fields) -> str:
 
 
 def _decision(tick: Fields) -> list[tuple[str, str]]:
-    """Return the basis of the last plan: the guard's limits and room, memory traffic, notes."""
+    """Return the reasons for the last plan: the guard's limits and room, memory traffic, notes."""
     guard, bmt = sub(tick, "guard_detail"), sub(tick, "bmt")
     lines = [("guard", units.text(tick.get("guard")))]
     if guard:
@@ -284,9 +280,7 @@ def sessions(items: Sequence[Fields]) -> str:
 
 
 def metrics(fields: Fields) -> str:
-    """Return metrics as an aligned list: a distribution in one line; of labelled values only those that are not
-    zero.
-    """
+    """Return metrics as an aligned list, with a distribution on one line. Labelled values of zero are left out."""
     return pairs((units.printable(name), _metric(value)) for name, value in _leaves(fields))
 
 
@@ -317,7 +311,7 @@ def _metric(value: Any) -> str:
 
 
 def tree(value: Any, indent: str = "") -> str:
-    """Return any reply, indented: for operations that have no view of their own."""
+    """Return any reply, indented: for operations without a formatter of their own."""
     if isinstance(value, Mapping):
         return "\n".join(_branch(f"{indent}{units.text(key)}:", item, indent) for key, item in value.items())
     if isinstance(value, (list, tuple)):
@@ -351,7 +345,7 @@ def changes(items: Sequence[Fields]) -> str:
     """Return the changes of a reload."""
     if not items:
         return "no changes"
-    effect = {True: "at once", False: "by loading anew"}
+    effect = {True: "at once", False: "with a new engine"}
     rows = [
         (*(units.text(c.get(key)) for key in ("name", "old", "new")), effect[bool(c.get("is_live"))]) for c in items
     ]

@@ -1,4 +1,4 @@
-"""Several texts from the command line, from files, or from standard input."""
+"""Input texts from the command line, from files, or from standard input."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def _pace(board: Dashboard, width: int) -> RenderableType:
 
 
 def _line(text: str) -> Text:
-    """One line of a panel: what a narrow terminal has no room for is cut, so that the lines below it stay in view."""
+    """One line of a panel, truncated on a narrow terminal so that the lines below it stay in view."""
     return Text(text, no_wrap=True, overflow="ellipsis")
 
 

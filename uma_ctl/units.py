@@ -1,4 +1,4 @@
-"""Numbers as people read them. Pure."""
+"""Formats numbers and texts for people. Pure."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def share(part: Any, whole: Any) -> str:
 
 
 def text(value: Any) -> str:
-    """Return any value in one line. Whole numbers are unchanged (they may be names), and nothing in it controls the
-    terminal.
+    """Return any value on one line, without control characters. Whole numbers are unchanged, because they may be
+    names.
     """
     if value is None or value == "":
         return NOTHING
@@ -91,7 +91,7 @@ def text(value: Any) -> str:
 
 
 def printable(value: str) -> str:
-    """The text without control characters: a model's or a peer's words must not move the cursor or change colours."""
+    """Drop control characters: text from a model or a peer must not move the cursor or change colours."""
     return "".join(c for c in value if c in "\n\t" or not (ord(c) < 32 or 127 <= ord(c) < 160))
 
 
@@ -103,7 +103,7 @@ def bar(part: Any, whole: Any, width: int = 20) -> str:
 
 
 def sparkline(values: list[float], top: float | None = None) -> str:
-    """One character per value, `top` (default: the largest value) being the full height."""
+    """One character per value; `top` (default: the largest value) is the full height."""
     if not values:
         return ""
     ceiling = top or max(values)

@@ -50,7 +50,7 @@ def test_every_figure_of_the_example_is_shown():
         "6c2f0d7b91aa40e3",
         "stream KV",
         "4 sequences",
-        "tone, tone.gguf, where a request names it",
+        "tone, tone.gguf, only if a request names it",
         "background        3       1       812 ms",
         "inter-token  1.21 ms  1.38 ms  1.90 ms  2.20 ms",
         "one stream alone 1.17 ms; last minute: 97.1 % of gaps kept their limit (95 % are promised: met)",

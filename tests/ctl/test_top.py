@@ -226,7 +226,7 @@ def test_keys_cancel_and_drain_on_a_terminal(serve, start, environment, read_unt
     process = start("uma_ctl", "top", "--interval", "0.05", stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
     read_until(ours, b"r2")
-    for keys, answer in ((b"\x1b[Bc", b"cancelled: r2"), (b"d", b"press d again"), (b"d", b"drain asked for")):
+    for keys, answer in ((b"\x1b[Bc", b"cancelled: r2"), (b"d", b"press d again"), (b"d", b"drain requested")):
         os.write(ours, keys)
         read_until(ours, answer)
     os.write(ours, b"q")

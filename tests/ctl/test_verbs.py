@@ -241,9 +241,9 @@ def test_reload_shows_what_changes(serve, ctl, tmp_path):
 
 def test_a_file_that_was_replaced_is_loaded_anew(serve, ctl):
     serve(answering(reload={"generation": 2, "changes": []}))
-    assert "loaded anew" in ctl("reload", "--model", "m.gguf").stdout
-    assert "loaded anew" not in ctl("reload").stdout
-    assert "loaded anew" not in ctl("reload", "--check", "--model", "m.gguf").stdout
+    assert "loaded again" in ctl("reload", "--model", "m.gguf").stdout
+    assert "loaded again" not in ctl("reload").stdout
+    assert "loaded again" not in ctl("reload", "--check", "--model", "m.gguf").stdout
 
 
 @pytest.mark.parametrize(("fit", "said"), [("beside", "there is room for both"), ("swap", "there is no room for both")])

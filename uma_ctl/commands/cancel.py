@@ -13,9 +13,9 @@ from uma_ctl.options import Target, with_target
 @click.command()
 @with_target
 @click.argument("request_id", metavar="ID")
-@click.option("--conn", type=click.IntRange(0), help="Connection of the request, where the id alone is not unique.")
+@click.option("--conn", type=click.IntRange(0), help="Connection of the request, if the id alone is not unique.")
 def command(target: Target, request_id: str, conn: int | None) -> int:
-    """End the request ID, as `uma-ctl sessions` shows it. What it has generated is kept by its client."""
+    """End the request ID, as `uma-ctl sessions` shows it. Its client keeps the text that was generated so far."""
     with target.connect() as client:
         conn = _find(client, request_id) if conn is None else conn
         fields = {"found": False} if conn is None else fields_of(client.call("cancel", request_id, conn=conn))

@@ -15,7 +15,7 @@ from uma_ctl.errors import EXIT_INTERRUPTED, EXIT_OK, CtlError, ServerError
 from uma_ctl.generation import Answer
 from uma_ctl.options import Target, generation_options, with_target
 
-HELP = "/reset forgets the conversation, /system TEXT sets the system prompt, /quit leaves; Ctrl-C stops an answer."
+HELP = "/reset clears the conversation, /system TEXT sets the system prompt, /quit exits; Ctrl-C stops an answer."
 
 
 @click.command()
@@ -26,7 +26,7 @@ HELP = "/reset forgets the conversation, /system TEXT sets the system prompt, /q
 def command(target: Target, system: str | None, **options: Any) -> int:
     """Talk with the model; the conversation is sent again with every turn.
 
-    /reset forgets the conversation, /system TEXT sets the system prompt, /help, /quit. Ctrl-C stops a running
+    /reset clears the conversation, /system TEXT sets the system prompt, /help, /quit. Ctrl-C stops a running
     answer, not the chat. Without a terminal, each line of standard input is a turn.
     """
     request = generation.build_request(
@@ -52,11 +52,9 @@ class Chat:
         }
 
     def run(self) -> int:
-        """Read turns until the end of input or /quit. Without a terminal, the exit status is that of the last
-        answer.
-        """
+        """Read turns until the end of input or /quit. Without a terminal, the last answer sets the exit status."""
         if self.is_terminal:
-            import readline  # noqa: F401  line editing and history of input(); only a terminal needs it
+            import readline  # noqa: F401  gives input() line editing and history, which only a terminal needs
 
             output.note(HELP)
         while self._step():
@@ -64,7 +62,7 @@ class Chat:
         return EXIT_OK if self.is_terminal else self.status
 
     def _step(self) -> bool:
-        """Read one line and carry it out. False: leave. On a terminal, Ctrl-C never leaves."""
+        """Read one line and carry it out. False: exit. On a terminal, Ctrl-C does not exit."""
         try:
             line = input("> " if self.is_terminal else "").strip()
             if line == "/quit":
@@ -84,7 +82,7 @@ class Chat:
 
     def on_reset(self, rest: str) -> None:
         self.messages.clear()
-        output.note("the conversation is forgotten")
+        output.note("conversation cleared")
 
     def on_system(self, rest: str) -> None:
         self.system = rest or None
@@ -94,10 +92,9 @@ class Chat:
         output.note(HELP)
 
     def turn(self, text: str) -> None:
-        """Send one turn. The text of an interrupted answer stays in the conversation; a refused turn is removed from
-        it.
+        """Send one turn. The text of an interrupted answer stays in the conversation; a refused turn does not.
 
-        Raises: CtlError if the daemon is gone and no user is there to try again.
+        Raises: CtlError if the daemon is gone and there is no terminal at which a user could try again.
         """
         asked = [*self.messages, {"role": "user", "content": text}]
         try:
@@ -109,15 +106,13 @@ class Chat:
             output.note(render.error_line(error.to_dict()))
             return
         self.status = answer.exit_status
-        if answer.text:  # templates want user and assistant to alternate, so a turn without an answer is left out
+        if answer.text:  # templates need user and assistant to alternate, so a turn without an answer is dropped
             self.messages = [*asked, {"role": "assistant", "content": answer.text}]
         if answer.exit_status not in (EXIT_OK, EXIT_INTERRUPTED):
             output.note(f"the answer is not complete: {render.summary(answer.usage, answer.timing, answer.reason)}")
 
     def _ask(self, asked: list[dict[str, str]]) -> Answer:
-        """Ask over a new connection for each turn: the user may think for longer than the daemon's idle timeout, and
-        the daemon may even restart.
-        """
+        """Ask over a new connection each turn: the idle timeout may pass between turns, or the daemon may restart."""
         head = [{"role": "system", "content": self.system}] if self.system else []
         request = {"messages": head + asked, **self.request}
         with self.target.connect() as client:

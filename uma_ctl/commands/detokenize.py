@@ -16,7 +16,7 @@ from uma_ctl.options import Target, read_stdin, with_target
 @click.argument("ids", nargs=-1)
 @click.option("--no-special", is_flag=True, help="Leave out the text of control tokens.")
 def command(target: Target, ids: tuple[str, ...], no_special: bool) -> None:
-    """Show the text of token IDS, or of those on standard input: numbers between spaces or commas, as `tokenize
+    """Show the text of token IDS, or of those on standard input: numbers separated by spaces or commas, as `tokenize
     --ids` writes them.
     """
     text = " ".join(ids) or read_stdin("no token ids: give IDS, or pipe them in")

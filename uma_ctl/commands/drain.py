@@ -1,4 +1,4 @@
-"""`uma-ctl drain`: no new work, then wait for the running streams."""
+"""`uma-ctl drain`: refuse new work, then wait for the running streams."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ POLL_S = 0.5
 )
 @click.option("--no-wait", is_flag=True, help="Return as soon as the drain has begun.")
 def command(target: Target, timeout: float | None, then: str, no_wait: bool) -> int:
-    """Refuse new work and let running streams finish. Asking again is harmless; `uma-ctl undrain` takes it back."""
+    """Refuse new work and let running streams finish. Repeating it is harmless; `uma-ctl undrain` reverts it."""
     with target.connect() as client:
         begun = fields_of(client.call("drain", timeout_ms=None if timeout is None else timeout * 1000, then=then))
     if no_wait:
@@ -44,8 +44,8 @@ def command(target: Target, timeout: float | None, then: str, no_wait: bool) -> 
 
 
 def _follow(target: Target, seen: Event) -> Event:
-    """Show the remaining work until there is none and the drain's consequence has come: the daemon's end, or another
-    state.
+    """Show the remaining work until there is none and `--then` has been carried out: the daemon has exited, or is in
+    another state.
     """
     shown = ""
     while seen.get("state") == "draining" and (seen.get("remaining") or seen.get("then", "stay") != "stay"):
@@ -63,7 +63,7 @@ def _ask(target: Target) -> Event:
             fields = client.call("status")
     except CannotConnect:
         return {"state": "stopped"}
-    except CtlError as error:  # the daemon does not answer any more: its last streams have ended, and it stops
+    except CtlError as error:  # the daemon no longer answers: its last streams have ended, and it is stopping
         return {"state": "stopping", "message": str(error)}
     return {"state": fields.get("state"), **render.sub(fields, "drain")}
 

@@ -1,4 +1,4 @@
-"""`uma-ctl embed`: vectors of texts."""
+"""`uma-ctl embed`: embeddings of texts."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from uma_ctl.texts import inputs_of
     multiple=True,
     help="Embed this file's text; -: standard input. May be repeated.",
 )
-@click.option("--lines", is_flag=True, help="Each line of a file, or of standard input, is an input of its own.")
+@click.option("--lines", is_flag=True, help="Treat each line of a file, or of standard input, as a separate input.")
 @declared_options(EMBED_FIELDS, "pooling", "normalize", "dimensions", "encoding", "truncate", "priority", "timeout_ms")
 def command(target: Target, texts: tuple[str, ...], files: tuple[TextIO, ...], lines: bool, **options: Any) -> None:
-    """Make vectors of TEXTS, of files, or of standard input: a line of JSON for each."""
+    """Compute embeddings of TEXTS, of files, or of standard input: a line of JSON for each."""
     inputs = inputs_of(texts, files, lines)
     with target.connect() as client:
         client.set_timeout(None)

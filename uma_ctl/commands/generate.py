@@ -1,4 +1,4 @@
-"""`uma-ctl generate`: a prompt in, text out as it comes."""
+"""`uma-ctl generate`: a prompt in, text out as it is generated."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from uma_ctl.options import Target, generation_options, prompt_options, read_pro
 def command(target: Target, text: str | None, prompt: str | None, **options: Any) -> int:
     """Generate what follows TEXT, or --prompt, or standard input.
 
-    Text goes to standard output as it comes; --json prints every event as a line. Ctrl-C cancels the request.
+    Text goes to standard output as it is generated; --json prints every event as a line. Ctrl-C cancels the request.
     """
     if text is not None and prompt is not None:
         raise click.UsageError("two prompts: give TEXT or --prompt")
@@ -50,7 +50,7 @@ def generate(target: Target, prompt: str | None, options: Mapping[str, Any]) -> 
 
 
 def note_tokens(answer: Answer) -> None:
-    """Show each token's probability and its likeliest alternatives on standard error (`--logprobs`)."""
+    """Show each token's probability and the likeliest alternatives on standard error (`--logprobs`)."""
     for number, one in enumerate(answer.others or [answer], 1):
         if one.tokens:
             output.note(("" if not answer.others else f"[{number}]\n") + render.token_table(one.tokens))

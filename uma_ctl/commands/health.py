@@ -13,7 +13,7 @@ from uma_ctl.options import Target, with_target
 @click.command()
 @with_target
 def command(target: Target) -> int:
-    """Tell whether generate requests would be taken now.
+    """Tell whether generate requests would be accepted now.
 
     The exit code is 0 if so, 2 if not, 1 if the daemon cannot be reached.
     """

@@ -19,17 +19,17 @@ LOAD_TIMEOUT_S = 600.0  # a large model from a slow disk
 @click.option("--model", type=click.Path(), metavar="PATH", help="Load this model.")
 def command(target: Target, check: bool, model: str | None) -> None:
     """Read the configuration again and apply it. On any failure the old one keeps serving."""
-    if model == "":  # from an unset variable, say: not the same as no option
+    if model == "":  # probably an unset variable, which must not mean "no option"
         raise click.UsageError("the path of the model is empty")
     with target.connect(LOAD_TIMEOUT_S) as client:
-        path = os.path.abspath(model) if model else None  # the daemon has another working directory
+        path = os.path.abspath(model) if model else None  # the daemon's working directory is another one
         fields = fields_of(client.call("reload", check=check or None, model=path))
     if target.as_json:
         output.line(render.as_json(fields))
         return
     changes = render.rows_of(fields, "changes")
     is_same_path = path and not changes and not check
-    output.line("no option changes: the file is loaded anew" if is_same_path else render.changes(changes))
+    output.line("no option changes: the file is loaded again" if is_same_path else render.changes(changes))
     if fields.get("fit") == "swap":
         output.line("there is no room for both models: running streams finish first, then the new one is loaded")
     elif check and fields.get("fit") == "beside":

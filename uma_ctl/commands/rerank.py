@@ -26,14 +26,14 @@ from uma_ctl.texts import inputs_of
     multiple=True,
     help="Score this file's text; -: standard input. May be repeated.",
 )
-@click.option("--lines", is_flag=True, help="Each line of a file, or of standard input, is a document of its own.")
+@click.option("--lines", is_flag=True, help="Treat each line of a file, or of standard input, as a separate document.")
 @declared_options(RERANK_FIELDS, "top_n", "truncate", "priority", "timeout_ms")
 def command(
     target: Target, query: str, documents: tuple[str, ...], files: tuple[TextIO, ...], lines: bool, **options: Any
 ) -> None:
     """Score DOCUMENTS, files, or standard input for QUERY.
 
-    Best first: score, number from 0, and the document's first line.
+    Prints a line for each, best first: score, index from 0, and the document's first line.
     """
     texts = inputs_of(documents, files, lines)
     with target.connect() as client:

@@ -18,20 +18,18 @@ from uma_ctl.ranges import seconds
 
 CLEAR = "\033[H\033[2J\033[3J"
 POLL_S = 0.1
-WAIT_S = 300.0  # the first start measures the model; on a busy machine that took more than a minute
-LEAST_S = 1.0  # time that one answer may take, however near the deadline is
+WAIT_S = 300.0  # the first start measures the model, which took more than a minute on a busy machine
+LEAST_S = 1.0  # time that one answer may take even if the deadline is nearer
 WAIT_STATES = ("ready", "degraded", "draining", "stopped")
 
 
 @click.command()
 @with_target
-@click.option("-v", "--verbose", is_flag=True, help="Also show why the last tick was planned as it was.")
-@click.option(
-    "--watch", is_flag=True, help="Show it again and again, until Ctrl-C: a daemon that is gone may come back."
-)
+@click.option("-v", "--verbose", is_flag=True, help="Also show the reasons for the last tick's plan.")
+@click.option("--watch", is_flag=True, help="Repeat until Ctrl-C, even while the daemon is gone.")
 @click.option("--interval", type=seconds(0.05), default=1.0, show_default=True, metavar="SECONDS", help="With --watch.")
 @click.option(
-    "--wait", "wanted", type=click.Choice(WAIT_STATES), help="Return when the daemon is in this state (stopped: gone)."
+    "--wait", "wanted", type=click.Choice(WAIT_STATES), help="Return once the daemon is in this state (stopped: gone)."
 )
 @click.option("--timeout", type=seconds(0), default=WAIT_S, show_default=True, metavar="SECONDS", help="With --wait.")
 def command(target: Target, verbose: bool, watch: bool, interval: float, wanted: str | None, timeout: float) -> int:
@@ -70,8 +68,8 @@ def _show(target: Target, fields: Event, is_verbose: bool = False) -> int:
 
 
 def _watch(target: Target, interval: float, is_verbose: bool) -> int:
-    """Show the status again and again: on a terminal in place, elsewhere one after the other. The daemon may go away
-    and come back.
+    """Show the status repeatedly: in place on a terminal, elsewhere one after the other. The daemon may go away and
+    come back.
     """
     clear = CLEAR if sys.stdout.isatty() and not target.as_json else ""
     while True:
@@ -105,8 +103,8 @@ def _wait(target: Target, wanted: str, deadline: float) -> int:
 
 
 def _poll(target: Target, deadline: float) -> tuple[dict[str, Any] | None, CtlError | None]:
-    """Ask once. A silent daemon is given up at the deadline; one that answers gets the time to do so."""
+    """Ask once, and wait for the answer until the deadline, but for at least `LEAST_S`."""
     try:
         return ask(target, min(DEFAULT_TIMEOUT_S, max(LEAST_S, deadline - time.monotonic()))), None
-    except (CannotConnect, NoAnswer, BrokenProtocol) as error:  # it may be starting, or just ending
+    except (CannotConnect, NoAnswer, BrokenProtocol) as error:  # it may be starting or stopping
         return None, error

@@ -12,14 +12,14 @@ from uma_ctl.options import Target, read_stdin, with_target
 @click.command()
 @with_target
 @click.argument("text", required=False)
-@click.option("--add-special", is_flag=True, help="With what the model puts around a prompt, such as BOS.")
+@click.option("--add-special", is_flag=True, help="Add the tokens that the model puts around a prompt, such as BOS.")
 @click.option("--no-parse-special", is_flag=True, help="Read the text of control tokens as plain text.")
-@click.option("--ids", "only_ids", is_flag=True, help="Only the ids, on one line.")
-@click.option("--count", "only_count", is_flag=True, help="Only how many there are.")
+@click.option("--ids", "only_ids", is_flag=True, help="Print only the ids, on one line.")
+@click.option("--count", "only_count", is_flag=True, help="Print only the number of tokens.")
 def command(
     target: Target, text: str | None, add_special: bool, no_parse_special: bool, only_ids: bool, only_count: bool
 ) -> None:
-    """Show the tokens of TEXT, or of standard input: a line with id and text for each."""
+    """Show the tokens of TEXT, or of standard input: one line with id and text per token."""
     content = read_stdin("no text: give TEXT, or pipe it in") if text is None else text
     if not content:
         raise click.UsageError("the text is empty")

@@ -48,7 +48,7 @@ def command(target: Target, interval: float) -> None:
         raise click.UsageError("the dashboard needs a terminal; use: uma-ctl status --watch")
     if os.environ.get("TERM", "").lower() in DUMB:
         raise click.UsageError(
-            f"the dashboard needs a terminal whose cursor moves, and TERM is {os.environ['TERM']}; "
+            f"the dashboard needs a terminal with a movable cursor, and TERM is {os.environ['TERM']}; "
             "use: uma-ctl status --watch"
         )
     Top(target, interval).run()
@@ -64,7 +64,7 @@ class Top:
         self._client: Client | None = None
 
     def run(self) -> None:
-        """Draw until `q`. The first fetch may fail loudly; later failures are shown and tried again."""
+        """Draw until `q`. A failure of the first fetch is raised; later failures are shown and retried."""
         from rich.live import Live  # rich is an extra: only this command needs it
 
         from uma_ctl.top_view import screen
@@ -83,7 +83,7 @@ class Top:
         except CtlError as error:
             self._hang_up()
             self.board.message = str(error)
-            if not isinstance(error, ServerError):  # the rest of the screen is what was seen last
+            if not isinstance(error, ServerError):  # the rest of the screen keeps the last replies
                 self.board.status = {**self.board.status, "state": "unreachable"}
 
     def _fetch(self) -> None:
@@ -133,7 +133,7 @@ class Top:
             self.board.is_drain_armed = True
             self.board.message = f"press d again to {operation}"
         elif self._try(operation, None) is not None:
-            self.board.message = f"{operation} asked for"
+            self.board.message = f"{operation} requested"
 
     def _try(self, operation: str, request_id: str | None, **fields: Any) -> dict[str, Any] | None:
         try:
@@ -147,7 +147,7 @@ class Top:
 
 @contextmanager
 def raw_keys() -> Iterator[int]:
-    """Terminal input key by key, without echo; restored at the end."""
+    """Read the terminal key by key, without echo; its settings are restored at the end."""
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
     try:
@@ -158,6 +158,6 @@ def raw_keys() -> Iterator[int]:
 
 
 def wait_keys(descriptor: int, seconds: float) -> list[Key]:
-    """Sleep until a key is pressed or the time is over."""
+    """Wait until a key is pressed or the time has passed."""
     ready, _, _ = select.select([descriptor], [], [], seconds)
     return parse_keys(os.read(descriptor, 64) or b"q") if ready else []  # end of input: the terminal is gone

@@ -1,4 +1,4 @@
-"""`uma-ctl trace`: record ticks as a time line, or as lines that can be replayed."""
+"""`uma-ctl trace`: record ticks as a timeline, or as lines that can be replayed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ENCODING_S = 60.0  # building the reply takes a while after a busy minute
     "--out",
     type=click.Path(dir_okay=False, writable=True),
     metavar="FILE",
-    help="Where to write; standard output where absent.",
+    help="File to write; default: standard output.",
 )
 def command(target: Target, seconds: float, jsonl: bool, out: str | None) -> None:
     """Record ticks, rows and guard decisions as a Chrome trace: open it in Perfetto or chrome://tracing."""

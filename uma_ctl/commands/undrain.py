@@ -1,4 +1,4 @@
-"""`uma-ctl undrain`: take new work again."""
+"""`uma-ctl undrain`: accept new work again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from uma_ctl.options import Target, with_target
 @click.command()
 @with_target
 def command(target: Target) -> None:
-    """Take new work again after a drain."""
+    """Accept new work again after a drain."""
     with target.connect() as client:
         fields = fields_of(client.call("undrain"))
     output.line(render.as_json(fields) if target.as_json else units.text(fields.get("state")))
