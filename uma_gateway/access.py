@@ -1,9 +1,9 @@
 """Decides which web pages may send requests, and which host names requests may be sent to: guards against DNS rebinding
 and cross-site requests. Pure.
 
-A page that a browser loaded from elsewhere can send requests to this machine. Its `Origin` header says where the page
-came from. If the page came under a host name that its owner now points here, its `Host` header is that name. A page can
-set neither header.
+A page that a browser loaded from elsewhere can send requests to this machine. The `Origin` header says where the page
+came from. If the page's owner has pointed its host name at this machine, the `Host` header has that name. A page cannot
+set either header.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from uma_gateway.errors import GatewayError, Kind
 
 _HOST = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9_.-]+)(?::[0-9]{0,5})?")  # a port may be empty (RFC 3986, 3.2.3)
 ANY = "*"
-# headers of answers that pages may read; SDKs in browsers look for those that say whether and when to try again
+# headers that pages may read; SDKs in browsers look for those that say whether and when to retry
 EXPOSED = b"x-request-id, request-id, x-queue-position, x-queue-wait-ms, retry-after, retry-after-ms, x-should-retry"
 
 
@@ -35,15 +35,15 @@ def check_host(host: str, own_names: Collection[str], allowed: Collection[str]) 
 
 
 def host_name(host: str) -> str:
-    """Return the name or address in a Host header, without port and brackets."""
+    """Return the name or address in a Host header, without the port or brackets."""
     if host.startswith("["):
         return host[1 : host.index("]")].lower()
     return host.partition(":")[0].lower().rstrip(".")
 
 
 def check_origin(origin: str, host: str, allowed: Collection[str]) -> bool:
-    """Check where a page came from. True: the page is of another origin, and may send requests. False: there is no
-    page, or it is one of ours; its scheme may be that of a proxy that speaks TLS in front of the gateway.
+    """Check where a page came from. True: the page has another origin that is allowed. False: there is no page, or it
+    is one of ours. Both schemes count as ours, because a proxy may handle TLS in front of the gateway.
 
     Raises: GatewayError (403).
     """
@@ -66,8 +66,8 @@ def cors_headers(origin: str) -> list[tuple[bytes, bytes]]:
 
 
 def preflight_headers(wanted: str) -> list[tuple[bytes, bytes]]:
-    """Return the headers for an allowed page that asks what it may send. `wanted`: the headers that the page names, all
-    of which it may send: OpenAI's and Anthropic's clients for browsers send a dozen of their own.
+    """Return the headers for a preflight request of an allowed page. `wanted`: the headers that the page wants to send.
+    All are allowed, because OpenAI's and Anthropic's clients for browsers send a dozen of their own.
     """
     return [
         (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),

@@ -1,9 +1,9 @@
-"""The ASGI application: every request passes here, from its guards to its log line.
+"""The ASGI application: every request goes through it, from the first checks to the log line.
 
     headers, Host, Origin  ->  route  ->  key, rate  ->  handler  ->  one line in the log
 
-Rules: pure ASGI, because starlette's BaseHTTPMiddleware hides from a handler that the client has left. Whatever a
-handler raises becomes an error in its family's form. Nothing of a request's text is logged.
+Rules: pure ASGI, because starlette's BaseHTTPMiddleware hides a client's disconnect from handlers. Whatever a handler
+raises becomes an error in its family's form. No text of a request is logged.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ HEALTH = ("/health", "/v1/health")
 
 
 class App:
-    """`make_gateway` is called once, in the event loop. `more`: further families, beside those of a single daemon."""
+    """`make_gateway` is called once, in the event loop. `more`: families in addition to those of a single daemon."""
 
     def __init__(self, make_gateway: Callable[[], Gateway], more: tuple[Family, ...] = ()) -> None:
         self.gateway: Gateway | None = None
@@ -76,7 +76,7 @@ class App:
         if exchange.family is anthropic.FAMILY:  # its clients read another header
             exchange.extra_headers.append((b"request-id", request_id.encode()))
         scope[KEY] = exchange
-        scope["app"] = self  # makes starlette raise an error for a wrong method instead of answering by itself
+        scope["app"] = self  # makes starlette raise an error for a wrong method instead of sending its own response
         try:
             await self._guarded(exchange, scope, receive, send)
         except ClientGone:
@@ -90,7 +90,7 @@ class App:
     async def _guarded(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
         gateway, access = exchange.gateway, exchange.gateway.config.access
         hosts = [value for name, value in scope["headers"] if name == b"host"]
-        # HTTP/1.0 has no Host header: health checks of old proxies come without one, but no browser's page does
+        # HTTP/1.0 needs no Host header: old proxies' health checks have none, but requests of browsers always have one
         is_old = not hosts and scope["http_version"] == "1.0"
         if len(hosts) != 1 and not is_old:
             raise GatewayError(Kind.INVALID, "a request needs exactly one Host header", code="bad_host")
@@ -110,7 +110,7 @@ class App:
         await self._router(scope, receive, send)
 
     async def _failed(self, exchange: Exchange, error: Exception) -> None:
-        if isinstance(error, HTTPException):  # starlette's error for a method that the path does not have
+        if isinstance(error, HTTPException):  # starlette's error for a method that the path does not accept
             methods = self._methods_at(exchange.path)
             error = GatewayError(Kind.METHOD, "this method is not answered here", code="bad_method")
             error.headers.append((b"allow", ", ".join(methods).encode()))
@@ -123,7 +123,7 @@ class App:
             await exchange.send_error(error)
 
     def _methods_at(self, path: str) -> list[str]:
-        """Return the methods that are answered on this path; each method is a route of its own."""
+        """Return the methods that this path accepts; each method is a separate route."""
         return sorted(
             {method for route in self._routes if route.path_regex.match(path) for method in route.methods or ()}
         )
@@ -134,14 +134,14 @@ class App:
         ms = round((time.perf_counter() - exchange.t_start) * 1e3, 1)
         who = exchange.caller.account if hasattr(exchange, "caller") else "-"
         fields = {"request": exchange.request_id, "account": who, "ms": ms, **exchange.facts}
-        # a client that waits for a model to load asks again and again, and gets 503 each time
+        # a client that waits for a model to load polls, and gets 503 each time
         is_failure = exchange.status >= 500 and exchange.path not in HEALTH
         level = logging.WARNING if is_failure else logging.INFO
         access_log.log(level, "%s %s %d", exchange.method, exchange.path[:200], exchange.status, extra=fields)
 
 
 class Endpoint:
-    """One route as an ASGI application: the key, the rate, then the handler."""
+    """One route as an ASGI application: checks the key and the rate, then calls the handler."""
 
     def __init__(self, app: App, family: Family, route: Route) -> None:
         self._app = app
@@ -161,7 +161,7 @@ class Endpoint:
         try:
             try:
                 caller.enter()
-            finally:  # refused clients read the rate headers too
+            finally:  # refused clients need the rate headers too
                 exchange.extra_headers += caller.rate_headers()
             try:
                 await self._route.handler(exchange)
@@ -186,7 +186,7 @@ class Endpoint:
 
 
 def presented_key(exchange: Exchange) -> str:
-    """Return the key of a request, in the header of OpenAI's, Anthropic's or Azure's clients."""
+    """Return the key of a request, from the header that OpenAI's, Anthropic's or Azure's clients use."""
     scheme, _, token = exchange.header(b"authorization").partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
         token = exchange.header(b"x-api-key") or exchange.header(b"api-key")
@@ -197,7 +197,7 @@ def presented_key(exchange: Exchange) -> str:
 
 
 def family_of(path: str) -> Family:
-    """Return the family in whose form an error on this path is written."""
+    """Return the family whose form an error on this path has."""
     fitting = [(len(prefix), family) for family in FAMILIES for prefix in family.prefixes if path.startswith(prefix)]
     return max(fitting, key=lambda pair: pair[0])[1] if fitting else FALLBACK
 

@@ -25,7 +25,7 @@ class Ask:
     prediction: str = ""  # a guess of the answer (OpenAI's predicted output)
     has_functions: bool = False  # calls have OpenAI's older form, `function_call`
     stops_told: frozenset[str] = frozenset()  # stop texts that an answer ends with
-    echo: str = ""  # the beginning of each answer that the request contained already
+    echo: str = ""  # the beginning of each answer, which the request already contained
 
 
 async def count_tokens(exchange: Exchange, model: Model, chat: Chat) -> int:
@@ -36,12 +36,12 @@ async def count_tokens(exchange: Exchange, model: Model, chat: Chat) -> int:
 
 
 async def plan_chat(exchange: Exchange, model: Model, ask: Ask, body: dict[str, Any], max_tokens: int) -> Plan:
-    """Plan the request to the daemon. `body` has the sampling fields, under the names of fields.py, and the priority.
+    """Plan the request to the daemon. `body` has the priority and the sampling fields, under the names in fields.py.
     The plan's context is its `Prompt`.
 
     Raises: GatewayError.
     """
-    text(body, "model")  # nothing else reads it before the answer begins: what is wrong is refused before anybody waits
+    text(body, "model")  # check it now: otherwise it is read only when the answer begins
     return plan_prompt(exchange, model, ask, await render(exchange, model, ask.chat), body, max_tokens)
 
 
@@ -68,7 +68,7 @@ def plan_prompt(
     if ask.n > 1:
         need(model, "n", "n")
         fields["n"] = ask.n
-    if ask.prediction and model.can("prediction"):  # only makes the answer faster: what does not know it may ignore it
+    if ask.prediction and model.can("prediction"):  # it only makes the answer faster, so a daemon may lack it
         fields["prediction"] = ask.prediction
     names = {**names_in(body), "constraint": ask.chat.form_name}
     return Plan(model, allowed_tokens(fields, body, model), prompt, names)

@@ -24,11 +24,11 @@ from uma_core.log import Output, fill_standard_descriptors
 from uma_gateway.config import CONFIG_VARIABLE, OPTIONS, PREFIX, SCHEMA, Config
 
 PROGRAM = "uma-gateway"
-Work = Callable[[], int]  # what a command does once its options are read, to its exit status
+Work = Callable[[], int]  # runs a command whose options have been read, and returns its exit status
 
 
 class Group(click.Group):
-    """`uma-gateway` alone serves; `uma-gateway key NAME` and others are commands."""
+    """Without a command, `uma-gateway` serves; `uma-gateway key NAME` and others are commands."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args or (args[0].startswith("-") and args[0] not in ("-h", "--help", "--version")):
@@ -37,7 +37,7 @@ class Group(click.Group):
 
 
 class HelpfulGroup(click.Group):
-    """Shows its help where no command is named."""
+    """Shows its help if no command is named."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, args or ["--help"])
@@ -46,7 +46,7 @@ class HelpfulGroup(click.Group):
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__, prog_name=PROGRAM)
 def cli() -> None:
-    """HTTP for a UMA Serve daemon: the APIs that existing programs speak.
+    """HTTP for a UMA Serve daemon: the APIs that existing programs use.
 
     `uma-gateway [FLAGS]` is `uma-gateway serve [FLAGS]`.
     """
@@ -88,9 +88,9 @@ def serve(path: str, check_config: bool, print_config: bool, as_json: bool, **gi
 @cli.command()
 @click.argument("name")
 def key(name: str) -> None:
-    """Make an API key: prints it, and the entry for the key file.
+    """Make an API key, and print it with its entry for the key file.
 
-    The key is shown once and kept nowhere; the file holds its hash.
+    The key is shown once and stored nowhere; the file holds its hash.
     """
     keys = importlib.import_module("uma_gateway.keys")
     made = keys.new_key()
@@ -104,20 +104,21 @@ def cluster() -> None:
     """Several machines behind one address, on Ray Serve (docs/CLUSTER.md)."""
 
 
-@cluster.command(short_help="Start a cluster, or bring a running one to other settings.")
+@cluster.command(short_help="Start a cluster, or change the settings of a running one.")
 @click.option(
     "--config", "path", metavar="FILE", default="", help="YAML file with the cluster's settings (docs/CLUSTER.md)."
 )
-@click.option("--nodes", type=int, help="Machines that get daemons; 0: all; absent: as the file says, else all.")
+@click.option("--nodes", type=int, help="Machines that get daemons; 0: all; default: the file's, else all.")
 @click.option(
-    "--address", help="Address of the Ray cluster, as host:port; absent: this machine's, which is started if need be."
+    "--address",
+    help="Address of the Ray cluster, as host:port; default: this machine's, which is started if necessary.",
 )
-@click.option("--host", help="Address to listen on; absent: the file's, else 127.0.0.1.")
-@click.option("--port", type=int, help="Port to listen on; absent: the file's, else 8080.")
-@click.option("--detach", is_flag=True, help="Return when it runs; it goes on until `cluster down`.")
+@click.option("--host", help="Address to listen on; default: the file's, else 127.0.0.1.")
+@click.option("--port", type=int, help="Port to listen on; default: the file's, else 8080.")
+@click.option("--detach", is_flag=True, help="Return once the cluster runs; it runs until `cluster down`.")
 @click.option("--check-config", is_flag=True, help="Check the settings and the gateway's key file and exit.")
 def up(path: str, detach: bool, check_config: bool, **given: str | int | None) -> Work | None:
-    """Start a cluster, or bring a running one to other settings and machines; stop it when told to."""
+    """Start a cluster, or change the settings and machines of a running one; stop it when told to."""
     module = importlib.import_module("uma_gateway.cluster.settings")
     settings = module.load(path, **given)
     if check_config:
@@ -129,7 +130,7 @@ def up(path: str, detach: bool, check_config: bool, **given: str | int | None) -
 
 
 @cluster.command(name="status")
-@click.option("--address", default="", help="Address of the Ray cluster, as host:port; absent: this machine's.")
+@click.option("--address", default="", help="Address of the Ray cluster, as host:port; default: this machine's.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def cluster_status(address: str, as_json: bool) -> None:
     """Show nodes and models."""
@@ -139,9 +140,9 @@ def cluster_status(address: str, as_json: bool) -> None:
 
 
 @cluster.command()
-@click.option("--address", default="", help="Address of the Ray cluster, as host:port; absent: this machine's.")
+@click.option("--address", default="", help="Address of the Ray cluster, as host:port; default: this machine's.")
 def down(address: str) -> None:
-    """Stop the cluster: running answers get their time."""
+    """Stop the cluster; running answers may finish."""
     _cluster().down(address)
 
 
@@ -152,7 +153,7 @@ def _cluster() -> Any:
 
 
 def _of_extra(extra: str, module: str) -> Any:
-    """Import a module whose libraries are an optional extra; checking a configuration must not need them. Raises:
+    """Import a module that needs an optional extra; checking a configuration must not need it. Raises:
     CONFIG_INVALID.
     """
     try:
@@ -177,10 +178,10 @@ def _run(config: Config, warnings: tuple[str, ...], keys: object) -> int:
 
 
 def main() -> int:
-    """Parse, build, run; the console script's entry."""
+    """Parse the command line and run the command: the console script's entry point."""
     fill_standard_descriptors()
     try:
-        work = chosen(cli, sys.argv[1:], PROGRAM)  # None: it was done already
+        work = chosen(cli, sys.argv[1:], PROGRAM)  # None: the command has already run
         return int(work()) if callable(work) else 0
     except UmaError as error:
         return _fail(error)

@@ -1,5 +1,5 @@
-"""Every option of the gateway, declared once: flags, variables, YAML keys, checks and docs/GATEWAY.md follow from
-here.
+"""Every option of the gateway, declared once: flags, variables, YAML keys, checks and the tables of docs/GATEWAY.md
+are derived from it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ServeOptions:
     tls_cert: str = option("", "file with the TLS certificate chain, PEM; empty: plain HTTP")
     tls_key: str = option("", "file with the certificate's private key, PEM")
     insecure: bool = option(False, "allow an address that others can reach, without any key")
-    model_alias: str = option("", "name that clients see for the model; empty: the daemon's name of it")
+    model_alias: str = option("", "name that clients see for the model; empty: the daemon's name for it")
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class AnswerOptions:
     )
     ping_s: float = option(
         15.0,
-        "interval of blank lines in a silent stream: proxies and clients drop silent streams",
+        "interval between blank lines in a silent stream, without which proxies and clients would close it",
         unit="s",
         min=0.05,
         max=_HOUR_S,

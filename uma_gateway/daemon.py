@@ -1,9 +1,9 @@
-"""The daemon as the gateway sees it: an asyncio client of the Unix socket.
+"""The gateway's connection to the daemon: an asyncio client of the Unix socket.
 
-Each generate request has a connection of its own: closing it cancels, and a client that reads slowly holds back nobody
-else. Everything short goes over one further connection that stays open.
+Each generate request has a connection of its own: closing it cancels the request, and a client that reads slowly delays
+nobody else. All short operations share one more connection that stays open.
 
-Rules: frames and JSON only; knows no HTTP. Raises GatewayError for whatever goes wrong with the daemon.
+Rules: frames and JSON only, no HTTP. Raises GatewayError for whatever goes wrong with the daemon.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ log = logging.getLogger(__name__)
 Event = dict[str, Any]
 
 REPLY_CAP_BYTES = 64 << 20
-QUEUE_HIGH = 256  # frames that wait for their reader; at this number nothing more is read from the daemon
+QUEUE_HIGH = 256  # frames that wait for their reader; beyond this number nothing more is read from the daemon
 CONNECT_S = 5.0  # waiting for a place in the daemon's backlog
 CONNECT_PAUSE_S = 0.005
 CALL_S = 30.0
-LOADED_S = 0.25  # between two checks whether the model is loaded
-RETRY_AFTER_MS = 1000  # sent to clients if the daemon is not there
+LOADED_S = 0.25  # interval between checks whether the model is loaded
+RETRY_AFTER_MS = 1000  # sent to clients if the daemon is absent
 
 
 class LinkLost(GatewayError):
-    """The daemon is not there, or not there any more."""
+    """The daemon is not running, or has gone."""
 
 
 def no_daemon(message: str) -> LinkLost:
@@ -67,8 +67,7 @@ class Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         payload = self._frames.whole(data)
-        # only while the reader waits for more; otherwise it is still busy with earlier events, and the order would be
-        # lost
+        # only while the reader waits: otherwise it is still handling earlier events, and this one would overtake them
         if payload is not None and self.sink is not None and self._inbox.is_awaited and self.sink(payload):
             return
         payloads = self._inbox.payloads
@@ -79,7 +78,7 @@ class Link(asyncio.Protocol):
         self._inbox.wake()
 
     def _cut(self, data: bytes) -> list[bytes]:
-        """Return the payloads that are complete now."""
+        """Return the payloads that are now complete."""
         frames, arrived = self._frames, []
         frames.feed(data)
         try:
@@ -105,13 +104,13 @@ class Link(asyncio.Protocol):
         self._transport.write(encode_frame(orjson.dumps(message)))
 
     def wake_reader(self) -> None:
-        """Make a waiting `receive` return what there is, which may be nothing."""
+        """Make a waiting `receive` return what has arrived, which may be nothing."""
         self._inbox.wake()
 
     async def receive(self) -> list[bytes]:
         """Wait for payloads; return all that have arrived, in order.
 
-        Raises: GatewayError once nothing can come any more.
+        Raises: GatewayError once nothing more can arrive.
         """
         taken = await self._inbox.take()
         if self._is_paused and self._transport is not None:
@@ -128,8 +127,7 @@ class Link(asyncio.Protocol):
 
 
 async def connect(path: str) -> Link:
-    """Open a connection to the daemon at `path`. If `path` is "", try the usual places, and take the first at which a
-    daemon listens.
+    """Open a connection to the daemon at `path`, or, if that is "", on the first default path where a daemon listens.
 
     Raises: GatewayError (503) if no daemon answers, or if the program that answers is not to be trusted.
     """
@@ -141,7 +139,7 @@ async def connect(path: str) -> Link:
             continue
         except (OSError, ValueError) as error:
             raise no_daemon(f"the daemon cannot be reached on {place}: {_reason(error)}") from None
-    raise no_daemon(f"the daemon cannot be reached on {' or '.join(paths)}: it does not run")
+    raise no_daemon(f"the daemon cannot be reached on {' or '.join(paths)}: it is not running")
 
 
 async def _open(path: str) -> Link:
@@ -161,8 +159,8 @@ async def _open(path: str) -> Link:
 
 
 async def _connect(sock: socket.socket, path: str, deadline: float) -> None:
-    """Connect, and try again until the deadline. A Unix socket that does not block never waits for a place in the
-    backlog: connect fails at once (EAGAIN).
+    """Connect, retrying until the deadline. A non-blocking Unix socket never waits for a place in the backlog: connect
+    fails at once (EAGAIN).
     """
     while True:
         try:
@@ -206,7 +204,7 @@ class Writer(Protocol):
 
 
 class Source(Protocol):
-    """The source of a generation's events: a connection, or a cluster's router. Its methods are those of Link."""
+    """The source of a generation's events: a connection, or a cluster's router. The methods are those of Link."""
 
     async def receive(self) -> list[bytes]: ...
 
@@ -218,7 +216,7 @@ class Source(Protocol):
 
 
 class Generation:
-    """One generate request. `close` cancels everything that is not done."""
+    """One generate request. `close` cancels whatever is unfinished."""
 
     def __init__(self, link: Source, request_id: str) -> None:
         self.request_id = request_id
@@ -226,7 +224,7 @@ class Generation:
         self._ready: deque[Event] = deque()
         self._pings: asyncio.TimerHandle | None = None
         self._failure: Exception | None = None  # ends the events: the daemon's error, or a sink's
-        self.is_silent = False  # nothing was sent to the client since the last ping; every sender sets it to false
+        self.is_silent = False  # nothing was sent to the client since the last ping; whoever sends sets it to False
 
     async def events(self) -> list[Event]:
         """Wait for events. An empty list means that it is time for a ping (`ping_every`).
@@ -249,7 +247,7 @@ class Generation:
         return events
 
     async def first(self) -> Event:
-        """Wait for the first event, and leave it in place: it shows whether the request was accepted.
+        """Wait for the first event, which shows whether the request was accepted, and leave it in place.
 
         Raises: GatewayError.
         """
@@ -260,10 +258,10 @@ class Generation:
     def divert(self, encode: Callable[[int, Event], bytes], writer: Writer) -> None:
         """Write tokens as they arrive, without waking the task that waits for `events`.
 
-        A task switch, and the turn of the event loop that it takes, cost more than all the work on a token. And after a
-        model's step each Python call costs ten times what it costs in a loop, because the processor's caches hold
-        nothing of it. Events that are no tokens, or find no room, are returned by `events`. If `encode` raises an
-        error, `events` raises it.
+        A task switch costs more than all the work on a token, because it takes a turn of the event loop. And after a
+        model's step each Python call costs ten times what it costs in a loop, because the processor's caches are cold.
+        Events that are not tokens, or cannot be written at once, are returned by `events`. If `encode` raises an error,
+        `events` raises it.
         """
 
         def take(payload: bytes) -> bool:
@@ -287,7 +285,7 @@ class Generation:
             self._link.sink = take
 
     def ping_every(self, seconds: float) -> None:
-        """Make `events` return an empty list whenever nothing was sent to the client for this long."""
+        """Make `events` return an empty list whenever nothing has been sent to the client for this long."""
         loop = asyncio.get_running_loop()
 
         def tick() -> None:
@@ -317,7 +315,7 @@ class Generation:
 
 
 class Daemon:
-    """See the module's docstring. One for the life of the gateway."""
+    """See the module's docstring. There is one for the life of the gateway."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -340,8 +338,7 @@ class Daemon:
         return Generation(link, request_id)
 
     async def compute(self, operation: str, request_id: str, fields: Mapping[str, Any]) -> Event:
-        """Run an operation that may take long, on a connection of its own: if the caller is cancelled, the daemon
-        cancels the operation.
+        """Run an operation that may take long, on a connection of its own: cancelling the caller cancels the operation.
 
         Raises: GatewayError.
         """
@@ -359,9 +356,8 @@ class Daemon:
             link.close()
 
     async def loaded(self) -> None:
-        """Wait until the daemon runs and has a model. It would log every other question as refused.
-
-        Logs one line if there is no daemon yet.
+        """Wait until the daemon runs and has a model. Only `health` is asked, because the daemon logs other operations
+        as refused until then. Logs one line if there is no daemon yet.
         """
         is_told = False
         while True:
@@ -370,7 +366,7 @@ class Daemon:
                     return
             except LinkLost as error:
                 if not is_told:
-                    log.info("%s; it is used as soon as it answers", error)
+                    log.info("%s; the gateway will use it as soon as it answers", error)
                 is_told = True
             except GatewayError:
                 pass
@@ -386,9 +382,9 @@ class Daemon:
             try:
                 return await self._call(operation, timeout_s, fields)
             except LinkLost:
-                if link.is_open:  # it is there and does not answer: do not ask it twice
+                if link.is_open:  # the daemon is there and does not answer: do not ask twice
                     raise
-                # closed because it was idle, or because the daemon was restarted: a new connection shows which
+                # the link was closed because it was idle, or the daemon was restarted: a new connection shows which
         return await self._call(operation, timeout_s, fields)
 
     async def cancel(self, request_id: str, conn: int | None = None) -> Event:

@@ -24,8 +24,8 @@ async def ask(
     fields: Mapping[str, Any],
     names: Mapping[str, str] = MappingProxyType({}),
 ) -> Event:
-    """Ask the daemon on a connection of its own: a client that leaves cancels. `names`: the client's names for the
-    daemon's fields, if they differ. Raises: GatewayError.
+    """Ask the daemon on a separate connection: if the client leaves, the work is cancelled. `names`: the client's names
+    for the daemon's fields, if they differ. Raises: GatewayError.
     """
     who = {"account": exchange.caller.account, **priority_fields(exchange, body)}
     try:
@@ -55,8 +55,8 @@ def options_of(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def wants_cut(body: Mapping[str, Any]) -> bool | None:
-    """Whether an input that is longer than the model takes is cut. vLLM's clients ask for it with a number of tokens;
-    -1 means as many as the model takes. None: the request does not say. Raises: GatewayError.
+    """Whether an input that is too long for the model is truncated. vLLM's clients ask for it with a number of tokens,
+    of which -1 means the model's limit. None: the request does not say. Raises: GatewayError.
     """
     most = integer(body, "truncate_prompt_tokens", -1)
     if most is not None and most >= 0:

@@ -1,6 +1,6 @@
-"""What a client is told when something fails: one exception, which each API family writes in its own form.
+"""Errors for clients: one exception, which each API family writes in its own form.
 
-Rules: every refusal of the daemon has its HTTP status here, by code; nothing matches on message text.
+Rules: every refusal of the daemon gets its HTTP status here, by its code; nothing matches on message text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PREFIX = "constraint.prefix"  # the daemon's field for the text that an answer c
 
 
 class Kind(Enum):
-    """Says who has to act, and the HTTP status. The value's text is llama-server's and OpenAI's `type`."""
+    """Says who must act, and gives the HTTP status. The text is llama-server's and OpenAI's `type`."""
 
     INVALID = (400, "invalid_request_error")
     CONTEXT = (400, "exceed_context_size_error")
@@ -76,7 +76,7 @@ class GatewayError(Exception):
         return self.kind.status
 
     def rename(self, names: Mapping[str, str]) -> None:
-        """Replace the daemon's name of a field by the client's, and keep an index behind it. `names`: the client's
+        """Replace the daemon's name of a field with the client's, and keep an index after it. `names`: the client's
         names that differ, by the daemon's.
         """
         named = self.param or ""
@@ -110,7 +110,7 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
 
 
 def shortage(error: Exception) -> GatewayError | None:
-    """Return an error if the system had no descriptor, process, thread or memory for a request: such a shortage passes.
+    """Return an error that may be retried if the system had no descriptor, process, thread or memory for a request.
     None: `error` has another cause.
     """
     if isinstance(error, MemoryError):
@@ -168,14 +168,14 @@ def from_daemon(error: Mapping[str, Any]) -> GatewayError:
         n_tokens, n_ctx = detail["n_tokens"], detail.get("n_ctx_seq", detail.get("limit"))
         given = {"n_prompt_tokens": n_tokens, "n_ctx": n_ctx}
         made.extra = {key: value for key, value in given.items() if value is not None}
-        if len(made.extra) == 2:  # OpenAI's words and code, by which LiteLLM and LangChain recognise this error
+        if len(made.extra) == 2:  # LiteLLM and LangChain recognise this error by OpenAI's wording and code
             what = f"input {detail['index']}" if "index" in detail else "the prompt"
             told = f"This model's maximum context length is {n_ctx} tokens, and {what} has {n_tokens}"
             made.message = f"{told} ({made.code})"
     if param == PREFIX:
         made.param = "messages"
         made.message = (
-            "`messages`: the answer is to continue the last message, but none of the requested form begins like it"
+            "`messages`: the answer must continue the last message, but nothing of the requested form begins like it"
         )
     if "queue_position" in detail:
         made.headers.append((b"x-queue-position", str(detail["queue_position"]).encode()))

@@ -1,6 +1,6 @@
 """One HTTP request and its answer, as handlers see it: the body within its limits, JSON out, event streams out.
 
-Rules: the only place that speaks ASGI with the client. When the client goes, the handler is cancelled wherever it is.
+Rules: the only place that handles ASGI messages. When the client disconnects, the handler is cancelled wherever it is.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ Headers = list[tuple[bytes, bytes]]
 JSON_TYPE = (b"content-type", b"application/json")
 STREAM_HEADERS: Headers = [
     (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # without this nginx would collect the stream before it passes it on
+    (b"x-accel-buffering", b"no"),  # otherwise nginx would buffer the stream
 ]
 SSE_TYPE = (b"content-type", b"text/event-stream; charset=utf-8")
 NDJSON_TYPE = (b"content-type", b"application/x-ndjson")
 CLOSE = (b"connection", b"close")
 DISCARDED_BYTES = 1 << 20
 DISCARD_S = 2.0
-FINAL = frozenset({Kind.NOT_SUPPORTED, Kind.GENERATION_TIMEOUT, Kind.CANCELLED})  # a repetition fails again
-BUSY_RETRY_MS = 1000  # used if the daemon did not say when to come back
+FINAL = frozenset({Kind.NOT_SUPPORTED, Kind.GENERATION_TIMEOUT, Kind.CANCELLED})  # a retry would fail again
+BUSY_RETRY_MS = 1000  # used if the daemon did not say when to retry
 
 
 SSE_END, LINE_END = b"\n\n", b"\n"  # end of a message of a stream
@@ -63,7 +63,7 @@ def messages_of(data: bytes, end: bytes) -> list[bytes]:
 
 
 class ClientGone(Exception):
-    """The client closed its connection: nobody waits for an answer."""
+    """The client closed its connection, so nobody is waiting for the answer."""
 
 
 class Exchange:
@@ -77,11 +77,11 @@ class Exchange:
         self.scope = scope
         self.request_id = request_id
         self.params: dict[str, str] = {}  # parameters in the path
-        self.asked: dict[str, Any] = {}  # the body, after it was read as JSON
+        self.asked: dict[str, Any] = {}  # the body, once it has been parsed as JSON
         self.headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # the first of each name
         self.extra_headers: Headers = []  # sent with the answer, whatever the answer is
         self.status = 0  # status of the answer; 0: no answer has begun
-        # the client wants the rest of an answer from another daemon, should its own be lost (docs/CLUSTER.md)
+        # if the answer's daemon is lost, the client wants another daemon to continue (docs/CLUSTER.md)
         self.is_resumable = False
         self.facts: dict[str, Any] = {}  # for the log line
         self.t_start = time.perf_counter()
@@ -169,16 +169,16 @@ class Exchange:
         return await large.read(self._n_bytes, reader, *arguments)
 
     def also_reads(self, n_bytes: int) -> None:
-        """Count bytes that the request refers to, such as a kept conversation, as if they were in its body."""
+        """Count bytes that the request refers to, such as a stored conversation, as if they were in its body."""
         self._n_bytes += n_bytes
 
     async def in_thread(self, work: Callable[..., Result], *arguments: Any) -> Result:
-        """Run work in a thread that takes long even for a small body."""
+        """Run work that takes long even for a small body, in a thread."""
         return await large.in_thread(self._n_bytes, work, *arguments)
 
     async def _discard_body(self) -> bool:
-        """Read a body that nobody needs, if it is small and arrives soon: a connection that is closed while bytes are
-        unread is reset, and then its client never sees the reason. False: there is more to read.
+        """Read and drop a body that is not needed, if it is small and arrives soon: closing a connection with unread
+        bytes resets it, and the client would never see the reason. False: there is more to read.
         """
 
         async def discard() -> bool:
@@ -270,9 +270,9 @@ class Exchange:
 
 
 def retry_headers(error: GatewayError) -> Headers:
-    """Return the headers that say when to come back: in whole seconds, as HTTP defines it, and in milliseconds, which
-    SDKs read first. If a repetition would fail again, a header says so, because SDKs repeat every request that got a
-    status of 500 or more.
+    """Return the headers that say when to retry: in whole seconds, as HTTP defines it, and in milliseconds, which SDKs
+    read first. If a retry would fail again, a header says so, because SDKs retry every request that got a status of 500
+    or more.
     """
     if error.kind in FINAL:
         return [(b"x-should-retry", b"false")]

@@ -1,4 +1,4 @@
-"""Translates the sampling fields of any API to those of the daemon's generate request: one table.
+"""Translates the sampling fields of every API to those of the daemon's generate request, by one table.
 
 Rules: a field that would change nothing is left out, because clients send neutral values as a habit. A field that would
 change something, but that the daemon does not know, is refused and never dropped. The daemon checks ranges.
@@ -75,9 +75,9 @@ PARAMS = (
     Param("slo", "object"),
 )
 
-REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {  # why each is refused, and its values without effect
-    "grammar_lazy": ("a grammar holds from the first token on", (False,)),
-    "truncate_prompt_tokens": ("nothing is cut off a prompt", (-1, 0)),
+REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {  # why each is refused, and the values that have no effect
+    "grammar_lazy": ("a grammar applies from the first token on", (False,)),
+    "truncate_prompt_tokens": ("prompts are not truncated", (-1, 0)),
     "chat_template": ("prompts are written with the model's own", ("",)),
 }
 
@@ -89,7 +89,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "object": (dict,),
 }
-# without a multiplier these do nothing
+# these have no effect without `dry_multiplier`
 _GUARDED = frozenset(("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"))
 _SAMPLERS = {
     "e": "penalties",
@@ -104,7 +104,7 @@ _SAMPLERS = {
     "i": "infill",
     "a": "adaptive_p",
 }  # llama-server's letters; it knows no others either
-# llama-server's other names; None: a sampler that llama.cpp once had and that clients still list; it is left out
+# llama-server's other names; None: a sampler that llama.cpp no longer has but clients still list; it is dropped
 _SAMPLER_NAMES = {
     alias: name for name in _SAMPLERS.values() for alias in (name.replace("_", "-"), name.replace("_", ""))
 } | {"nucleus": "top_p", "temp": "temperature", "typ": "typ_p", "typical_p": "typ_p", "tfs_z": None}
@@ -147,15 +147,15 @@ def sampling_fields(body: Mapping[str, Any], model: Model, defaults: AnswerOptio
 
 
 def names_in(body: Mapping[str, Any]) -> dict[str, str]:
-    """Return the client's names for fields that the daemon calls otherwise, by the daemon's names."""
+    """Return the client's names for fields that have another name in the daemon, by the daemon's names."""
     given = [param for param in PARAMS if param.wire and body.get(param.name) is not None]
     return {"tokens": "prompt"} | {param.wire: param.name for param in given if body.get(param.wire) is None}
 
 
 def _in_range(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the body with values replaced that other servers accept and the daemon does not. A `top_k` of -1 means no
-    `top_k`, a temperature below 0 means greedy, and a `top_p` of 0 leaves the likeliest token. llama-server has letters
-    and further names for samplers. text-generation-webui writes the sequence breakers as JSON in a text.
+    """Replace values that other servers accept and the daemon does not. A `top_k` of -1 means no `top_k`, a temperature
+    below 0 means greedy, and a `top_p` of 0 leaves only the likeliest token. llama-server has letters and other names
+    for samplers. text-generation-webui writes the sequence breakers as a JSON string.
     """
     made: dict[str, Any] = {}
     if _is_number(body.get("top_k")) and body["top_k"] < 0:
@@ -181,7 +181,7 @@ def _samplers(given: list[Any]) -> list[Any]:
         name = _SAMPLER_NAMES.get(item.lower(), item) if isinstance(item, str) else item
         if name is not None and name not in named:
             named.append(name)
-        if len(named) > len(_SAMPLERS):  # one is unknown, whatever follows
+        if len(named) > len(_SAMPLERS):  # at least one is unknown
             break
     return named
 
@@ -261,7 +261,7 @@ def _is_mixed(value: Any) -> bool:
 
 
 def plain_prompt(value: Any, name: str = "prompt") -> Any:
-    """Return the text of a prompt that is written as an object, as llama-server's clients do; other prompts unchanged.
+    """Return the text of a prompt that is an object, as llama-server's clients write it; other prompts unchanged.
 
     Raises: GatewayError.
     """
@@ -275,9 +275,9 @@ def plain_prompt(value: Any, name: str = "prompt") -> Any:
 
 
 def prompt_field(model: Model, prompt: Prompt) -> dict[str, Any]:
-    """Return the field of a prompt without chat. An empty prompt is replaced by the token that begins a text.
+    """Return the field of a plain prompt. An empty prompt is replaced by the BOS token, or else EOS.
 
-    Raises: GatewayError if the model has no such token.
+    Raises: GatewayError if the model has neither.
     """
     if prompt:
         is_tokens = {int}.issuperset(map(type, prompt))
@@ -295,7 +295,7 @@ def constraint_field(
     param: str,
     other: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return the constraint of an answer without chat. `form`: a JSON schema; True: any object; None: any text.
+    """Return the constraint for a plain prompt. `form`: a JSON schema; True: any object; None: any text.
     `other`: another constraint in the daemon's form. `param` names the field at fault. Raises: GatewayError.
     """
     if form is not None:
@@ -321,7 +321,7 @@ def allowed_tokens(fields: dict[str, Any], body: Mapping[str, Any], model: Model
     if "constraint" in fields:
         raise invalid(f"`{name}` conflicts with the other field that gives the answer its form", name)
     need(model, "constraint", name)
-    # a grammar of single tokens may end after each
+    # a grammar of single tokens may end after any of them
     held = {**fields, "constraint": {"lark": f"start: <[{','.join(map(str, tokens))}]>*"}}
     ends = {model.special_id("eos"), model.special_id("eot")}
     return held if ends.intersection(tokens) else {**held, "ignore_eos": True}
@@ -339,7 +339,7 @@ def integer(body: Mapping[str, Any], name: str, least: int = _LEAST, most: int =
     if not _LEAST <= value <= _MOST:
         raise invalid(f"`{name}` must be an integer of at most 64 bits", name)
     if not least <= value <= most:
-        told = f"must be at least {least}" if most == _MOST else f"goes from {least} to {most}"
+        told = f"must be at least {least}" if most == _MOST else f"must be from {least} to {most}"
         raise invalid(f"`{name}` {told}", name)
     return value
 
@@ -398,7 +398,7 @@ def stop_texts(body: Mapping[str, Any], name: str = "stop") -> list[str]:
 
 
 def stops_told(body: Mapping[str, Any]) -> frozenset[str]:
-    """Return the stop texts that stay at the end of the answer, as vLLM's field asks. Raises: GatewayError."""
+    """Return the stop texts that the answer includes, as vLLM's field requests. Raises: GatewayError."""
     return frozenset(stop_texts(body)) if boolean(body, "include_stop_str_in_output") else frozenset()
 
 
@@ -418,7 +418,7 @@ def logit_bias(value: Any) -> list[list[Any]]:
 
 
 def most_biases(n: int) -> None:
-    """Check the number of biases before they are read: a million of them would hold up all streams for seconds.
+    """Check the number of biases before they are read: a million of them would stall all streams for seconds.
 
     Raises: GatewayError.
     """
@@ -440,7 +440,7 @@ def most_tokens(
     body: Mapping[str, Any], names: tuple[str, ...], model: Model, defaults: AnswerOptions, least: int = 1
 ) -> int:
     """Return the answer's limit: the first of `names` that is given. -1, as llama-server's clients send it, means no
-    limit. An `n_predict` of 0 asks to read the prompt ahead.
+    limit. An `n_predict` of 0 only reads the prompt.
     """
     for name in names:
         floor = 0 if name == "n_predict" else least

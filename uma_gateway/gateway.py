@@ -25,13 +25,13 @@ CLOSE_S = 1.0  # when the gateway is told to stop, the first question to the dae
 
 
 class Gateway:
-    """One for the life of the process; made in the event loop."""
+    """There is one for the life of the process, created in the event loop."""
 
     def __init__(self, config: Config, keys: Keys, daemon: Daemon | None = None, is_asking: bool = True) -> None:
-        """`is_asking`: greet at once."""
+        """`is_asking`: call `greet` at once."""
         self.config = config
         self.keys = keys
-        self.state: dict[str, Any] = {}  # state that API families keep between requests, by a name that each chooses
+        self.state: dict[str, Any] = {}  # state that API families keep between requests; each chooses its own key
         self.daemon = daemon or Daemon(config.serve.socket)
         self.alias = config.serve.model_alias
         self.own_names = frozenset({socket.gethostname().lower(), config.serve.host.lower()})
@@ -46,7 +46,7 @@ class Gateway:
             self.greet()
 
     def greet(self) -> None:
-        """Ask for the model as soon as it is loaded, so that the first request need not wait."""
+        """Ask the daemon about the model as soon as it is loaded, so that the first request need not wait."""
         self._greeting = asyncio.get_running_loop().create_task(self._greet())
 
     async def _greet(self) -> None:
@@ -70,7 +70,7 @@ class Gateway:
 
     @property
     def is_known(self) -> bool:
-        """Whether the daemon has ever told its model; `model` then returns it without waiting."""
+        """Whether the daemon has ever described its model; if so, `model` returns without waiting."""
         return self._model is not None
 
     def _ask(self) -> asyncio.Task[Model]:
@@ -133,15 +133,15 @@ class Gateway:
         for task in (self._greeting, self._asking):
             if task is not None and not task.done():
                 task.cancel()
-                # let it end: it may be about to open the connection that is closed below
+                # wait for it: it may be about to open the connection that is closed below
                 await asyncio.wait([task], timeout=CLOSE_S)
         await self.daemon.close()
 
 
 def _may_name_adapter(asked: Mapping[str, Any], known: Model) -> bool:
-    """Whether a request may name an adapter that `known` does not list. A reload adds and removes adapters without a
-    change of the model's fingerprint. With an old list, the name of a new adapter would look like any other model name,
-    and the answer would not use the adapter.
+    """Whether a request may name an adapter that `known` does not list. A reload can change the adapters without
+    changing the model's fingerprint. With an old list, a new adapter's name would look like any other model name, and
+    the answer would not use the adapter.
     """
     return bool(asked.get("lora")) or asked.get("model") not in (None, "", known.name)
 

@@ -1,7 +1,7 @@
 """A generate request from its first frame to its last event, for every API family.
 
-`begin` sends it and waits until the daemon has accepted it. `relay` writes the events as they come, and keeps a silent
-client's connection alive. `ended` tells a good end from one that must not look like one.
+`begin` sends it and waits until the daemon has accepted it. `relay` writes the events as they arrive, and keeps the
+connection alive while there are none. `ended` raises an error for an answer that must not look complete.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ async def begin(
 ) -> AsyncIterator[tuple[Plan, Generation]]:
     """Plan, send, and wait until the request is accepted.
 
-    Whatever is not done when the block is left is cancelled. Raises: GatewayError.
+    Leaving the block cancels whatever is unfinished. Raises: GatewayError.
     """
     plan, generation = await _begun(exchange, plan_for)
     async with generation:
@@ -56,7 +56,7 @@ async def begin(
 async def _begun(exchange: Exchange, plan_for: Callable[[Model], Awaitable[Plan]]) -> tuple[Plan, Generation]:
     for n in range(TRIES):
         model = await exchange.gateway.model(is_new=n > 0, asked=exchange.asked)
-        if not model.has_completion:  # told before it is said that such a model has no chat template
+        if not model.has_completion:  # checked first, or the error would be that the model has no chat template
             raise unsupported("this model makes vectors or scores, no text")
         plan = await plan_for(model)
         try:
@@ -94,7 +94,7 @@ def queue_headers(event: Event) -> Headers:
 
 
 def queue_comment(event: Event) -> bytes:
-    """Return the news about the queue for a waiting client: a comment in the event stream, which most clients skip."""
+    """Return the queue position for a waiting client, as a comment in the event stream, which most clients skip."""
     return b": queue_position=%d wait_ms=%d\n\n" % (event["position"], event["wait_ms"])
 
 
@@ -108,10 +108,10 @@ async def relay(
 ) -> None:
     """Write a streamed answer that has begun, to its end.
 
-    `encode` returns the bytes for an event of the generation with that number, often none. It gets no events about the
-    queue, and no `error`. Meanwhile a silent event stream gets blank lines, and comments about the request's place in
-    the queue. `end` returns the last bytes. `failed` returns the bytes that report an error, by default as OpenAI's
-    clients read it in a stream.
+    `encode` returns the bytes for an event of the generation with that number, often none. It does not get `queued` and
+    `error` events. A silent event stream gets blank lines, and comments about the request's place in the queue. `end`
+    returns the last bytes. `failed` returns the bytes that report an error, by default as OpenAI's clients read it in a
+    stream.
     """
     try:
         await _relay(exchange, generations, encode, is_sse)
@@ -143,8 +143,8 @@ async def _relay(
 
 
 async def _batches(exchange: Exchange, generation: Generation, is_sse: bool) -> AsyncIterator[list[Event]]:
-    """Yield events as they come. Events about the queue are left out; clients that read comments get them as comments.
-    Ends after the last event.
+    """Yield events as they arrive, until the last one. `queued` events are left out; clients that read comments get
+    them as comments.
     """
     is_told = is_sse and exchange.asked.get("queue_updates") is not False
     if is_sse:
@@ -167,7 +167,7 @@ async def _batches(exchange: Exchange, generation: Generation, is_sse: bool) -> 
 async def _merged(
     exchange: Exchange, generations: Sequence[Generation], is_sse: bool
 ) -> AsyncIterator[tuple[int, list[Event]]]:
-    """Yield (number of the generation, its events) of several generations. Ends after all of them have ended."""
+    """Yield (number of the generation, its events) for several generations, until all of them have ended."""
     arrived: asyncio.Queue[tuple[int, list[Event], Exception | None]] = asyncio.Queue(MERGED_WAITING)
 
     async def pump(number: int) -> None:
@@ -196,10 +196,9 @@ async def _merged(
 
 
 async def final(generation: Generation) -> Event:
-    """Wait for the end of an answer that is not streamed. The log probabilities of its prompt are under
-    `prompt_logprobs`.
+    """Wait for the end of an answer that is not streamed. `prompt_logprobs` has the log probabilities of its prompt.
 
-    Raises: GatewayError, for a bad end too.
+    Raises: GatewayError, also for a bad end.
     """
     prompt: list[Event] = []
     while True:
@@ -211,18 +210,18 @@ async def final(generation: Generation) -> Event:
 
 
 def answers_of(eos: Event) -> list[Event]:
-    """Return the one answer of an end, or the several, each with its index. Raises: GatewayError if one ended badly."""
+    """Return the answer or answers of an `eos`, each with its index. Raises: GatewayError if one ended badly."""
     return [ended(answer) for answer in eos.get("answers") or [{**eos, "index": 0}]]
 
 
 def stop_told(end: Event, wanted: Set[str]) -> str:
-    """Return the stop text that ended an answer, if it is one of those that stay at the answer's end."""
+    """Return the stop text that ended an answer, if it is one that the answer is to include."""
     stop = str((end.get("stop") or {}).get("text", ""))
     return stop if stop in wanted else ""
 
 
 def ended(eos: Event) -> Event:
-    """Let good ends pass. Raises: GatewayError for the others: an answer that was cut off must not look complete."""
+    """Return a good end unchanged. Raises: GatewayError for others, because an incomplete answer must not look complete."""
     reason = eos["reason"]
     if reason in GOOD_ENDS:
         return eos
@@ -231,7 +230,7 @@ def ended(eos: Event) -> Event:
     if reason == "draining":
         raise GatewayError(
             Kind.UNAVAILABLE,
-            "the daemon stops or drains, and ended the answer before it was complete",
+            "the daemon is stopping or draining, and ended the answer before it was complete",
             code="draining",
             retry_after_ms=1000,
         )
@@ -259,8 +258,8 @@ def priority_fields(exchange: Exchange, body: dict[str, Any]) -> dict[str, str]:
 
 
 def spent_ms(timing: Mapping[str, float]) -> tuple[float, float]:
-    """Return the time spent on the prompt and on the answer, in milliseconds. The first token belongs to the prompt's
-    time. If there was no token, all of the time does.
+    """Return the time spent on the prompt and on the answer, in milliseconds. The prompt's time includes the first
+    token, and is all of the time if there was no token.
     """
     total, first, queue = (timing.get(name, 0.0) for name in ("total_ms", "ttft_ms", "queue_ms"))
     first = first or total
@@ -268,7 +267,7 @@ def spent_ms(timing: Mapping[str, float]) -> tuple[float, float]:
 
 
 def note_end(exchange: Exchange, eos: Event) -> None:
-    """Note the facts about an answer for its log line."""
+    """Record the facts about an answer for its log line."""
     usage, timing = eos.get("usage") or {}, eos.get("timing") or {}
     for name in ("prompt_tokens", "cached_tokens", "completion_tokens"):
         if name in usage:

@@ -1,4 +1,4 @@
-"""Payloads that have arrived for one reader and that it has not taken yet."""
+"""Payloads that have arrived for a reader that has not taken them yet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Inbox:
     def __init__(self) -> None:
         self.payloads: deque[bytes] = deque()  # a caller that appends here calls `wake` afterwards
         self.failure: GatewayError | None = None
-        self.is_awaited = False  # the reader waits, and nothing is there for it
+        self.is_awaited = False  # the reader is waiting, and there is nothing for it
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, payloads: Iterable[bytes]) -> None:
@@ -23,20 +23,20 @@ class Inbox:
         self.wake()
 
     def fail(self, failure: GatewayError) -> None:
-        """Nothing more will come. The first failure counts."""
+        """Note that nothing more will arrive. The first failure counts."""
         if self.failure is None:
             self.failure = failure
         self.wake()
 
     def wake(self) -> None:
-        """Make a waiting `take` return what there is, which may be nothing."""
+        """Make a waiting `take` return what has arrived, which may be nothing."""
         waiter, self._waiter = self._waiter, None
         self.is_awaited = False
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
     async def take(self) -> list[bytes]:
-        """Wait for a payload, then take all there are. Raises: GatewayError once nothing can come any more."""
+        """Wait for a payload, then take all that have arrived. Raises: GatewayError once nothing more can arrive."""
         if not self.payloads:
             if self.failure is not None:
                 raise self.failure

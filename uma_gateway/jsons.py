@@ -1,4 +1,4 @@
-"""Parses JSON from clients, within limits that hold before anything walks through it."""
+"""Parses JSON from clients, and checks its limits before anything walks through it."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def parse_object(body: bytes, max_depth: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _uncollected(n_bytes: int) -> Iterator[None]:
-    """Parse without garbage collection. While a large text becomes objects, the collector looks for cycles again and
-    again, although JSON has none. With hundreds of thousands of objects that takes twice as long as the parsing itself,
-    and it holds the interpreter lock.
+    """Disable garbage collection while a large text is parsed: the collector would look for cycles repeatedly, although
+    JSON has none. With hundreds of thousands of objects that takes twice as long as the parsing, and holds the
+    interpreter lock.
     """
     if n_bytes < LARGE_BYTES:
         yield
@@ -58,7 +58,7 @@ def check_depth(value: Any, max_depth: int, param: str | None = None) -> None:
         inner: list[Any] = []
         for item in level:
             inside = item.values() if type(item) is dict else item if type(item) is list else ()
-            if not _CONTAINERS.isdisjoint(map(type, inside)):  # a million token ids are passed at the speed of C
+            if not _CONTAINERS.isdisjoint(map(type, inside)):  # skips a million token ids at C speed
                 inner += [each for each in inside if type(each) in _CONTAINERS]
         if not inner:
             return

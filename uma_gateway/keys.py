@@ -1,15 +1,15 @@
-"""API keys: whose request it is, and what and how much each key may do.
+"""API keys: which account a request belongs to, and what and how much each key may do.
 
 The file is a list:
 
     - name: alice                      # the account: fair shares, `uma-ctl sessions`
-      hash: sha256:9f86d081884c7d65…   # of the key; `uma-gateway key alice` makes both
-      priority: interactive            # the most urgent priority; background: never before interactive requests
+      hash: sha256:9f86d081884c7d65…   # hash of the key; `uma-gateway key alice` creates both
+      priority: interactive            # highest priority allowed; background: never before interactive requests
       rate: 60                         # requests a minute; 0 or absent: no limit
       max_in_flight: 4                 # requests answered at once; 0 or absent: no limit
       admin: false                     # may drain and reload
 
-Rules: keys are never kept, logged or compared as text; comparing takes the same time whichever key is right.
+Rules: keys are never stored, logged or compared as text; a comparison takes the same time whichever key matches.
 """
 
 from __future__ import annotations
@@ -51,14 +51,12 @@ class Key:
 
     @property
     def burst(self) -> float:
-        """Number of requests that may come at once: those of a minute, but never less than one."""
+        """Number of requests that may arrive at once: those of a minute, but at least one."""
         return max(1.0, self.rate)
 
 
 class Caller:
-    """The account that a request belongs to, and what is left of its rate. One per key for as long as the gateway
-    lives.
-    """
+    """The account that a request belongs to, and what is left of its rate. One per key, for the gateway's life."""
 
     def __init__(self, key: Key, clock: Callable[[], float]) -> None:
         self.key = key
@@ -72,7 +70,7 @@ class Caller:
         return self.key.name
 
     def become(self, key: Key) -> None:
-        """Take over new values after the file was read again."""
+        """Adopt new values after the file was read again."""
         self._fill()
         self._tokens = min(self._tokens, key.burst) if self.key.rate else key.burst
         self.key = key
@@ -83,10 +81,10 @@ class Caller:
         self._t_filled = now
 
     def enter(self) -> None:
-        """Count a request that begins. Raises: GatewayError (429), with the time to come back."""
+        """Count a request that begins. Raises: GatewayError (429), with the time after which to retry."""
         key = self.key
         if key.max_in_flight and self.n_in_flight >= key.max_in_flight:
-            message = f"{key.max_in_flight} requests of this key are being answered, the most that it may have"
+            message = f"this key has {key.max_in_flight} requests in flight, which is its limit"
             raise GatewayError(Kind.RATE_LIMIT, message, code="too_many_requests", retry_after_ms=1000)
         if key.rate:
             self._fill()
@@ -120,7 +118,7 @@ ANYBODY = Key("http", b"", is_admin=True)  # the account if no keys are required
 
 
 class Keys:
-    """All keys. Without any key, everybody uses the one account `http`."""
+    """All keys. If there are none, everybody uses the account `http`."""
 
     def __init__(self, path: str, single: str, clock: Callable[[], float] = time.monotonic) -> None:
         """Blocks: reads the file. Raises: UmaError (CONFIG_INVALID)."""
@@ -137,7 +135,7 @@ class Keys:
         return not self._path and self._single is None
 
     def reload(self) -> int:
-        """Read the file again; returns the number of keys. Raises: UmaError; then the old keys stay."""
+        """Read the file again and return the number of keys. Raises: UmaError, and keeps the old keys."""
         keys = load_keys(self._path) if self._path else []
         if self._single is not None:
             keys.append(self._single)
@@ -158,11 +156,11 @@ class Keys:
         return len(callers)
 
     def find(self, presented: str) -> Caller | None:
-        """Return the account of a key; None: there is no such key. Without keys: the common account."""
+        """Return the account of a key; None: there is no such key. If no keys are required: the common account."""
         if self.is_open:
             return self.anybody
         digest, found = digest_of(presented), None
-        for caller in self._callers.values():  # always compare with all of them
+        for caller in self._callers.values():  # compare with all, so that the time reveals nothing
             if hmac.compare_digest(digest, caller.key.digest):
                 found = caller
         return found
@@ -247,7 +245,7 @@ def _number(path: str, name: str, field: str, value: Any) -> float:
 
 def _rate(path: str, name: str, value: Any) -> float:
     rate = _number(path, name, "rate", value)
-    if 0 < rate < LEAST_RATE:  # a smaller rate gives no finite time to come back
+    if 0 < rate < LEAST_RATE:  # the time to retry would not be finite
         raise _bad(path, f"{name}: rate must be at least {LEAST_RATE:g}, or 0 for no limit")
     return rate
 

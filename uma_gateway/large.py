@@ -1,7 +1,7 @@
-"""Work for large requests, done so that it delays no other request.
+"""Work for large requests, done without delaying other requests.
 
-They are read in threads of their own: reading one may take seconds, and a small request must never wait behind it in
-the queue for a thread.
+Large requests have threads of their own: reading one may take seconds, and a small request must never wait behind it
+for a thread.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ async def read(n_bytes: int, reader: Callable[..., Result], *arguments: Any) -> 
 
 
 async def in_thread(n_bytes: int, work: Callable[..., Result], *arguments: Any) -> Result:
-    """Run work in a thread that takes long even for a small body."""
+    """Run work that takes long even for a small body, in a thread."""
     return await begin(work, *arguments, threads=None if n_bytes < LARGE_BYTES else _threads)
 
 
 def begin(
     work: Callable[..., Result], *arguments: Any, threads: ThreadPoolExecutor | None = None
 ) -> asyncio.Future[Result]:
-    """Begin to run work in one of the event loop's threads, or in one of `threads`.
+    """Start work in one of the event loop's threads, or in one of `threads`.
 
-    The future's error is an OSError if all threads are busy and the system allows no further one.
+    The future's error is an OSError if all threads are busy and the system allows no more.
     """
     loop = asyncio.get_running_loop()
     try:
         return loop.run_in_executor(threads, partial(work, *arguments))
-    except RuntimeError:  # Python raises nothing more specific, and `work` has not begun
+    except RuntimeError:  # Python's only error for a thread that cannot be started; `work` has not begun
         failed: asyncio.Future[Result] = loop.create_future()
         failed.set_exception(OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)))
         return failed

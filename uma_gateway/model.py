@@ -12,7 +12,7 @@ from uma_gateway.large import begin
 
 
 class Model:
-    """One reply of the daemon's `props`. A new one is made when anything in it changes."""
+    """One `props` reply of the daemon. If anything in the reply changes, a new Model replaces this one."""
 
     def __init__(self, props: dict[str, Any], alias: str = "") -> None:
         self.props = props
@@ -65,14 +65,14 @@ class Model:
         }
 
     def prepare(self) -> None:
-        """Begin to load the templates: trying them takes a third of a second, which no chat should wait for."""
+        """Begin to load the templates: trying them takes a third of a second, and no chat should wait for that."""
         if self._templates is None:
             self._templates = begin(self._load_templates)
             self._templates.add_done_callback(self._tried)
 
     def _tried(self, done: asyncio.Future[Templates]) -> None:
-        """Keep the result. An error is raised for each request that needs the templates. A shortage in the system is
-        not kept: next time there may be none.
+        """Keep the result. An error is raised for each request that needs the templates, except after a shortage of
+        system resources, which may have passed by the next request.
         """
         if not done.cancelled() and isinstance(done.exception(), OSError):
             self._templates = None
@@ -123,7 +123,7 @@ def quantisation(description: str) -> str:
 
 
 def _plain_name(name: str, path: str) -> str:
-    """Return a name without spaces and slashes, which confuse clients that put names into URLs; or the file's."""
+    """Return the name, or the file's if it has spaces or slashes, which confuse clients that put names into URLs."""
     if name and all(c.isalnum() or c in "-_.:" for c in name):
         return name
     return os.path.basename(path).removesuffix(".gguf") or "model"

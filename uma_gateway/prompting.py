@@ -35,8 +35,7 @@ class Chat:
     form_param: str = "response_format"  # the client's field that sets the answer's form
     is_strict: bool = False  # refuse a schema that cannot be enforced completely
     grammar: str = ""  # GBNF
-    # a constraint in the daemon's form, for the whole answer: the model does not think if its template can leave that
-    # out
+    # a constraint in the daemon's form, for the whole answer: thinking is switched off if the template can do that
     constraint: dict[str, Any] | None = None
     add_generation_prompt: bool = True
     # continue the last message, or one part of it: content, reasoning_content
@@ -83,15 +82,15 @@ async def render(exchange: Exchange, model: Model, chat: Chat) -> Prompt:
 
 
 def behind_thought(constraint: dict[str, Any], thinking: Thinking | None) -> dict[str, Any]:
-    """Return a constraint that begins to hold at the end of the thought that the prompt has begun."""
+    """Return the constraint, made to apply only after the thought that the prompt has begun."""
     if thinking is None or not thinking.is_open:
         return constraint
     return {**constraint, "triggers": [{"type": "word", "value": thinking.end.strip(), "after": True}]}
 
 
 def _begun(chat: Chat, messages: list[Message]) -> tuple[Chat, list[Message]]:
-    """Handle a last message that is to be continued but is empty: templates write nothing for it, not even whose turn
-    it is. Such an answer begins as any other does.
+    """Drop a last message that is to be continued but is empty: templates write nothing for it, not even its role. The
+    answer then begins like any other.
     """
     last = messages[-1]
     says = plain_content(last.get("content")), last.get("reasoning_content"), last.get("tool_calls")
@@ -122,7 +121,7 @@ def _render(templates: Templates, chat: Chat, messages: list[Message]) -> Applie
     schema = chat.json_schema
     return templates.apply(
         messages,
-        tools=chat.tools if chat.has_tools else None,  # a model that sees tools calls them, whatever the request says
+        tools=chat.tools if chat.has_tools else None,  # a model that sees tools may call them in any case
         tool_choice=chat.tool_choice,
         parallel_tool_calls=chat.parallel_tool_calls,
         json_schema={} if schema is True else schema or None,
@@ -137,7 +136,7 @@ def _render(templates: Templates, chat: Chat, messages: list[Message]) -> Applie
 
 
 def _thinking(model: Model, chat: Chat, applied: Applied) -> dict[str, Any]:
-    """Return the fields that say between which texts tokens count as reasoning, and how many of them there may be."""
+    """Return the fields that mark the reasoning in an answer and limit its tokens."""
     if applied.thinking is None:
         return {}
     if chat.reasoning_budget is not None:

@@ -1,7 +1,7 @@
-"""uvicorn with the limits that it lacks: time and size of a request's head, readers that take nothing, total number of
+"""uvicorn with the limits that it lacks: time and size of a request's head, clients that read nothing, total number of
 connections.
 
-Rules: the only place that knows uvicorn. One process, one event loop (uvloop if it is installed).
+Rules: the only file that depends on uvicorn. One process, one event loop (uvloop if it is installed).
 """
 
 from __future__ import annotations
@@ -45,13 +45,12 @@ log = logging.getLogger(__name__)
 BACKLOG = 1024
 SPARE_FILES = 64
 MAX_PEM_BYTES = 1 << 20
-# the event loop waits this long for the interpreter when a thread reads a large request (Python's default: 5 ms, for
-# each socket that has something)
+# while a thread reads a large request, the event loop waits this long for the interpreter lock (Python's default: 5 ms,
+# for each socket that is ready)
 SWITCH_INTERVAL_S = 0.0005
-MOST_PIPELINED = 16  # requests that wait behind the one being answered; then no more are read
-# libuv uses its threads only to look up the address to listen on, and aborts the process when it cannot start one. So
-# the gateway first starts a thread of its own, whose failure it can report, and asks libuv for one thread instead of
-# four.
+MOST_PIPELINED = 16  # requests that may wait behind the one being answered before reading stops
+# libuv uses its threads only to look up the address to listen on, and aborts the process if it cannot start one. So the
+# gateway first starts a thread of its own, whose failure it can report, and asks libuv for one thread instead of four.
 UV_THREADS = "UV_THREADPOOL_SIZE"
 LIFELINE = "UMA_GATEWAY_LIFELINE"  # number of a socket to the daemon that started this process
 TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
@@ -61,7 +60,7 @@ TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: cl
 class ChunkWriter:
     """daemon.Writer of a connection: writes chunks as uvicorn's `send` does, without its coroutine.
 
-    A stream has no content-length, so that uvicorn sends it in chunks.
+    A stream has no content-length, so uvicorn sends it in chunks.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -75,7 +74,9 @@ class ChunkWriter:
 
 
 class Endless(int):
-    """Length of a stream that ends with its connection, as uvicorn counts down: HTTP/1.0 has no chunks."""
+    """A content length that never counts down to 0, for uvicorn: an HTTP/1.0 stream has no chunks and ends with its
+    connection.
+    """
 
     def __lt__(self, other: object) -> bool:
         return False
@@ -88,29 +89,27 @@ class Endless(int):
 
 
 def protocol_class(config: Config) -> type[asyncio.Protocol]:
-    """The HTTP protocol with this configuration's limits."""
+    """Return the HTTP protocol class with this configuration's limits."""
     limits = config.limits
     max_head_bytes = limits.max_header_kb << 10
 
     class LimitedProtocol(HttpToolsProtocol):
-        """A head must be whole in time and in size, and a reader must take something now and then."""
+        """Limits the time and size of a head, and drops a client that reads nothing."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self._n_head = 0  # bytes of the head that is being read
             self._is_in_head = True  # or before it
-            self._is_in_trailer = False  # a chunk's size has come and none of its data: trailers, if it is the last
-            self._data = b""  # what is being parsed
-            self._again = b""  # is to be parsed after `_data`
+            self._is_in_trailer = False  # after a chunk's size and before its data: after the last size come trailers
+            self._data = b""  # data that is being parsed
+            self._again = b""  # data to be parsed after `_data`
             self._running: Any = None  # uvicorn's cycle that is being answered; `cycle` is the newest one
             self._head_timer: asyncio.TimerHandle | None = None
             self._write_timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             if len(self.connections) >= limits.max_connections:
-                log.warning(
-                    "%d connections are open, as many as are allowed: a further one is closed", len(self.connections)
-                )
+                log.warning("%d connections are open, the most allowed: a new one is closed", len(self.connections))
                 transport.abort()
                 return
             super().connection_made(transport)
@@ -167,13 +166,13 @@ def protocol_class(config: Config) -> type[asyncio.Protocol]:
                 self._await_head()
 
         def _wants_upgrade(self) -> bool:
-            """Whether the request asks to go on in another protocol, such as HTTP/2."""
+            """Whether the request asks to switch to another protocol, such as HTTP/2."""
             return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
         def _unsupported_upgrade_warning(self) -> None:
-            """Answer the request in HTTP/1.1. A client that knows HTTP/2 or WebSocket may ask for it in any request, as
-            Java's does in each first one; a server that ignores the wish answers in HTTP/1.1. But the parser then
-            leaves out the body, so it gets the request again, without the wish.
+            """Answer the request in HTTP/1.1. A client that supports HTTP/2 or WebSocket may ask for an upgrade in any
+            request, as Java's does in the first one; a server may ignore that. But the parser then skips the body, so
+            it gets the request again, without the upgrade.
             """
             error = sys.exc_info()[1]
             assert isinstance(error, httptools.HttpParserUpgrade)
@@ -183,7 +182,7 @@ def protocol_class(config: Config) -> type[asyncio.Protocol]:
                     lines.append(b"%b: %b" % (name, value))
                 elif b"close" in value.lower():
                     lines.append(b"connection: close")
-            # the old parser reads nothing after a connection's last request
+            # the old parser reads nothing more
             self.parser = httptools.HttpRequestParser(self)
             self._n_head = 0
             self._again = b"\r\n".join(lines) + b"\r\n\r\n" + self._data[error.args[0] :]
@@ -195,12 +194,12 @@ def protocol_class(config: Config) -> type[asyncio.Protocol]:
                 self._head_timer.cancel()
                 self._head_timer = None
             if sum(len(name) + len(value) for name, value in self.headers) + len(self.url) > max_head_bytes:
-                raise ValueError("the head is too large")  # a head that came in one piece with its body
+                raise ValueError("the head is too large")  # a head that arrived together with its body
             self._is_in_head = False
             self.server_state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
             super().on_headers_complete()
             if 0 < len(self.pipeline) < MOST_PIPELINED:
-                self.flow.resume_reading()  # without this nobody would notice that the client leaves
+                self.flow.resume_reading()  # otherwise a client's disconnect would not be noticed
             if self.cycle is None or self.cycle.scope is not self.scope:
                 return
             if self.scope["http_version"] == "1.0":
@@ -209,12 +208,12 @@ def protocol_class(config: Config) -> type[asyncio.Protocol]:
                 cast("dict[str, Any]", self.scope)[WRITER] = self._writer
 
         def on_header(self, name: bytes, value: bytes) -> None:
-            """Ignore trailers: they were not there when the request was read, so they are no headers of it."""
+            """Ignore trailers: they arrive after the request was read, so they cannot count as its headers."""
             if not self._is_in_trailer:
                 super().on_header(name, value)
 
         def on_chunk_header(self) -> None:
-            """Count the bytes that follow: the parser collects everything after the last chunk, however much it is."""
+            """Count the bytes that follow: the parser collects everything after the last chunk, without a limit."""
             self._is_in_trailer, self._n_head = True, 0
 
         def on_body(self, body: bytes) -> None:
@@ -248,7 +247,7 @@ def protocol_class(config: Config) -> type[asyncio.Protocol]:
 
         def _on_slow_reader(self) -> None:
             self._write_timer = None
-            log.info("a reader took nothing for %g s: it is dropped", limits.write_timeout_s)
+            log.info("a client read nothing for %g s: it is dropped", limits.write_timeout_s)
             self.transport.abort()
 
     return LimitedProtocol
@@ -263,9 +262,7 @@ class Server(uvicorn.Server):
         self._told_to_stop = asyncio.Event()
 
     async def main_loop(self) -> None:
-        """Sleep until told to stop. uvicorn's own loop wakes ten times a second, and would do so between the tokens of
-        a stream.
-        """
+        """Sleep until told to stop. uvicorn's own loop would wake ten times a second, between a stream's tokens."""
         await self._told_to_stop.wait()
         assert self._app.gateway is not None
         self._app.gateway.stopping.set()
@@ -285,11 +282,11 @@ class Server(uvicorn.Server):
                 log.info("listening on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
         gateway = self._app.gateway
         assert gateway is not None
-        gateway.greet()  # a gateway that cannot listen logs its reason, and nothing about the daemon
+        gateway.greet()  # only now: a gateway that cannot listen must log that reason, and nothing about the daemon
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, self._on_hup)
         gc.collect()
-        # objects that exist by now stay: walking them again and again would pause streams for milliseconds
+        # objects that exist now are permanent; collecting them repeatedly would pause streams for milliseconds
         gc.freeze()
         lifeline = os.environ.get(LIFELINE, "")
         if lifeline.isdigit():  # a daemon started this process: this process ends with it
@@ -303,18 +300,18 @@ class Server(uvicorn.Server):
         if self.config.ssl is not None:
             serve = self._app.gateway.config.serve
             try:
-                # load them elsewhere first: ssl keeps a certificate even if it does not fit its key, and the old pair
-                # would be lost
+                # try them in another context first: ssl keeps a certificate that does not match its key, and the old
+                # pair would be lost
                 check_pem(serve.tls_cert, serve.tls_key)
                 tried = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-                for context in (tried, self.config.ssl):  # without `password` OpenSSL asks at the terminal
+                for context in (tried, self.config.ssl):  # without `password` OpenSSL prompts at the terminal
                     context.load_cert_chain(serve.tls_cert, serve.tls_key, password="")
                 log.info("the TLS certificate was read again; new connections get it")
             except OSError as error:  # ssl.SSLError is one
                 log.error("the TLS certificate stays as it is: %s", error)
 
     def _on_lifeline(self, lifeline: int) -> None:
-        """Handle the lifeline: data says that the daemon was reloaded, its end that the daemon ended."""
+        """Handle the lifeline: data means that the daemon was reloaded, end of file that the daemon has ended."""
         with contextlib.suppress(ConnectionError):  # it was killed
             if os.read(lifeline, 4096):
                 self._on_hup()
@@ -325,8 +322,8 @@ class Server(uvicorn.Server):
 
 
 def check_pem(*paths: str) -> None:
-    """Check that the files are regular and of a sensible size: OpenSSL would wait for a writer to a pipe, and read an
-    endless file without end. Raises: OSError.
+    """Check that the files are regular and of a sensible size: OpenSSL would wait for a pipe's writer, and would never
+    stop reading an endless file. Raises: OSError.
     """
     for path in paths:
         if len(read_regular(path, MAX_PEM_BYTES)) > MAX_PEM_BYTES:
@@ -397,9 +394,9 @@ def run(server: Server, handshake_s: float) -> None:
                 kwargs["ssl_handshake_timeout"] = handshake_s
             try:
                 return await super().create_server(*args, **kwargs)
-            except OSError as error:  # uvicorn would log it as it is, and exit with its own status
+            except OSError as error:  # uvicorn would log it in its own words, and exit with its own status
                 await server.lifespan.shutdown()
-                number = error.errno or 0  # below 0: an error of a name's lookup
+                number = error.errno or 0  # below 0: a name lookup failed
                 reason = os.strerror(number) if number > 0 else error.strerror  # asyncio's own is a sentence
                 message = f"nothing can listen on {kwargs.get('host')}, port {kwargs.get('port')}: {reason}"
                 raise UmaError(ErrorCode.CONFIG_INVALID, message) from None
@@ -411,7 +408,7 @@ def run(server: Server, handshake_s: float) -> None:
     try:
         loop.run_until_complete(server.serve())
     finally:
-        with contextlib.suppress(RuntimeError):  # it was stopped by force
+        with contextlib.suppress(RuntimeError):  # the loop was stopped by force
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.run_until_complete(loop.shutdown_default_executor())
         asyncio.set_event_loop(None)

@@ -1,7 +1,7 @@
 """Reads the messages of a conversation, as clients send them, into the chat library's form. Pure.
 
-Clients write histories in more ways than the library reads: with nulls for absent fields, with refusals as parts, with
-the arguments of a tool call that was cut off. None of that is a reason to refuse the next turn.
+Clients write histories in more ways than the library can read: with nulls for absent fields, with refusals as parts,
+with the incomplete arguments of a tool call that was cut off. None of that is a reason to refuse the next turn.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import orjson
 from uma_gateway.errors import invalid, unsupported
 
 Message = dict[str, Any]
-# roles of conversations, and the roles that templates make of them; a template may know more
+# roles that clients and templates use; a template may know more
 _ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function", "ipython"))
 _MERGED = ("user", "assistant", "system")  # roles whose neighbouring messages can be joined into one
 _TEXTS = ("reasoning_content", "name", "tool_call_id")  # other fields of a message that are texts
@@ -97,7 +97,7 @@ def _read_calls(calls: Any, path: str) -> list[Any]:
 
 def _read_call(call: Any) -> Any:
     """Read a call of an earlier answer. The library refuses arguments that are not JSON, but an answer may have been
-    cut in the middle of them; then their text is kept.
+    cut off in the middle of them; their text is then wrapped in JSON.
     """
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):

@@ -305,7 +305,7 @@ def test_a_refusal_is_shown_with_its_code(serve, ctl, verb):
 
 
 def test_watch_says_that_it_outlives_its_daemon(ctl):
-    assert "a daemon that is gone may come back" in " ".join(ctl("status", "--help").stdout.split())
+    assert "Repeat until Ctrl-C, even while the daemon is gone" in " ".join(ctl("status", "--help").stdout.split())
 
 
 def test_wrong_usage_is_status_one(ctl):

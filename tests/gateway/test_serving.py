@@ -81,7 +81,9 @@ def test_while_nothing_is_taken_health_has_llama_servers_form_of_errors(serve, b
 
 def test_without_a_daemon_it_says_so_and_comes_back_by_itself(serve, before, folder):
     gateway: GatewayProcess = before(str(folder / "uma.sock"))
-    gateway.logs(f"cannot be reached on {folder / 'uma.sock'}: it does not run; it is used as soon as it answers")
+    gateway.logs(
+        f"cannot be reached on {folder / 'uma.sock'}: it is not running; the gateway will use it as soon as it answers"
+    )
     for answer in (gateway.get("/health"), gateway.get("/v1/models"), gateway.chat()):
         assert answer.status == 503 and int(answer.headers["retry-after-ms"]) > 0
     assert gateway.chat().error["code"] == "daemon_unavailable"

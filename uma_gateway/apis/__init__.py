@@ -1,4 +1,4 @@
-"""The API families. Adding one: a file with its handlers, its routes and its form of errors, and a line here."""
+"""The API families. To add one, write a file with its handlers, routes and form of errors, and add a line here."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ Handler = Callable[[Exchange], Awaitable[None]]
 
 class Access(Enum):
     PUBLIC = "public"  # anybody, without a key
-    USER = "user"  # any key
-    ADMIN = "admin"  # a key that may administer
+    USER = "user"  # any valid key
+    ADMIN = "admin"  # a key with `admin: true`
 
 
 class Route(NamedTuple):

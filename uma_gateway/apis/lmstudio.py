@@ -21,8 +21,8 @@ from uma_gateway.model import Model
 
 
 def v0_object(model: Model, name: str) -> dict[str, Any]:
-    """Describe a model. `max_context_length` is the context of requests: no client can load the model with a longer
-    one.
+    """Describe a model. `max_context_length` is the context of a request, because no client can load the model with a
+    longer one.
     """
     details = model.details
     return {

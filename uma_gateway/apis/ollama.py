@@ -41,12 +41,12 @@ from uma_gateway.prompting import Chat, Prompt, render
 
 # the reported version: the first Ollama with /v1/messages. From 0.13.4 on, Codex uses /v1/responses
 VERSION = "0.14.0"
-KEPT = datetime.timedelta(days=290 * 365)  # of a model that stays; Ollama's clients show it as "forever"
+KEPT = datetime.timedelta(days=290 * 365)  # expiry of a model that stays loaded; Ollama's clients show it as "forever"
 NO_TIME = re.compile(r"(?:0+(?:\.0*)?(?:ns|us|µs|ms|s|m|h)?)+")  # a duration of zero
 MS = 1_000_000
 LATEST = ":latest"  # the tag that clients add to a name without one
 THINK_LEVELS = ("low", "medium", "high", "max")
-# options that say how to load a model: the daemon's configuration decides that
+# options for loading a model, which the daemon's configuration sets
 LOADING = frozenset(
     (
         "num_ctx",
@@ -120,7 +120,7 @@ def generate_part(message: Message) -> dict[str, Any]:
 def tool_object(call: ToolCall) -> dict[str, Any]:
     try:
         arguments = orjson.loads(call.arguments or "{}")
-    except ValueError:  # the answer was cut off in the middle: its text is all there is
+    except ValueError:  # the answer was cut off: return the incomplete text
         arguments = {"": call.arguments}
     return {"id": call.id, "function": {"index": call.index, "name": call.name, "arguments": arguments}}
 
@@ -145,7 +145,7 @@ async def on_chat(exchange: Exchange) -> None:
     if not messages:
         await _loaded(exchange, body, chat_part)
         return
-    tools, choice = read_tools(array(body, "tools"), body.get("tool_choice"))  # only some of its clients send a choice
+    tools, choice = read_tools(array(body, "tools"), body.get("tool_choice"))  # few of Ollama's clients send a choice
     made = await exchange.read(openai_messages, messages)
     chat = _with_options(body, Chat(made, tools, choice, read_parallel(body, choice)))
     last = chat.messages[-1]
@@ -247,9 +247,9 @@ async def _answer(
 
 
 async def _stream(exchange: Exchange, generation: Generation, answer: Answer, parser: Parser) -> None:
-    """Stream text as it comes, and each tool call when its arguments are complete, as Ollama's clients read them.
+    """Stream text as it is generated, and each tool call once its arguments are complete, as Ollama's clients expect.
 
-    A call is not held back until the last line: some clients cannot read two lines that come at once.
+    A call is not held back until the last line, because some clients cannot read two lines that arrive together.
     """
     await exchange.start_ndjson()
     calls = Message()  # calls that have begun
@@ -288,8 +288,8 @@ def ndjson(value: dict[str, Any]) -> bytes:
 
 
 def options_of(body: dict[str, Any]) -> dict[str, Any]:
-    """Return the sampling options under the names that other APIs share, with the request's LoRA adapters and priority.
-    A limit of -2, or none, fills the context.
+    """Return the sampling options under the names that the other APIs use, with the request's LoRA adapters and
+    priority. A limit of -2, or none, fills the context.
     """
     options = {name: value for name, value in table(body, "options").items() if name not in LOADING}
     options |= {name: body.get(name) for name in ("lora", "priority", "service_tier")}
@@ -412,7 +412,7 @@ async def on_version(exchange: Exchange) -> None:
 
 
 def listed(model: Model, since: str, name: str = "") -> dict[str, Any]:
-    """Describe a model in the list. `name`: of a LoRA adapter, which requests name like a model."""
+    """Describe a model in the list. `name`: a LoRA adapter's name, which requests use like a model's."""
     return {
         "name": name or model.name,
         "model": name or model.name,
@@ -472,9 +472,7 @@ async def on_show(exchange: Exchange) -> None:
 
 
 async def on_pull(exchange: Exchange) -> None:
-    """Answer a request to fetch a model. Clients fetch a model before they use it; for the served one there is nothing
-    to do.
-    """
+    """Answer a request to fetch a model. Clients fetch a model before they use it; the served one is already there."""
     body = await exchange.json()
     name = str(body.get("model") or body.get("name") or "")
     model = await exchange.gateway.model()

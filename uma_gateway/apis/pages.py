@@ -24,7 +24,7 @@ from uma_gateway.fields import boolean, integer, text
 
 # between two events of the dashboard; shorter spans are drawn from the times that requests report
 EVERY_S = 0.5
-CACHE_EVERY = 10  # events between two reads of the cache's budgets: the daemon answers between two ticks, not at once
+CACHE_EVERY = 10  # events between two reads of the cache's budgets: the daemon answers only between two ticks
 FILES = {
     "index.html": b"text/html; charset=utf-8",
     "dashboard.html": b"text/html; charset=utf-8",
@@ -95,9 +95,7 @@ async def overview(exchange: Exchange) -> dict[str, Any]:
 
 
 async def cache_stats(exchange: Exchange) -> dict[str, Any] | None:
-    """Return what the prefix cache holds, and how much it may hold. None: not available now, or not for this
-    gateway.
-    """
+    """Return what the prefix cache holds, and its budgets. None: not available now, or not to this gateway."""
     try:
         return dict((await exchange.gateway.daemon.call("cache"))["stats"])
     except GatewayError:
@@ -109,7 +107,7 @@ async def on_status(exchange: Exchange) -> None:
 
 
 async def on_events(exchange: Exchange) -> None:
-    """Send the overview as server-sent events. If the daemon is away, that is an event and not an end."""
+    """Send the overview as server-sent events. If the daemon is absent, an event says so and the stream goes on."""
     await exchange.while_connected(_events(exchange))
 
 

@@ -56,7 +56,7 @@ class NodeActor:
             await asyncio.sleep(EVICT_S)
             try:
                 await self._node.evict_idle()
-            except Exception:  # whatever was wrong with this model, the next idle one may be evicted
+            except Exception:  # this model cannot be evicted, but the next idle one may be
                 log.exception("a model could not be evicted")
 
     async def load(self, name: str, model: str) -> Result:
@@ -97,7 +97,7 @@ class GatewayActor:
         settings = self._settings
         config = cluster_settings.gateway_config(settings)
         logging.getLogger("uma_gateway").setLevel(config.log.level.upper())
-        # read here, because Serve passes on what is raised here, and not what is raised in `make`
+        # read here, because Serve reports what is raised here, but not what is raised in `make`
         keys = Keys(config.access.api_key_file, config.access.api_key)
 
         def make() -> ClusterGateway:
@@ -134,7 +134,7 @@ def application(settings: ClusterSettings, n_nodes: int) -> Any:
         ray_actor_options={
             "num_cpus": 0.001,
             "resources": {HEAD: 0.001},
-        },  # on the head, beside the proxy: a node that leaves must not end it
+        },  # on the head, beside the proxy: the gateway must not end when a node leaves
         graceful_shutdown_timeout_s=settings.drain_s + 30.0,
     )
     return gateway.bind(settings, nodes.bind(settings))

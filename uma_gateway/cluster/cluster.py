@@ -1,7 +1,7 @@
 """The daemons of a cluster as one: the router, the digests that it needs, and the requests that wait for it.
 
 Rules: one per gateway process, in its event loop. Whatever a transport does, every submitted request gets a daemon, is
-refused, or is withdrawn. Every reader of a lost daemon is told of the loss, at the latest after `lost_s`.
+refused, or is withdrawn. Every reader of a lost daemon learns of the loss after `lost_s` at the latest.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from uma_gateway.within import within
 log = logging.getLogger(__name__)
 
 POLL_S = 0.25  # between two digests of a daemon: half a prompt of a thousand tokens on a fast machine
-CALLS_PER_S = 400  # of each kind, to all daemons together if they are many: each costs a part of a millisecond
+CALLS_PER_S = 400  # limit for each kind of call to all daemons together: a call costs a fraction of a millisecond
 POSITIONS_SHARE = 0.05  # share of this process's time that may be spent on counting places in the queue
 PAGES_IN_ALL = 1 << 20  # in all digests together: 300 bytes of memory each
 PAGES_LEAST, PAGES_MOST = 256, 4096  # in the digest of one daemon
-UNITS_S = 1.0  # between two questions which daemons there are
-CHECK_S = 0.25  # between two searches for silent daemons, and for requests whose time has passed
+UNITS_S = 1.0  # interval at which the list of daemons is read
+CHECK_S = 0.25  # interval of checks for silent daemons and expired requests
 
 
 class Cluster:
@@ -57,12 +57,14 @@ class Cluster:
         self._waiting: dict[str, asyncio.Future[Choice]] = {}
         self._readers: dict[
             str, dict[object, Callable[[], None]]
-        ] = {}  # by unit: who reads from it, and how each is told of its loss
+        ] = {}  # by unit: its readers, and the call that tells each of its loss
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._main: list[asyncio.Task[None]] = []
         self._has_changed = asyncio.Event()
         self._by_model: dict[str, list[Unit]] = {}  # daemons with a digest; rebuilt when they change
-        self._positions: dict[str, tuple[float, dict[str, int]]] = {}  # by group: valid until when, and each request's
+        self._positions: dict[
+            str, tuple[float, dict[str, int]]
+        ] = {}  # by group: time until which it is valid, and each request's
 
     def start(self) -> None:
         if not self._main:
@@ -85,7 +87,7 @@ class Cluster:
                 await self._find_units()
             except (UnitLost, GatewayError) as error:
                 log.warning("the cluster does not report which daemons it has: %s", error)
-            except Exception:  # without this loop no request would be routed any more
+            except Exception:  # without this loop no more requests would be routed
                 log.exception("looking for daemons failed")
             await asyncio.sleep(max(UNITS_S, len(self.units) / CALLS_PER_S))
 
@@ -97,7 +99,7 @@ class Cluster:
                     log.warning("%s does not answer: it counts as lost, with its requests", name)
                     self._lose_readers(name)
                 self._let_go()
-            except Exception:  # without this loop no reader would be told of a loss any more
+            except Exception:  # without this loop readers would not be told of a loss
                 log.exception("looking for silent daemons failed")
             await asyncio.sleep(CHECK_S)
 
@@ -114,9 +116,9 @@ class Cluster:
                 self._polls[name] = asyncio.get_running_loop().create_task(self._poll(unit))
 
     def _leave(self, name: str) -> None:
-        """Forget a daemon that the cluster does not have any more.
+        """Forget a daemon that the cluster no longer has.
 
-        Its readers go on: the daemon may finish their answers, or their streams break.
+        Its readers go on reading: the daemon may finish their answers, or the streams break.
         """
         self.units.pop(name, None)
         self.fingerprints.pop(name, None)
@@ -173,16 +175,16 @@ class Cluster:
         return self._by_model.get(model, [])
 
     def nearest(self, units: list[Unit], n: int) -> list[Unit]:
-        """Return open daemons with little to do: the best of a random sample, because at the very best one all requests
-        would meet.
+        """Return open daemons with little to do: the best of a random sample, because all requests would meet at the
+        very best one.
         """
         is_open = [unit for unit in units if self.router.is_open(unit.name)]
         drawn = random.sample(is_open, min(2 * n, len(is_open)))
         return sorted(drawn, key=lambda unit: self.router.n_requests(unit.name))[:n]
 
     def position(self, ask: Ask) -> int | None:
-        """Return how many requests of its priority are before a request, as of a moment ago; None: it does not wait, or
-        is not counted yet.
+        """Return how many requests of its priority are ahead of a request, as of a moment ago; None: it is not waiting,
+        or is not counted yet.
         """
         t_until, places = self._positions.get(ask.group, (0.0, {}))
         now = time.monotonic()
@@ -198,7 +200,7 @@ class Cluster:
         return max(set(known), key=known.count) if known else ""
 
     async def available(self, model: str, timeout_s: float) -> list[Unit]:
-        """Return the daemons of a model as soon as there are any; loads one if there is none. Raises: GatewayError."""
+        """Return the daemons of a model as soon as there are any; load one if there is none. Raises: GatewayError."""
         self.start()
         deadline = time.monotonic() + timeout_s
         while not (units := self.of_model(model)):
@@ -244,7 +246,7 @@ class Cluster:
             try:
                 outcome = await future
             except asyncio.CancelledError:
-                self.ended(ask.id, False)  # it may have got a daemon at the same moment
+                self.ended(ask.id, False)  # it may have got a daemon just now
                 raise
             finally:
                 self._waiting.pop(ask.id, None)
@@ -283,7 +285,7 @@ class Cluster:
                 future.set_result(outcome)
 
     def ended(self, ask_id: str, has_read: bool) -> None:
-        """Note that a request does not need its daemon any more."""
+        """Note that a request no longer needs its daemon."""
         self.router.ended(ask_id, time.monotonic_ns(), has_read)
         self._let_go()
 

@@ -50,7 +50,7 @@ def _no_cluster() -> UmaError:
 
 
 def up(settings: ClusterSettings, is_foreground: bool, tell: Any) -> int:
-    """Start the application, or bring a running one to these settings.
+    """Start the application, or apply these settings to a running one.
 
     In the foreground: run until told to stop, then stop the application.
     """
@@ -81,8 +81,8 @@ def up(settings: ClusterSettings, is_foreground: bool, tell: Any) -> int:
 
 
 def _why(error: RuntimeError) -> str:
-    """Return in one line why Serve did not start the application. Its own error names only a deployment, whose message
-    ends with what its actor raised.
+    """Return in one line why Serve did not start the application. Serve's error names only a deployment; the
+    deployment's message ends with the error that its actor raised.
     """
     with contextlib.suppress(Exception):
         for deployment in serve.status().applications[APPLICATION].deployments.values():
@@ -92,8 +92,8 @@ def _why(error: RuntimeError) -> str:
 
 
 def _check_address(settings: ClusterSettings) -> None:
-    """Check that a Serve that runs listens where the settings say: it keeps its address for as long as it runs. Without
-    this a cluster that asks for no keys, because it is to listen on loopback, could be reached by others.
+    """Check that a running Serve listens where the settings say, because it keeps its address as long as it runs.
+    Otherwise a cluster without keys, which should listen on loopback only, could be reached by others.
 
     Raises: UmaError.
     """
@@ -107,7 +107,7 @@ def _check_address(settings: ClusterSettings) -> None:
 
 
 def _tell_of_niceness(tell: Any) -> None:
-    with contextlib.suppress(Exception):  # a node that answers slowly must not keep the cluster from serving
+    with contextlib.suppress(Exception):  # a slow node must not keep the cluster from serving
         for row in _about():
             if row["niceness"] > 0:
                 tell(

@@ -19,8 +19,7 @@ from uma_gateway.gateway import Gateway
 from uma_gateway.keys import Keys
 from uma_gateway.model import Model
 
-# embeddings or reranking of many texts beside chats; without a limit a daemon that hangs would hold its callers for
-# ever
+# for embeddings or reranking of many texts beside chats; without a limit callers would wait for a hung daemon for ever
 COMPUTE_S = 600.0
 REFUSALS = frozenset(from_daemon(UmaError(code).to_dict()).code for code in ELSEWHERE)  # as the gateway names them
 OF_ALL: dict[str, Callable[[list[tuple[Unit, Event]]], Event]] = {
@@ -64,21 +63,19 @@ class ClusterDaemon(Daemon):
         return await self._ask_one(operation, timeout_s, given)
 
     async def compute(self, operation: str, request_id: str, fields: Mapping[str, Any]) -> Event:
-        """Compute embeddings and reranking on any daemon of the model; on another one if the first is lost
-        meanwhile.
-        """
+        """Compute embeddings or reranking on any daemon of the model, and on another one if the first is lost."""
         return await self._ask_one(operation, COMPUTE_S, {**fields, "id": request_id})
 
     async def cancel(self, request_id: str, conn: int | None = None) -> Event:
-        """Cancel a request. `request_id` and `conn`: as `sessions` shows them; clients choose ids, so several requests
-        may have one. Without `conn` all of them end.
+        """Cancel a request. `request_id` and `conn`: as `sessions` shows them. Clients choose ids, so several requests
+        may have the same one; without `conn` all of them end.
         """
         replies = await self.ask_all("cancel", CALL_S, {"id": request_id, "conn": conn})
         return {"found": any(reply["found"] for _, reply in replies)}
 
     async def _ask_one(self, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> Event:
-        """Ask one daemon. Waits for a daemon to come back as long as a generate request does, and gives up after losing
-        as many. If a daemon refuses, one other is tried.
+        """Ask one daemon. Like a generate request, this waits for a daemon to come back, and gives up after losing
+        several. If a daemon refuses, one other is tried.
 
         Raises: GatewayError.
         """
@@ -123,7 +120,7 @@ class ClusterDaemon(Daemon):
                 task.cancel()
 
     def _turn(self, units: list[Unit]) -> list[Unit]:
-        """Return the daemons, open ones first; each call begins with another one."""
+        """Return the daemons, open ones first; each call begins with a different one."""
         is_open = {row["unit"] for row in self.cluster.table() if row["is_open"]}
         at = time.monotonic_ns() // 1_000_000 % max(1, len(units))
         turned = units[at:] + units[:at]

@@ -1,4 +1,4 @@
-"""A generate request to a cluster: routed, sent, watched, and sent elsewhere when its daemon is lost.
+"""A generate request to a cluster: routed, sent, watched, and sent elsewhere if its daemon is lost.
 
     nothing was sent to the client yet   -> it is replayed on another daemon
     something was, and `resume` is set   -> it continues there, after the text that was sent
@@ -28,14 +28,14 @@ from uma_gateway.errors import GatewayError, Kind
 from uma_gateway.inbox import Inbox
 
 QUEUE_HIGH = 256  # events that wait for their reader; at this number nothing more is read from the daemon
-TRIES_MOST = 4  # daemons that a request may lose before it is given up: the request itself may end them
+TRIES_MOST = 4  # daemons that a request may lose before it is given up: the request itself may be what ends them
 HASHES_S = 5.0
-FIRST_NEWS_S, NEWS_S = 0.02, 0.5  # until a waiting client is told about the queue, and between two such events
-GRACE_S = 5.0  # time past its deadline in which the daemon may report that the deadline passed
+FIRST_NEWS_S, NEWS_S = 0.02, 0.5  # time until a waiting client is told its place in the queue, and between updates
+GRACE_S = 5.0  # after a request's deadline, time for the daemon to report that it passed
 PROMPT_TAIL = 256  # last characters of a prompt, in which a template may have begun a thought
 DRAFT_COUNTS = "accepted_prediction_tokens", "rejected_prediction_tokens"
-CANCEL_S = 0.05  # until a daemon that does not have the request yet is told again to cancel it
-ELSEWHERE = frozenset(  # refusals that another daemon may not repeat
+CANCEL_S = 0.05  # interval at which a daemon that does not have the request yet is told to cancel it
+ELSEWHERE = frozenset(  # refusals after which another daemon may accept the request
     {
         ErrorCode.OVERLOADED, ErrorCode.TOO_MANY_SESSIONS, ErrorCode.DRAINING, ErrorCode.SHUTTING_DOWN,
         ErrorCode.MODEL_NOT_LOADED,
@@ -45,7 +45,7 @@ ELSEWHERE = frozenset(  # refusals that another daemon may not repeat
 
 
 class RoutedLink:
-    """The source from which `daemon.Generation` reads, in place of a connection to one daemon."""
+    """The source from which `daemon.Generation` reads, instead of a connection to one daemon."""
 
     def __init__(
         self, cluster: Cluster, model: str, fields: Mapping[str, Any], request_id: str, is_resumable: bool = False
@@ -74,7 +74,7 @@ class RoutedLink:
         self._group = ""  # group of the daemons that can continue the sent text; "": no text was sent
         self._is_done = False
         self._unit: Unit | None = None
-        self._cancels: list[int | None] = []  # what each daemon of the request must end; None: all of it
+        self._cancels: list[int | None] = []  # answers that each daemon of the request must end; None: all
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     # as daemon.Link
@@ -99,7 +99,7 @@ class RoutedLink:
         self._cancels.append(index)
         if unit is not None:
             await self._tell(unit, index)
-        elif index is None and not self._task.done():  # between two daemons, or before the first
+        elif index is None and not self._task.done():  # the request is between two daemons, or before the first
             self._task.cancel()
             await self._end_cancelled()
 
@@ -113,7 +113,7 @@ class RoutedLink:
                 await asyncio.sleep(CANCEL_S)
 
     async def _end_cancelled(self) -> None:
-        """End a request that no daemon has any more."""
+        """End a request that no daemon has."""
         if not self._is_done:
             self._is_done = True
             await self._put_end("cancelled", self._usage.get("completion_tokens", 0))
@@ -125,7 +125,7 @@ class RoutedLink:
         self._inbox.put([orjson.dumps(end)])
 
     def close(self) -> None:
-        """Close the request: the client has left, or has everything. Whatever still runs is cancelled."""
+        """Close the request: the client has left, or has everything. Whatever is still running is cancelled."""
         self._task.cancel()
         self._inbox.fail(GatewayError(Kind.UNAVAILABLE, "the request was closed", code="closed"))
 
@@ -161,13 +161,13 @@ class RoutedLink:
             if self._n_sent:
                 error.extra |= self._progress()
             self._inbox.fail(error)
-        except Exception as error:  # a bug here must not leave a client without an end
+        except Exception as error:  # even after a bug here the client must get an end
             self._inbox.fail(
                 GatewayError(Kind.SERVER, f"routing failed: {type(error).__name__}: {error}", code="internal")
             )
 
     def _check_hope(self, loss: UnitLost) -> None:
-        """Check that the request can go on elsewhere. Raises: GatewayError."""
+        """Check that the request can continue elsewhere. Raises: GatewayError."""
         counts = self._cluster.counts
         if not self._is_last_try and self._n_sent == 0 and not self._has_ended_one:
             counts["replayed"] += 1
@@ -182,8 +182,8 @@ class RoutedLink:
         return GatewayError(Kind.UNAVAILABLE, message, code="replica_lost", extra=self._progress(), retry_after_ms=1000)
 
     async def _asked_anew(self, ask: Ask, refusal: GatewayError) -> Ask:
-        """Ask again for a request that no daemon takes. The daemons may have another model by now, or the last one of
-        the model is gone; then one is loaded. Raises: GatewayError.
+        """Ask again about a request that no daemon accepts. The daemons may have another model by now; or the model's
+        last daemon is gone, and one is loaded. Raises: GatewayError.
         """
         units = self._cluster.of_model(self._model)
         groups = {group_of(self._model, self._cluster.fingerprints[unit.name]) for unit in units}
@@ -197,13 +197,13 @@ class RoutedLink:
         raise GatewayError(Kind.UNAVAILABLE, "the daemons have another model now", code="model_changed")
 
     def _progress(self) -> dict[str, int]:
-        """Return how far the answer came, for its error."""
+        """Return how much of the answer was sent, for its error."""
         return {"tokens_sent": self._n_sent, "characters_sent": len(self._sent_text)}
 
     async def _has_all(self) -> bool:
-        """Whether only the end was lost; if so, send an end."""
+        """Send an end if only the end was lost. Returns whether that is so."""
         n_tokens = self._usage.get("completion_tokens", 0)
-        is_one = can_resume(self._fields)  # with several answers it is unknown here how many tokens each has
+        is_one = can_resume(self._fields)  # with several answers it is not known how many tokens each has
         if not self._n_sent or not is_one or n_tokens < (self._fields.get("max_tokens") or INFINITE):
             return False
         self._is_done = True
@@ -246,14 +246,16 @@ class RoutedLink:
             raise
 
     async def _count_sent(self, unit: Unit) -> None:
-        """Find out which tokens were sent, and how many, before this daemon continues after them.
+        """Find out which tokens were sent, and how many, before this daemon continues from there.
 
         An event of several tokens names only the last one; then the daemon is asked how many tokens the text has.
         Raises: UnitLost.
         """
         call, ids, text = self._cluster.transport.call, self._token_ids, self._sent_text
         with contextlib.suppress(GatewayError):
-            limits = (await call(unit, "props", HASHES_S, {}))["limits"]  # without it the answer's limit begins anew
+            limits = (await call(unit, "props", HASHES_S, {}))[
+                "limits"
+            ]  # without it the answer's limit would start again
             n_most = self._fields.get("max_tokens") or limits["default_max_tokens"]
             self._fields["max_tokens"] = min(n_most, limits["max_tokens"])
             if (await call(unit, "detokenize", HASHES_S, {"tokens": ids}))["content"] == text:

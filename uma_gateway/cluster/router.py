@@ -4,15 +4,16 @@
 
 Load is the time, in ms, that the request would wait there: the daemon's own prediction, plus the requests sent there
 since. So a request goes to the daemon that has its beginning in the cache, until waiting there costs more than reading
-it again elsewhere. Then another daemon reads it and has it from then on: the load of a popular beginning spreads over
-as many daemons as it needs.
+it again elsewhere. Then another daemon reads it and has it from then on, so the load of a popular beginning spreads
+over as many daemons as it needs.
 
 A request that finds no daemon with room waits here, in one queue per priority. The account that was served least goes
-first: an account with a thousand requests fills no daemon's queue, and another account's next request waits for just
+first, so an account with a thousand requests fills no daemon's queue, and another account's next request waits for only
 one place.
 
-Rules: pure. No I/O, clock or randomness: `now_ns` is given, and random draws come from a counter. All knowledge comes
-from digests and from requests that were routed, so a restarted router is right again after one digest of each daemon.
+Rules: pure. No I/O, clock or randomness: `now_ns` is given, and random draws come from a counter. The router learns
+only from digests and from requests that it routed, so after a restart one digest from each daemon restores its
+knowledge.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from typing import Any, NamedTuple
 PRIORITIES = ("interactive", "background")
 NS_PER_MS = 1_000_000
 EWMA = 0.1
-OCCUPANCY = 0.05  # of a prompt: how much more a full daemon counts than an empty one if a request waits at neither
+OCCUPANCY = 0.05  # share of a prompt that a full daemon scores below an empty one if a request waits at neither
 GUESS_MS = 1000.0  # expected time of an answer, until some have ended
-FEW = 32  # daemons with the same pages of a prompt that are compared; of more, this many are drawn
+FEW = 32  # most daemons with the same pages of a prompt that are compared; of more, this many are drawn at random
 PAGE = 64  # tokens
-CHECK_NS = 250_000_000  # between two searches for silent daemons
+CHECK_NS = 250_000_000  # interval of checks for silent daemons
 INFINITE = float("inf")
 WINDOW = 32  # requests at the head of a queue that may get a daemon before those ahead of them
-RETRY_MS = 1000  # if no other time to come back is known
+RETRY_MS = 1000  # if no better time to retry is known
 ACCOUNTS_MOST = 4096  # accounts whose use is remembered
 
 
@@ -42,10 +43,10 @@ class Knobs:
     """The weights and limits of routing."""
 
     beta: float = 1.0  # production-stack #1035 found 1 best for both kinds of load
-    # older figures do not reliably show the least loaded daemon: then the better of two drawn ones is taken
+    # figures older than this do not show the least loaded daemon reliably: the better of two drawn ones is taken
     stale_ns: int = 1_000_000_000
     lost_ns: int = 10_000_000_000  # a daemon silent for this long gets no requests while others answer
-    # requests that a daemon may have, as a multiple of its sequences: its own scheduler needs a choice
+    # requests that a daemon may have, as a multiple of its sequences: its own scheduler needs several to choose from
     slack: float = 1.0
     # the same for a request half of which is cached there: a full cluster would otherwise read it again elsewhere
     warm_slack: float = 4.0
@@ -55,7 +56,7 @@ class Knobs:
 
 
 class Ask(NamedTuple):
-    """What routing needs to know of a request. Several attempts at one request have ids of their own."""
+    """What routing needs to know about a request. Each attempt at a request has its own id."""
 
     id: str
     account: str
@@ -64,7 +65,7 @@ class Ask(NamedTuple):
     pages: tuple[int, ...]  # hashes of its prompt, one per page (`prefix_hashes`)
     n_tokens: int  # length of its prompt
     deadline_ns: int = 0  # 0: none
-    avoid: frozenset[str] = frozenset()  # daemons that refused or lost it: it goes elsewhere while others are open
+    avoid: frozenset[str] = frozenset()  # daemons that refused or lost it, and that are used only if no others are open
 
 
 class Choice(NamedTuple):
@@ -103,15 +104,15 @@ class _Node:
     spoke_ns: int = 0  # when that digest came
     waits: tuple[float, float] = (0.0, 0.0)  # ms by priority, as the daemon reported them
     loads: list[float] = field(default_factory=lambda: [0.0, 0.0])  # ms by priority, including requests sent since
-    n_foreign: int = 0  # requests that came from elsewhere than this router
+    n_foreign: int = 0  # requests that did not come from this router
     n_ours: list[int] = field(default_factory=lambda: [0, 0])  # by priority
     n_seq: int = 1
     n_most: float = INFINITE  # requests that it accepts in all
     token_ms: float = 0.0
     sent: dict[str, _Sent] = field(default_factory=dict)  # our requests that it has
     known: set[int] = field(default_factory=set)  # pages that it reported
-    hoped: dict[int, int] = field(default_factory=dict)  # pages of requests that were sent, by the number of requests
-    # times at which requests ended, and their pages: assumed until the daemon reports them
+    hoped: dict[int, int] = field(default_factory=dict)  # pages of requests that were sent: number of requests per page
+    # end times of requests and their pages, which are assumed to be cached until the daemon reports them
     ended: deque[tuple[int, tuple[int, ...]]] = field(default_factory=deque)
 
     @property
@@ -123,8 +124,8 @@ class _Node:
         return min(self.n_seq * (1 + slack), self.n_most)
 
     def has_room(self, priority: int, slack: float) -> bool:
-        """Whether it has room for a request. Background work never keeps interactive work out: the daemon prefers the
-        latter.
+        """Whether it has room for a request. Background work never keeps interactive work out, because the daemon
+        prefers interactive work.
         """
         n = self.n_foreign + self.n_ours[0] + (self.n_ours[1] if priority else 0)
         return n < self.n_seq * (1 + slack) and self.n_requests < self.n_most
@@ -224,7 +225,7 @@ class Router:
         return lost
 
     def remove(self, node_id: str) -> list[str]:
-        """Remove a daemon. Returns the requests that it had; nothing is known about them here any more."""
+        """Remove a daemon. Returns the requests that it had, and forgets them."""
         node = self._nodes.pop(node_id, None)
         if node is None:
             return []
@@ -320,7 +321,7 @@ class Router:
             return None
         usable, warm = group.usable[ask.priority], group.warm[ask.priority]
         others = group.open & ~self._bits(ask.avoid, group)
-        if others:  # otherwise a daemon that is back is as good as any other
+        if others:  # otherwise a daemon that has come back is as good as any other
             usable, warm = usable & others, warm & others
         return self._best(ask, group, (usable, warm), now_ns) if warm else None
 
@@ -370,7 +371,7 @@ class Router:
                 yield from ((bit, PAGE * (i + 1)) for bit in self._few(mask))
 
     def _few(self, mask: int) -> Iterator[int]:
-        """Yield bits of the mask: all of them if they are few, otherwise some from a drawn place on."""
+        """Yield bits of the mask: all of them if they are few, otherwise some from a random place on."""
         if mask.bit_count() > FEW:
             at = self._random(mask.bit_length())
             upper = mask >> at << at
@@ -384,8 +385,8 @@ class Router:
         """Return daemons to try besides those that have the prompt: the least loaded one if its figures are fresh, two
         drawn ones if they are old.
 
-        With old figures, all routers would send to the daemon that looked idle a second ago. If each takes the better
-        of two drawn ones, the requests spread.
+        With old figures, all routers would send to the daemon that looked idle a second ago. Taking the better of two
+        random ones spreads the requests.
         """
         cold = group.cold[priority]
         if usable != group.usable[priority]:  # the request avoids some daemons
@@ -398,7 +399,7 @@ class Router:
         return self._drawn(usable), self._drawn(usable)
 
     def _drawn(self, mask: int) -> int:
-        """Return a bit that is set, from a drawn place on."""
+        """Return the first set bit from a random place on."""
         at = self._random(mask.bit_length())
         mask = mask >> at << at or mask
         return (mask & -mask).bit_length() - 1
@@ -414,7 +415,7 @@ class Router:
     # the requests
 
     def offer(self, ask: Ask, now_ns: int) -> Choice | Refusal | None:
-        """Take a request. From now on it is with the chosen daemon, or waits for `ready` (None), or is refused."""
+        """Take a request. It then is with the chosen daemon, waits for `ready` (None), or is refused."""
         group = self._groups.get(ask.group)
         if group is None:
             return Refusal("unavailable", RETRY_MS)
@@ -429,14 +430,14 @@ class Router:
         return None
 
     def ready(self, now_ns: int) -> Iterator[tuple[Ask, Choice | Refusal]]:
-        """Yield the requests that need not wait any more: they have a daemon now, or their time has passed."""
+        """Yield the requests that no longer wait: they now have a daemon, or their time has passed."""
         for name, group in list(self._groups.items()):
             if group.open:
                 group.t_open_ns = now_ns
             for priority, queue in enumerate(group.queues):
                 for late in queue.expired(now_ns):
                     yield late, Refusal("timeout", 0)
-                passed: list[Ask] = []  # their daemons have no room
+                passed: list[Ask] = []  # requests whose daemons have no room
                 while group.warm[priority] and len(passed) < WINDOW and (ask := queue.pop()) is not None:
                     choice = self.choose(ask, now_ns)
                     if choice is None:
@@ -467,9 +468,9 @@ class Router:
         return choice
 
     def ended(self, request_id: str, now_ns: int, has_read: bool = True) -> None:
-        """Note that a request is not with its daemon any more, or has stopped waiting.
+        """Note that a request is no longer with its daemon, or has stopped waiting.
 
-        `has_read`: its prompt was read, so its pages are there for a while.
+        `has_read`: its prompt was read, so its pages stay there for a while.
         """
         sent = self._sent.pop(request_id, None)
         if sent is None:
@@ -509,7 +510,7 @@ class Router:
         return 0 if node is None else node.n_requests
 
     def positions(self, group: str) -> dict[str, int]:
-        """Return, for each request that waits for a group, how many of its priority are before it."""
+        """Return, for each request that waits for a group, how many of its priority are ahead of it."""
         found = self._groups.get(group)
         return (
             {ask.id: i for queue in found.queues for i, ask in enumerate(queue.in_turn())} if found is not None else {}
@@ -517,7 +518,7 @@ class Router:
 
     def wait_ms(self, ask: Ask, position: int | None = None) -> float:
         """Return how long a request waits here for a place, from the mean time that a daemon has a request. `position`:
-        how many requests of its priority are before it; None: all that wait.
+        how many requests of its priority are ahead of it; None: all that wait.
         """
         group = self._groups.get(ask.group)
         if group is None:
@@ -561,8 +562,8 @@ def _add_load(node: _Node, priority: int, ms: float) -> None:
 
 class FairQueue:
     """Waiting requests in start-time fair queueing (Goyal, Vin, Cheng 1996): the account that used least goes first,
-    and within an account the oldest request. An account that was away begins at the present virtual time, so that none
-    saves up a claim.
+    and within an account the oldest request. An account that returns begins at the current virtual time, so no account
+    can save up a claim.
     """
 
     def __init__(self) -> None:
@@ -585,7 +586,7 @@ class FairQueue:
             heappush(self._deadlines, (ask.deadline_ns, ask.id))
 
     def put_back(self, ask: Ask) -> None:
-        """Put a request before all others of its account, after `pop`. Its deadline is still known."""
+        """Put a popped request before all others of its account. Its deadline is still known."""
         asks = self._asks.setdefault(ask.account, OrderedDict())
         asks[ask.id] = ask
         asks.move_to_end(ask.id, last=False)
@@ -619,11 +620,11 @@ class FairQueue:
         if ms >= 0:
             self._time = start
         self._used[account] = start + ms
-        if len(self._used) > ACCOUNTS_MOST:  # an account that is not ahead of the virtual time begins there anyway
+        if len(self._used) > ACCOUNTS_MOST:  # an account that is not ahead of the virtual time would begin there anyway
             self._used = {name: used for name, used in self._used.items() if used > self._time}
 
     def in_turn(self) -> list[Ask]:
-        """Return all waiting requests, in their order if each takes as long as the others."""
+        """Return all waiting requests, in the order in which they would be served if all took equally long."""
         heap = [(self._start(account), i, account) for i, account in enumerate(self._asks)]
         heap.sort()
         left = {account: deque(asks.values()) for account, asks in self._asks.items()}

@@ -1,4 +1,6 @@
-"""A cluster's configuration: what cluster.yaml says (docs/CLUSTER.md), checked whole before anything is started."""
+"""A cluster's configuration: the contents of cluster.yaml (docs/CLUSTER.md), checked completely before anything is
+started.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,12 @@ class ModelSettings:
 
     name: str = ""  # name in requests
     daemon: tuple[str, ...] = ()  # flags of `uma-core daemon`, such as --model FILE
-    socket: str = ""  # of a daemon that other software keeps running on every node: adopted, never started
+    socket: str = (
+        ""  # socket of a daemon that other software keeps running on every node: it is used, but never started
+    )
     replicas: int = 1  # nodes that always have it; 0: it is loaded when a request asks for it
-    idle_s: float = 600.0  # with `replicas` 0 it may be evicted after this long without a request
-    memory_mb: int = 0  # memory that it takes; 0: as the daemon estimates
+    idle_s: float = 600.0  # with `replicas` 0 the model may be evicted after this long without a request
+    memory_mb: int = 0  # memory that the model takes; 0: the daemon's estimate
 
 
 @dataclass(frozen=True)
@@ -37,13 +41,13 @@ class ClusterSettings:
 
     models: tuple[ModelSettings, ...] = ()
     nodes: int = 0  # nodes that get daemons; 0: all that the Ray cluster has
-    address: str = ""  # of the Ray cluster; empty: this machine's, which is started if there is none
+    address: str = ""  # address of the Ray cluster; empty: this machine's, which is started if necessary
     gateways: int = 1  # processes that answer HTTP
     host: str = "127.0.0.1"
     port: int = 8080
-    memory_mb: int = 0  # memory of a node for models; 0: what it has free
+    memory_mb: int = 0  # memory of a node for models; 0: all that is free
     key: str = ""  # secret of the digests' hashes, in hexadecimal; empty: a new one at each start
-    lost_s: float = 10.0  # a daemon that says nothing for this long is given up
+    lost_s: float = 10.0  # a daemon that sends nothing for this long counts as lost
     load_s: float = 600.0  # time that a model may take to load
     drain_s: float = 600.0  # time that running answers get before a node leaves
     gateway: dict[str, Any] = field(default_factory=dict)  # options of the gateway, as in its own file

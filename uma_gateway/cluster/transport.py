@@ -1,4 +1,4 @@
-"""Carries requests from a gateway to the daemons of a cluster. Ray does this; tests use sockets of one machine."""
+"""Carries requests from a gateway to the daemons of a cluster: by Ray, or in tests by sockets on one machine."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class Unit(NamedTuple):
 
 
 class UnitLost(Exception):
-    """The daemon, its node or the way there is gone: nothing more will come."""
+    """The daemon, its node or the connection is gone: nothing more will arrive."""
 
 
 class Transport(Protocol):
-    """The methods of a transport. All run in the gateway's event loop."""
+    """A transport. Its methods run in the gateway's event loop."""
 
     async def units(self) -> list[Unit]:
-        """Return the daemons that exist."""
+        """Return the daemons of the cluster."""
 
     def stream(self, unit: Unit, fields: Mapping[str, Any]) -> AsyncIterator[list[bytes]]:
-        """Send a generate request and yield its events as they come, as JSON.
+        """Send a generate request and yield its events as they arrive, as JSON.
 
         Closing the iterator cancels it. Raises: UnitLost.
         """
@@ -36,7 +36,7 @@ class Transport(Protocol):
         """Run an operation and return its reply. Raises: UnitLost, GatewayError."""
 
     async def load(self, model: str) -> None:
-        """Start a daemon of this model on the node whose memory fits best.
+        """Start a daemon for this model on the node whose memory suits best.
 
         Raises: GatewayError if it fits on no node.
         """

@@ -30,6 +30,6 @@ def error_object(error: GatewayError) -> dict[str, Any]:
 def _message(error: GatewayError) -> str:
     n_tokens, n_ctx = error.extra.get("n_prompt_tokens"), error.extra.get("n_ctx")
     if error.kind is Kind.CONTEXT and n_tokens is not None and n_ctx is not None:
-        # by these words Claude Code knows that it has to compact
+        # Claude Code recognises this wording, and then compacts its conversation
         return f"prompt is too long: {n_tokens} tokens > {n_ctx} maximum"
     return error.message

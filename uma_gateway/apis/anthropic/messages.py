@@ -109,7 +109,7 @@ def blocks(message: Message) -> list[Block]:
 def _input(call: ToolCall) -> dict[str, Any]:
     try:
         arguments = orjson.loads(call.arguments or "{}")
-    except ValueError:  # the answer was cut in the middle: its text is all there is
+    except ValueError:  # the answer was cut off: return the incomplete text
         return {"": call.arguments}
     return arguments if isinstance(arguments, dict) else {"": call.arguments}
 
@@ -147,7 +147,7 @@ def _event(name: str, **fields: Any) -> bytes:
 
 
 class StreamWriter:
-    """The events of one message: blocks begin and end as the parts of the answer follow each other."""
+    """The events of one message, in which each part of the answer is a block."""
 
     def __init__(self, shape: Shape) -> None:
         self._shape = shape
@@ -221,7 +221,7 @@ class StreamWriter:
 
     def end(self, eos: Event) -> bytes:
         out: list[bytes] = []
-        if self._blanks and not self._has_text and not self._has_calls:  # an answer of white space alone is a text too
+        if self._blanks and not self._has_text and not self._has_calls:  # an answer of only white space is a text too
             out += self._enter("text", {"type": "text", "text": ""})
             out.append(self._delta({"type": "text_delta", "text": self._blanks}))
         out += self._leave()

@@ -1,4 +1,4 @@
-"""Reads Anthropic's requests into values of ours: blocks become messages in OpenAI's form.
+"""Parses Anthropic's requests into our types: blocks become messages in OpenAI's form.
 
 Rules: a field that would change the answer is refused and never dropped. The model does not see tools that Anthropic's
 own servers run.
@@ -17,10 +17,11 @@ from uma_gateway.errors import GatewayError, Kind, invalid, unsupported
 from uma_gateway.fields import array, boolean, integer, table, text
 from uma_gateway.prompting import Chat
 
-# Claude Code begins its system prompt with a line that differs in every request: with it no cached prompt would match
+# Claude Code begins its system prompt with a line that differs in every request, which would keep cached prompts from
+# matching
 _BILLING = re.compile(r"\A(?:\s*x-anthropic-[a-z-]+:[^\n]*(?:\n|\Z))+")
 # Blocks that only Anthropic's servers or another model can read, from a conversation that began elsewhere: thoughts of
-# that model, its calls to Anthropic's servers, and their results. The text after them contains what came of it.
+# that model, its calls to Anthropic's servers, and their results. The text after them contains what was found.
 _UNREADABLE = ("redacted_thinking", "server_tool_use", "web_search_tool_result", "tool_search_tool_result")
 _TOOL_CHANGES = ("tool_addition", "tool_removal")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -37,7 +38,7 @@ def check_answer(body: dict[str, Any]) -> None:
         raise invalid("max_tokens: must be at least 1", "max_tokens")
     temperature = body.get("temperature")
     if isinstance(temperature, (int, float)) and not 0 <= temperature <= 1:
-        raise invalid("temperature: goes from 0 to 1", "temperature")
+        raise invalid("temperature: must be from 0 to 1", "temperature")
     if body.get("compaction") is not None:  # not in `read_request`: counting tokens ignores the field
         raise unsupported("compaction: is not supported: ask for a summary as for any answer", "compaction")
 
@@ -67,8 +68,8 @@ def read_request(body: dict[str, Any]) -> Ask:
 
 
 def _unthreaded() -> GatewayError:
-    """Return the error for `thread`. By its wording and code Anthropic's client knows that it has to send whole
-    conversations: its `tool_runner` begins with a thread, and then goes on without one.
+    """Return the error for `thread`. Anthropic's client recognises its wording and code and then sends whole
+    conversations: its `tool_runner` begins with a thread, and continues without one.
     """
     told = "thread: conversations are not kept here: send the whole one, without `thread`"
     details = {"error_code": "thread_unsupported_request"}
@@ -244,10 +245,10 @@ def _string(block: dict[str, Any], name: str, path: str) -> str:
 def _tools(given: list[Any], messages: list[Any]) -> tuple[list[dict[str, Any]], set[str]]:
     """Return the tools that may be called at the end of the conversation, and their names. A deferred tool counts only
     after a result has referred to it; system messages add and remove tools. Later tools stand after the others, so that
-    the beginning of the prompt stays the same. If Anthropic's servers were to search for tools, nothing is deferred,
-    because nobody searches here.
+    the beginning of the prompt stays the same. If the request relies on Anthropic's servers to search for tools,
+    nothing is deferred, because nothing searches here.
     """
-    known: dict[str, dict[str, Any] | None] = {}  # None: a tool that Anthropic's servers run, or that only Claude knows
+    known: dict[str, dict[str, Any] | None] = {}  # None: a tool that Anthropic's servers run, or that only Claude has
     shown: dict[str, dict[str, Any]] = {}
 
     def add(name: str, path: str) -> None:
@@ -335,7 +336,7 @@ def _read_choice(given: dict[str, Any], chat: Chat, names: set[str]) -> None:
 
 
 def _read_thinking(body: dict[str, Any], chat: Chat, messages: list[Any]) -> None:
-    """Read the thinking options. Models think only if the request says so."""
+    """Read the thinking options. Models think only if the request enables it."""
     thinking = table(body, "thinking")
     kind = thinking.get("type", "disabled")
     if kind not in ("enabled", "disabled", "adaptive", "between_tools"):

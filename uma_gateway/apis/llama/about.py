@@ -16,8 +16,8 @@ from uma_gateway.model import Model
 
 
 async def on_health(exchange: Exchange) -> None:
-    """Return 200 while requests are accepted, else 503: for load balancers, and for programs that wait for the
-    start.
+    """Return 200 while requests are accepted, else 503: for load balancers, and for programs that wait until the daemon
+    is ready.
     """
     health = await exchange.gateway.daemon.call("health")
     if health["is_ready"]:
@@ -57,7 +57,9 @@ async def on_set_props(exchange: Exchange) -> None:
 
 
 async def _template_caps(model: Model) -> dict[str, bool]:
-    """Return the template's abilities. Empty if the model has no usable template; a chat request is told the reason."""
+    """Return the template's abilities. Empty if the model has no usable template; chat requests get the reason as their
+    error.
+    """
     try:
         return (await model.templates()).capabilities if model.has_chat else {}
     except ChatError:
@@ -74,8 +76,8 @@ async def on_adapters(exchange: Exchange) -> None:
 
 
 async def on_set_adapters(exchange: Exchange) -> None:
-    """Refuse to set scales. In llama-server this changes the answers of all clients; here only the operator may do
-    that.
+    """Refuse to set scales. In llama-server this changes the answers of all clients, which only the operator may do
+    here.
     """
     message = (
         "scales for everybody are configured (engine.lora_scale, then a reload); a request names its own with `lora`"

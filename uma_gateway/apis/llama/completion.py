@@ -38,7 +38,7 @@ from uma_gateway.generate import Plan, answers_of, begin, ended, final, note_end
 from uma_gateway.model import Model
 
 RANDOM_SEED = 0xFFFFFFFF  # llama.h: LLAMA_DEFAULT_SEED
-SHOWN = (  # settings of llama-server that are shown with a value even if the request does not set them
+SHOWN = (  # settings that llama-server shows with a value even if the request does not set them
     "temperature", "top_k", "top_p", "min_p", "typical_p", "min_keep", "top_n_sigma", "xtc_probability",
     "xtc_threshold", "dynatemp_range", "dynatemp_exponent", "frequency_penalty", "presence_penalty", "repeat_penalty",
     "dry_multiplier", "mirostat", "adaptive_target", "ignore_eos", "post_sampling_probs",
@@ -56,7 +56,7 @@ async def on_completion(exchange: Exchange) -> None:
 
 async def on_infill(exchange: Exchange) -> None:
     """Fill in between `input_prefix` and `input_suffix`, with other files in `input_extra`; `prompt` follows the
-    prefix. Editors send empty requests, with `n_predict` 0, to have their other files read ahead.
+    prefix. Editors send empty requests, with `n_predict` 0, so that their other files are read in advance.
     """
     body = await exchange.json()
     prefix, suffix, prompt = (text(body, name) or "" for name in ("input_prefix", "input_suffix", "prompt"))
@@ -78,8 +78,8 @@ def _is_file(value: Any) -> bool:
 
 
 class _Limits(NamedTuple):
-    """Limits of an answer beside its number of tokens. Both are for editors, and apply from the answer's first new line
-    on.
+    """Limits of an answer in addition to its number of tokens. Both are for editors, and apply from the answer's first
+    new line on.
     """
 
     n_indent: int  # number of blanks with which each line but the first begins
@@ -100,7 +100,7 @@ class Lines:
     def __init__(self, limits: _Limits) -> None:
         self._limits = limits
         self._t_first: float | None = None
-        self._n_blanks: int | None = None  # at this line's beginning; None: that is over, or the first line
+        self._n_blanks: int | None = None  # blanks at the line's beginning; None: past it, or on the first line
         self.n_tokens = 0
         self.has_new_line = False
         self.is_over = False
@@ -238,8 +238,8 @@ def _told(lines: Lines, generation: Generation, text: str) -> str:
 
 
 async def _followed(generation: Generation, lines: Lines) -> Event:
-    """Read an answer that is not streamed to the client but has limits that depend on its lines. Returns its end, with
-    its text. Raises: GatewayError, for a bad end too.
+    """Read an answer that has line limits but is not streamed to the client. Returns its end, with its text. Raises:
+    GatewayError, for a bad end too.
     """
     parts: list[str] = []
     logprobs: list[Event] = []

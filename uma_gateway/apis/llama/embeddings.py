@@ -54,7 +54,7 @@ def _check_cut(body: dict[str, Any]) -> None:
 
 async def _plain_vectors(exchange: Exchange, body: dict[str, Any]) -> None:
     options, wish = options_of(body), flag(body, "normalize")
-    if wish is not None:  # else the daemon decides: a reranker's scores are no vectors to normalize
+    if wish is not None:  # else the daemon decides, because a reranker's scores must not be normalised
         options["normalize"] = wish
     fields = {"input": inputs_of(body, "inputs"), **options}
     reply = await ask(exchange, "embed", body, fields, {"input": "inputs"})

@@ -28,7 +28,7 @@ async def on_tokenize(exchange: Exchange) -> None:
     has_pieces = boolean(body, "with_pieces")
     tokens: list[Any] = []
     for i, part in enumerate(parts):
-        flags["add_special"] = flags["add_special"] and i == 0  # special tokens stand only around the whole
+        flags["add_special"] = flags["add_special"] and i == 0  # only the whole content gets special tokens
         tokens += await _tokens_of(exchange, part, has_pieces, flags)
     await exchange.send_json({"tokens": tokens})
 
@@ -96,7 +96,7 @@ async def on_tokenizer_info(exchange: Exchange) -> None:
 
 
 async def on_detokenize(exchange: Exchange) -> None:
-    """Return the text as llama-server's `content` and as vLLM's `prompt`: the requests of both look alike."""
+    """Return the text as llama-server's `content` and as vLLM's `prompt`: requests of both have the same form."""
     body = await exchange.json()
     tokens = array(body, "tokens")
     if not {int}.issuperset(map(type, tokens)):

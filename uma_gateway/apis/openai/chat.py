@@ -104,8 +104,8 @@ def message_object(message: Message, has_functions: bool = False) -> dict[str, A
 
 
 def finish_reason(end: Event, message: Message, has_functions: bool = False) -> str:
-    """Return why an answer ended. A stop text may match within a call's arguments, and clients read the arguments of an
-    answer that ended with calls as JSON: so this one ended with the stop text.
+    """Return why an answer ended. If a stop text cut off a call's arguments, the reason is the stop text, because
+    clients parse the arguments of an answer that ended with calls as JSON.
     """
     if end["reason"] == "length":
         return "length"
@@ -119,7 +119,7 @@ def finish_reason(end: Event, message: Message, has_functions: bool = False) -> 
 
 
 class _Stream:
-    """One streamed request: a parser for each of its answers, chunks as they come."""
+    """One streamed request: a parser for each answer, and its chunks as they are generated."""
 
     def __init__(self, exchange: Exchange, shape: Shape, prompt: Prompt, ask: Ask, pace: Pace) -> None:
         self._exchange = exchange
@@ -139,7 +139,8 @@ class _Stream:
     def _encode(self, _: int, event: Event) -> bytes:
         """Return the chunks of an event. Raises: GatewayError."""
         kind, index = event["event"], event.get("index", 0)
-        # Most events are plain text: their way is written out, for a call costs microseconds after a model's step.
+        # Most events are plain text. They are handled inline, because a function call costs microseconds after a
+        # model's step.
         if kind == "token" and index in self._begun and "logprobs" not in event and not self._pace.tells_tokens:
             diffs = self._parsers[index].feed(event["text"])
             if len(diffs) == 1 and diffs[0].content and not diffs[0].reasoning and not self._held:

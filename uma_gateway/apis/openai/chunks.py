@@ -1,6 +1,6 @@
 """Pieces of OpenAI's answers that several endpoints share; streamed chunks are written from templates.
 
-Chunks of plain text are most of what a gateway writes, so their unchanging bytes are made once for each stream.
+Chunks of plain text are most of what a gateway writes, so their constant bytes are built once per stream.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from uma_gateway.apis.openai.request import Shape
 from uma_gateway.daemon import Event
 from uma_gateway.generate import spent_ms
 
-SPLIT = b'"\\u0000"'  # marks the place of the text; no text can be written as this
+SPLIT = b'"\\u0000"'  # marks the place of the text; no encoded text can equal it
 
 
 class ChatChunks:

@@ -70,7 +70,7 @@ def _read(body: dict[str, Any]) -> Ask:
     best_of = integer(body, "best_of") or n
     is_stream = boolean(body, "stream")
     if not n <= best_of <= MOST_ANSWERS:
-        raise invalid(f"`best_of` goes from `n` to {MOST_ANSWERS}", "best_of")
+        raise invalid(f"`best_of` must be from `n` to {MOST_ANSWERS}", "best_of")
     if is_stream and best_of > n:
         raise invalid("`best_of` chooses among whole answers: it cannot be streamed", "best_of")
     prompts, has_echo = read_prompts(body), boolean(body, "echo")
@@ -94,7 +94,7 @@ def _logprobs_wanted(body: dict[str, Any]) -> int | None:
     value = body.get("logprobs")
     if value is None or value is False:
         return integer(body, "n_probs", 0, MOST_LOGPROBS) or None
-    if value is True:  # as chat clients ask for them
+    if value is True:  # as chat clients send it
         return integer(body, "top_logprobs", 0, MOST_LOGPROBS) or 0
     return integer(body, "logprobs", 0, MOST_LOGPROBS)
 

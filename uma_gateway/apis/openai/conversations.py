@@ -1,5 +1,5 @@
-"""`/v1/conversations`: items that several responses share. Conversations are kept like responses; their time begins
-anew with each change.
+"""`/v1/conversations`: items that several responses share. Conversations are kept like responses; each change restarts
+their time.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def conversation_of(exchange: Exchange, body: dict[str, Any]) -> Stored | None:
 
 
 def append(exchange: Exchange, conversation_id: str, more: list[Item]) -> None:
-    """Add items to a conversation. Another request may have added to it meanwhile; if it was deleted, it stays
-    deleted.
+    """Add items to a conversation. Another request may have added items meanwhile; a conversation that was deleted
+    stays deleted.
     """
     stored = find(exchange, KIND, conversation_id)
     if stored is not None:
@@ -99,7 +99,7 @@ def _given(exchange: Exchange, body: dict[str, Any]) -> list[Item]:
         if not isinstance(item, dict):
             raise invalid(f"`items[{i}]` must be an object", f"items[{i}]")
     whole = [referred(exchange, item, f"items[{i}]") for i, item in enumerate(given)]
-    items.to_messages(whole, "items")  # refuse now what a model could not be shown later
+    items.to_messages(whole, "items")  # refuse now what could not be shown to a model later
     return [items.kept(item) for item in whole]
 
 

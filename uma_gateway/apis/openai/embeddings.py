@@ -1,4 +1,4 @@
-"""`/v1/embeddings`. Texts or token ids, one or several; numbers, or base64 as the SDK asks for by itself."""
+"""`/v1/embeddings`. Texts or token ids, one or several; numbers, or base64, which the SDK requests by default."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _FIELDS = {
     "regex": "regex",  # SGLang's name, like the next
     "ebnf": "grammar",
 }
-_FORMS = ("json", "json_object", "choice", "regex", "grammar", "structural_tag")  # the other fields say how, not what
+_FORMS = ("json", "json_object", "choice", "regex", "grammar", "structural_tag")  # other fields do not set the form
 
 
 class Guided(NamedTuple):

@@ -1,4 +1,4 @@
-"""Log probabilities of an answer's content alone: in OpenAI's form thoughts, calls and tags have none."""
+"""Log probabilities of an answer's content only: in OpenAI's form thoughts, calls and tags have none."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Held:
         self._entries.extend(entries)
 
     def take(self, diff: Diff) -> list[Event]:
-        """Return those of the content that is released now."""
+        """Return the log probabilities of the content that is released now."""
         if diff.reasoning:
             self._cut(diff.reasoning)
         if not diff.content:
             return []
         found = self._cut(diff.content)
-        if found is None:  # the bytes are not text: the answer must not lose them
+        if found is None:  # the bytes are not text, but the answer must not lose them
             found, self._entries = self._entries, []
         return found
 

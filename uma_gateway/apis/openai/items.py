@@ -1,4 +1,4 @@
-"""The items of the Responses API: conversations come in as items, answers go out as items."""
+"""The items of the Responses API: conversations arrive as items, and answers are returned as items."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def to_messages(items: list[Item], name: str = "input") -> list[Item]:
             _add_message(messages, item, path)
         elif kind == "function_call":
             _add_call(messages, item, path, _text(item, "arguments", path))
-        elif kind == "custom_tool_call":  # from another server's conversation; its input is any text
+        elif kind == "custom_tool_call":  # from another server's conversation; its input may be any text
             _add_call(messages, item, path, orjson.dumps({"input": _text(item, "input", path)}).decode())
         elif kind in ("function_call_output", "custom_tool_call_output"):
             content = _content(item.get("output"), f"{path}.output")
@@ -126,7 +126,7 @@ def _add_call(messages: list[Item], item: Item, path: str, arguments: str) -> No
 
 
 def _thought(item: Item) -> str:
-    """Return the text of a thought. A thought that another server encrypted, and its summary, are of no use to this
+    """Return the text of a thought. A thought that another server encrypted, and its summary, are useless to this
     model.
     """
     carried = item.get("encrypted_content")

@@ -77,7 +77,7 @@ def _page(listed: list[Item], query: dict[str, str]) -> tuple[list[Item], bool]:
     """Return the items that `after` and `limit` choose, and whether more follow. Raises: GatewayError."""
     limit, after = query.get("limit", "20"), query.get("after")
     if not re.fullmatch(r"[0-9]{1,3}", limit) or not 1 <= int(limit) <= MOST_LISTED:
-        raise invalid(f"`limit` goes from 1 to {MOST_LISTED}", "limit")
+        raise invalid(f"`limit` must be from 1 to {MOST_LISTED}", "limit")
     begin = 0
     if after is not None:
         begin = next((i for i, item in enumerate(listed, 1) if item["id"] == after), -1)

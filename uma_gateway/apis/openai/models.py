@@ -1,4 +1,4 @@
-"""`/v1/models`: the one served model, with its context in every field that some client reads."""
+"""`/v1/models`: the one served model, with its context in every field in which clients look for it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Progress of an answer while it is written: llama-server's clients see how far the prompt is read, and the figures so
-far; vLLM's clients see the usage so far.
+"""Progress of an answer while it is generated: llama-server's clients get the progress of the prompt and the timings so
+far; vLLM's clients get the usage so far.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def progress_field(body: Mapping[str, Any], model: Model) -> dict[str, Any]:
 
 
 def _wants_usage(body: Mapping[str, Any]) -> bool:
-    """Whether each chunk has the usage; as in vLLM only if the stream has it at all. Raises: GatewayError."""
+    """Whether each chunk has the usage; as in vLLM, only if the stream reports usage at all. Raises: GatewayError."""
     options = table(body, "stream_options")
     return boolean(options, "continuous_usage_stats") and boolean(options, "include_usage")
 

@@ -1,4 +1,4 @@
-"""Reads OpenAI's chat requests into values of ours."""
+"""Parses OpenAI's chat requests into our types."""
 
 from __future__ import annotations
 
@@ -97,7 +97,9 @@ def _continued(body: dict[str, Any]) -> bool | str:
     """
     wish = body.get("continue_final_message")
     wish = wish if wish in ("content", "reasoning_content") else boolean(body, "continue_final_message")
-    if wish and body.get("add_generation_prompt") is True:  # either the last message goes on, or another begins
+    if (
+        wish and body.get("add_generation_prompt") is True
+    ):  # the last message is continued, or a new one begins; not both
         raise invalid("`add_generation_prompt` conflicts with `continue_final_message`", "add_generation_prompt")
     return wish
 
@@ -157,7 +159,7 @@ def read_tools(tools: list[Any], choice: Any) -> tuple[list[dict[str, Any]], str
     known = [_tool(tool, i) for i, tool in enumerate(tools)]
     if choice is None:
         return known, "auto"
-    if choice == "any":  # Mistral's clients call "required" so
+    if choice == "any":  # Mistral's name for "required"
         choice = "required"
     if isinstance(choice, str):
         if choice not in ("auto", "none", "required"):
@@ -233,7 +235,7 @@ def read_thinking(body: dict[str, Any], chat: Chat) -> None:
 
 
 def read_effort(effort: str | None, chat: Chat) -> None:
-    """Read how long the model is to think; templates that know the word use it."""
+    """Read how long the model should think, which some templates use."""
     if effort == "none":
         chat.enable_thinking = False
     elif effort:
@@ -241,7 +243,7 @@ def read_effort(effort: str | None, chat: Chat) -> None:
 
 
 def read_verbosity(body: dict[str, Any], chat: Chat) -> None:
-    """Read how much the model is to say; templates that know the word use it. Raises: GatewayError."""
+    """Read how much the model should say, which some templates use. Raises: GatewayError."""
     verbosity = text(body, "verbosity")
     if verbosity:
         chat.template_kwargs.setdefault("verbosity", verbosity)

@@ -53,7 +53,7 @@ class Request:
     items: list[Item]  # the whole conversation
     conversation_id: str  # conversation that this response is added to; "": none
     is_kept: bool
-    is_cut: bool  # messages that do not fit the context are left out
+    is_cut: bool  # messages that do not fit the context were dropped
     names: Names  # of tools
     thoughts: Thoughts
 
@@ -84,7 +84,7 @@ def _continued(exchange: Exchange, body: dict[str, Any]) -> Stored | None:
     if not previous:
         return conversation_of(exchange, body)
     stored = find(exchange, KIND, previous)
-    if stored is None:  # 400, as OpenAI has it: nothing is wrong with the path
+    if stored is None:  # 400, as at OpenAI: the path is not at fault
         message = not_kept(exchange, KIND, previous)
         raise invalid(message, "previous_response_id", "previous_response_not_found")
     return stored
@@ -203,9 +203,9 @@ async def _answer(exchange: Exchange, request: Request) -> None:
 
 
 async def _fitting(exchange: Exchange, model: Model, chat: Chat, max_tokens: int) -> Chat:
-    """Shorten the conversation, as `truncation: auto` asks. It then begins with the first user message from which on it
-    fits the context and leaves a quarter of it to the answer. If the whole conversation fits, or nothing does, it stays
-    as it is.
+    """Shorten the conversation, as `truncation: auto` asks. It then begins with the first user message after which the
+    rest fits the context and leaves a quarter of it for the answer. If everything fits, or nothing does, the
+    conversation is unchanged.
     """
     if await _fits(exchange, model, chat, model.n_ctx - 1):
         return chat
@@ -214,7 +214,7 @@ async def _fitting(exchange: Exchange, model: Model, chat: Chat, max_tokens: int
     starts = [i for i, message in enumerate(messages) if i > n_told and message["role"] == "user"]
     most = model.n_ctx - min(max_tokens, model.n_ctx // 4)
     low, high, fitting = 0, len(starts), chat
-    while low < high:  # the more is left out, the fewer tokens there are
+    while low < high:  # dropping more messages always leaves fewer tokens
         middle = (low + high) // 2
         cut = replace(chat, messages=[*messages[:n_told], *messages[starts[middle] :]])
         if await _fits(exchange, model, cut, most):
@@ -228,7 +228,7 @@ async def _fits(exchange: Exchange, model: Model, chat: Chat, most: int) -> bool
     try:
         return await count_tokens(exchange, model, chat) <= most
     except GatewayError as error:
-        if error.kind is Kind.CONTEXT:  # more bytes than the daemon reads
+        if error.kind is Kind.CONTEXT:  # or more bytes than the daemon accepts
             return False
         raise
 
@@ -318,7 +318,7 @@ def _keep(exchange: Exchange, request: Request, response: dict[str, Any]) -> Non
 
 
 class _Open:
-    """The item that the answer is at."""
+    """The item that is being written."""
 
     def __init__(self, kind: str, item_id: str, number: int, call: Diff | None, request: Request) -> None:
         self.kind = kind  # "reasoning", "message", "call", "custom"

@@ -1,4 +1,4 @@
-"""Responses and conversations that can be continued by their id: in memory, for a while, within a budget."""
+"""Responses and conversations that can be continued by their id: in memory, for a limited time, within a budget."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Stored:
 
 class Store:
     """Stored objects. The oldest are dropped when the budget is used up. A continued response keeps its own copy of the
-    conversation before it. An item stays as long as any response whose conversation has it.
+    conversation before it. An item is kept as long as any response whose conversation has it.
     """
 
     def __init__(self, kept_s: float, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -53,14 +53,14 @@ class Store:
 
     def put(self, account: str, response: dict[str, Any], input_items: list[Item], items: list[Item]) -> None:
         """Store an object. It replaces one with the same id. One that is larger than the budget is not stored: it would
-        drop all others, and then itself.
+        evict all others, and then itself.
         """
         if not self._kept_s or not self._max_bytes:
             return
         earlier = self._by_id.get(response["id"])
         t_end = self._clock() + self._kept_s
         if earlier is not None and not input_items and items[: len(earlier.items)] == earlier.items:
-            # only what is new is read: a turn of a conversation of 100,000 items would hold up all streams for seconds
+            # only new items are read: all items of a conversation of 100,000 would stall all streams for seconds
             more = Stored(account, response, [], items[len(earlier.items) :], 0, t_end)
             n_bytes = earlier.n_bytes + size_of(more.items, response) - size_of([], earlier.response)
         else:
