@@ -221,7 +221,7 @@ def stop_told(end: Event, wanted: Set[str]) -> str:
 
 
 def ended(eos: Event) -> Event:
-    """Return a good end unchanged. Raises: GatewayError for others, because an incomplete answer must not look complete."""
+    """Return a good end unchanged. Raises: GatewayError for others: an incomplete answer must not look complete."""
     reason = eos["reason"]
     if reason in GOOD_ENDS:
         return eos

@@ -1,8 +1,8 @@
-"""Tries a template in a separate process before it is used: some templates end the process, some never end.
+"""Tries a template in a separate process before it is used: some templates crash the process, some never end.
 
 A template is a program that came with a model file. One that calls itself overflows the stack; one with range(1e9)
-computes for minutes. So it is loaded and rendered once in a process whose end loses nothing, with limits on time and
-memory.
+computes for minutes. So it is first loaded and rendered in a process that may crash without harm, with limits on time
+and memory.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _QUESTION = {"role": "user", "content": "Question."}
 
 
 def _requests(depth: int) -> list[dict[str, Any]]:
-    """Return requests that try a template: a question, a conversation, and a call of tools whose schema and arguments
-    are nested this deep.
+    """Return requests with which to try a template: a question, a conversation, and a tool call whose schema and
+    arguments are nested this deep.
     """
     schema: dict[str, Any] = {"type": "string"}
     arguments: Any = None
@@ -70,9 +70,9 @@ def check_template(request: bytes) -> int:
     """Load and render the templates of a `uma_chat_templates_new` request in another process. Blocks for about 0.3 s,
     once for each request.
 
-    Returns how deep the JSON of requests to the template may be nested. A refusal by the template is no fault: it may
-    refuse only these messages. Raises: ChatError if the template crashes or does not end; OSError if the system has no
-    process or thread to try it with, which says nothing about the template.
+    Returns how deep the JSON of requests to the template may be nested. A refusal by the template is not a fault,
+    because it may refuse only these messages. Raises: ChatError if the template crashes or does not end; OSError if the
+    system has no process or thread to try it with, which says nothing about the template.
     """
     reason = ""
     for depth in DEPTHS:
@@ -101,7 +101,7 @@ def _trial(request: bytes, depth: int) -> str:
 
 
 def main(depth: int, cpu_seconds: int, memory_bytes: int) -> None:
-    """Run in the separate process: limit it, then do the same as first requests."""
+    """Run in the separate process: set its limits, then do what the first requests would do."""
     _limit(resource.RLIMIT_CPU, cpu_seconds, cpu_seconds + 1)
     _limit(resource.RLIMIT_CORE, 0, 0)
     if sys.platform != "darwin":
@@ -119,7 +119,7 @@ def main(depth: int, cpu_seconds: int, memory_bytes: int) -> None:
 
 
 def _limit(kind: int, soft: int, hard: int) -> None:
-    """Lower a limit; a limit that is lower already stays."""
+    """Lower a limit, unless it is already lower."""
     most = resource.getrlimit(kind)[1]
     if most != resource.RLIM_INFINITY:
         soft, hard = min(soft, most), min(hard, most)

@@ -1,8 +1,8 @@
 """Builds the form that an answer must have, as the wire's `constraint`: from a template's parser, tools and schemas to
 a Lark grammar.
 
-If the grammar cannot be built here, llama.cpp's GBNF goes to the daemon instead; it describes the parser's text less
-well.
+If the grammar cannot be built here, the daemon gets llama.cpp's GBNF instead, which describes the parser's text less
+precisely.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Schemas:
         return json.dumps([self.tools, self._json_schema, self._is_strict, self.one_call])
 
     def __str__(self) -> str:
-        """Return everything that the schemas contain: results kept from earlier requests are found by this text."""
+        """Return everything that the schemas contain: the key under which results of earlier requests are kept."""
         return self._text
 
     @lazy
@@ -104,8 +104,8 @@ def constraint_of(
         return None
     triggers = [_trigger(trigger) for trigger in applied["grammar_triggers"]] if applied["grammar_lazy"] else []
     words_only = all(trigger["type"] == "word" for trigger in triggers)
-    # A trigger's word may also occur inside the thinking, and other triggers depend on their place: then the grammar
-    # follows the whole answer.
+    # A trigger's word may also occur inside a thought, and other triggers depend on their position. In these cases the
+    # grammar covers the whole answer.
     follows_all = not applied["grammar_lazy"] or applied["supports_thinking"] or not words_only
     key = (applied["parser"], applied["generation_prompt"], schemas)
     lark = _calls_lark(*key) if must_call else ""
@@ -124,8 +124,8 @@ def constraint_of(
 
 
 def unmarked_constraint(must_call: dict[str, Any], schemas: Schemas) -> Constraint | None:
-    """Return the constraint of optional calls that only their own JSON tells from an answer (Llama 3.x): the grammar of
-    a required call holds from `{"name": <a tool>, "parameters":` on.
+    """Return the constraint of optional calls that differ from an answer only by their own JSON (Llama 3.x): the
+    grammar of a required call applies from `{"name": <a tool>, "parameters":` on.
 
     `must_call`: an `apply` whose calls are required. None if its calls do not begin so.
     """
@@ -163,9 +163,7 @@ def _call_begins(names: list[str]) -> str:
 
 
 def json_constraint(applied: dict[str, Any], schemas: Schemas, begun: str = "") -> Constraint | None:
-    """Return the constraint of an answer that is JSON, if the template does not know such answers: the JSON takes the
-    place of the text.
-    """
+    """Return the constraint of a JSON answer, for a template without such answers: the JSON replaces the text."""
     lark = _json_lark(applied["parser"], applied["generation_prompt"], schemas)
     if lark or not begun:
         return {"lark": lark} if lark else None
@@ -206,7 +204,7 @@ def _trigger(trigger: dict[str, str]) -> dict[str, str]:
 
 
 def _kept_lark(build: Callable[..., Node]) -> Callable[..., str]:
-    """Wrap a function that builds a grammar: return it as Lark, "" if it cannot be built here. The grammars of the last
+    """Wrap a function that builds a grammar: return it as Lark, "" if it cannot be built here. The grammars of recent
     requests are kept.
     """
 
@@ -235,7 +233,7 @@ def _whole_lark(grammar: Grammar, parser: str, generation_prompt: str, schemas: 
 
 @_kept_lark
 def _calls_lark(grammar: Grammar, parser: str, generation_prompt: str, schemas: Schemas) -> Node:
-    """Build the same without content: a model that may say something first may go on until it runs out of tokens."""
+    """Build the same without content: a model that may write content first may never get to the call."""
     root = _read(grammar, parser, generation_prompt, schemas, grammar.empty)
     if root.nullable:
         raise Unsettled("no call has to come")

@@ -1,4 +1,4 @@
-"""A parser's reports about an answer, piece by piece, and the message that the pieces add up to."""
+"""The pieces in which a parser reports an answer, and the message that they add up to."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ class ToolCall:
     @property
     def is_complete(self) -> bool:
         """Whether the arguments are complete: the answer may have ended in the middle of them, or still be coming."""
-        if not self.arguments.rstrip().endswith("}"):  # tested for every piece, and false for most
+        if not self.arguments.rstrip().endswith(
+            "}"
+        ):  # a cheap test, because this runs for every piece and most are incomplete
             return False
         try:
             return isinstance(json.loads(self.arguments), dict)

@@ -1,8 +1,8 @@
 """Tool calls for models whose template has none: the system message lists the tools, and calls are JSON between two
 tags.
 
-Most models have seen this form. The model's own template still writes the prompt; the template here makes only grammar
-and parser.
+Most models have seen this form. The model's own template still writes the prompt; the template here is used only for
+the grammar and the parser.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ llama.cpp describes an answer as a PEG parser and derives a GBNF from it. In the
 chain of rules that recurses at every character, and llguidance gives up after 2,000 of them. So the grammar is built
 from the parser itself. `settle` turns "any text until a delimiter, then the rest" into "up to and including the
 delimiter, then what remains of the rest": this is one lexeme, and it matches what a PEG parser does with the text.
-uma_gateway/chat/lark.py writes the result down.
+uma_gateway/chat/lark.py writes the result as Lark.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ Letters = frozenset[str]  # characters; all characters beyond ASCII count as one
 BEYOND = "\uffff"
 Texts = frozenset[str]  # beginnings
 NONE: Letters = frozenset()
-ANYHOW: Texts = frozenset([""])  # nothing is known
+ANYHOW: Texts = frozenset([""])  # nothing is known about the beginnings
 ALL: Letters = frozenset([*map(chr, range(128)), BEYOND])
-MAX_NODES = 200_000  # read from one parser; far more than 500 tools make
-MAX_OPEN = 8  # most texts up to a delimiter in one expression's alternatives: the lexer follows all of them at once
+MAX_NODES = 200_000  # limit for one parser; 500 tools make far fewer
+MAX_OPEN = 8  # limit of texts up to a delimiter in one expression's alternatives: the lexer follows all of them at once
 MAX_DELIMITERS, STEM = 16, 6  # delimiters of one open text; more of them are grouped by their first characters
 
 
 class Unsettled(Exception):
-    """The operations here do not cover this form of grammar."""
+    """The operations here cannot handle this form of grammar."""
 
 
 class Node:
     """A set of texts. Immutable; made by a `Grammar`, in which equal nodes are one object."""
 
     nullable = False  # the set contains the empty text
-    first: Letters = ALL  # characters that can begin a text, or more than these
-    more: Letters = NONE  # characters that can follow a whole text of the set within a longer one, or more than these
-    alphabet: Letters = ALL  # characters of its texts, or more than these
+    first: Letters = ALL  # superset of the characters that can begin a text
+    more: Letters = NONE  # superset of the characters that can follow a whole text of the set within a longer one
+    alphabet: Letters = ALL  # superset of the characters of its texts
     begins: Texts = ANYHOW  # each of its texts that is not empty begins with one of these
     # a regular expression can describe it: no JSON value or recursive rule inside, and at most `MAX_OPEN` open texts
     regular = True
@@ -122,7 +122,7 @@ class Sequence(Node):
     @lazy
     def more(self) -> Letters:
         ends = _reached(self.items[::-1])  # the last item that takes text, and those after it
-        # if an item can take text of the next one, a text can be split in two ways, and then continue in two ways
+        # if an item can take text of the next one, a text can be split, and then continue, in two ways
         unclear = [item.alphabet for i, item in enumerate(self.items[:-1]) if runs_into(item, self.items[i + 1 :])]
         return union(
             [*(item.more for item in ends), *(item.first for item in ends[: None if self.nullable else -1]), *unclear]
@@ -195,7 +195,7 @@ class Repeat(Node):
 class Rule(Node):
     """A node with a name, so that a grammar can contain itself.
 
-    The facts about its body come from an earlier reading.
+    The facts about its body come from an earlier pass.
     """
 
     regular = False
@@ -237,7 +237,7 @@ def runs_into(node: Node, rest: Collection[Node]) -> bool:
 
 
 def _apart(some: Texts, others: Texts) -> bool:
-    """Whether no text of one set begins with a text of the other."""
+    """Whether no text of either set begins with a text of the other."""
     return some.isdisjoint(others) and not any(
         shorter(text, texts) for these, texts in ((some, others), (others, some)) for text in these
     )
@@ -335,7 +335,7 @@ class Grammar:
         return left
 
     def after_each(self, node: Node, texts: Iterable[str]) -> Iterator[Node | None]:
-        """Do the same as `after` for many texts; their common beginning is taken only once."""
+        """Like `after` for many texts, whose common beginning is taken only once."""
         left: dict[str, Node | None] = {"": node}
         for text in texts:
             for n, character in enumerate(text, 1):
@@ -412,7 +412,7 @@ class Grammar:
         return self._loop(node, rest, settled_rest)
 
     def _inside(self, node: Node) -> Node:
-        """Settle a node that does not end with an open text, so that the text after it does not matter."""
+        """Settle a node that does not end with an open text, so the text after it does not matter."""
         if node not in self._settled:
             result = node
             if isinstance(node, Sequence):
@@ -508,7 +508,7 @@ class Reader:
         return self._reading(lambda: self._grammar.choice(*(self._rule(name) for name in names)))
 
     def _reading(self, read: Callable[[], Node]) -> Node:
-        """Read again until the facts about the recursive rules no longer change."""
+        """Repeat the reading until the facts about recursive rules no longer change."""
         while True:
             self._made, self._n_nodes, before = {}, 0, dict(self._facts)
             node = read()
@@ -552,7 +552,7 @@ class Reader:
             return make.up_to(tuple(parser["delimiters"]))
         if kind == "schema":
             return make.json(self._schema_of(parser["name"]))
-        if kind == "gbnf":  # the GBNF is narrower than the parser: nothing, or another rule
+        if kind == "gbnf":  # the GBNF accepts less than the parser: nothing, or another rule
             return self._rule(parser["grammar"]) if parser["grammar"] else make.empty
         if kind == "tag" and parser["tag"] == "content" and self._content is not None:
             return self._content
@@ -563,8 +563,8 @@ class Reader:
         raise Unsettled(f"a parser of an unknown kind, {kind}")
 
     def _is_call(self, index: int) -> bool:
-        """Whether a parser reads calls, but no content and no thoughts. If calls stand between tags of their own,
-        llama.cpp's parsers read several of them, whatever `parallel_tool_calls` says.
+        """Whether a parser reads calls, but no content and no thoughts. If each call has tags of its own, llama.cpp's
+        parsers read several calls, whatever `parallel_tool_calls` says.
         """
         tags: set[str] = set()
         seen: set[int] = set()

@@ -1,7 +1,7 @@
-"""Keeps results of the last calls with the same texts: a client sends the same tools with every request.
+"""Caches results of recent calls by their texts, because a client sends the same tools with every request.
 
-Rules: the texts themselves are not kept, only their digest. They may be megabytes, and nothing needs those of a refused
-request. Results are kept up to a number and a size. Any thread may call.
+Rules: only the digests of the texts are kept. The texts may be megabytes, and those of refused requests are of no use.
+Results are kept up to a number and a size. Any thread may call.
 """
 
 from __future__ import annotations

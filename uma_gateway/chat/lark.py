@@ -1,8 +1,8 @@
 """Writes a grammar in llguidance's dialect of Lark.
 
 llguidance's lexer is greedy: among the lexemes that are possible at a place it takes the longest match, and never goes
-back. So a cut between two lexemes is made only if the first cannot continue with the beginning of the second; otherwise
-the two become one lexeme.
+back. So two lexemes are separate only if the first cannot continue with the beginning of the second; otherwise the two
+become one lexeme.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from uma_gateway.chat.grammar import (
 )
 
 Parts = list[Node]
-MAX_INSIDE = 8  # how often a beginning is moved into a nested part
+MAX_INSIDE = 8  # limit of moving a beginning into nested parts
 _ANY_TEXT = "(?s:.*)"
 
 
@@ -120,7 +120,7 @@ class _Writer:
     def _uncut(self, node: Node, n_inside: int = 0) -> list[Parts]:
         """Return the alternatives of a node, each with its beginning in one lexeme. The beginning ends before the first
         part that is not a regular expression, or after the first delimiter of an open text. `n_inside`: how often the
-        beginning was moved into another part; in loops that could go on without end.
+        beginning was moved into another part, which in loops might never end.
         """
         make = self._grammar
         items = list(node.items) if isinstance(node, Sequence) else [node]
@@ -181,7 +181,9 @@ class _Writer:
             return make.choice(*(make.sequence(lexeme, part) for part in item.items))
         if isinstance(item, Repeat):
             rest = make.repeat(item.item, max(item.least - 1, 0), None if item.most is None else item.most - 1)
-            rest = rest if item.most == 1 else self._as_rule(rest)  # nothing may be moved into it: that would never end
+            rest = (
+                rest if item.most == 1 else self._as_rule(rest)
+            )  # nothing may be moved into it, or this would never end
             once = make.sequence(lexeme, item.item, rest)
             return once if item.least else make.choice(once, lexeme)
         return None
@@ -335,7 +337,7 @@ def _behind(make: Grammar, beginning: Parts, parts: Parts) -> Node:
 
 
 def _ends_for_certain(lexeme: Node, text: str, others: Parts) -> bool:
-    """Whether no other lexeme continues after this one has ended with this text, so that the lexer ends there."""
+    """Whether the lexer ends here: no other lexeme continues after this one has ended with this text."""
     return all(lexeme.first.isdisjoint(other.first) or _is_over(other, text) for other in others)
 
 
@@ -354,7 +356,7 @@ def _is_over(lexeme: Node, text: str) -> bool:
 def _goes_on(lexeme: Node, rest: list[Node]) -> bool:
     """Whether no cut is possible between the lexeme and the rest."""
     if _ends_with_delimiter(lexeme):
-        return False  # if it can continue, it should: then the delimiter was inside the thinking
+        return False  # if it can continue, it should, because the delimiter was then inside the thought
     return runs_into(lexeme, rest)
 
 

@@ -1,4 +1,4 @@
-"""A value of an object that is computed at its first reading and kept."""
+"""An attribute that is computed when it is first read, and kept."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ Value = TypeVar("Value")
 
 
 class lazy(Generic[Value]):
-    """`functools.cached_property` without its lock, which Python before 3.12 has. That lock is one for all objects of
-    the class, and it is held while the value is computed. Parts of a grammar ask each other for values, so with it the
-    threads of two requests waited for each other for ever. Two threads may compute a value twice, so the result must be
-    the same each time.
+    """`functools.cached_property` without its lock, which Python before 3.12 has. One lock serves all objects of the
+    class, and it is held while the value is computed. Parts of a grammar ask each other for values, so the threads of
+    two requests waited for each other for ever. Two threads may compute a value twice, so the result must be the same
+    each time.
     """
 
     def __init__(self, make: Callable[[Any], Value]) -> None:
@@ -24,5 +24,5 @@ class lazy(Generic[Value]):
 
     def __get__(self, instance: Any, owner: type | None = None) -> Value:
         value = self._make(instance)
-        instance.__dict__[self._name] = value  # from now on found before this descriptor
+        instance.__dict__[self._name] = value  # found before this descriptor from now on
         return value

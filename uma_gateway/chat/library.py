@@ -1,7 +1,7 @@
 """The chat library through ctypes: JSON out, JSON back, errors as exceptions.
 
-Rules: only this file touches the shared object; it is loaded on first use, in the gateway's process, never beside the
-engine. Every call but one releases the interpreter lock. A template handle may be used by several threads, a parser
+Rules: only this file uses the shared object, which is loaded on first use, in the gateway's process, never in the
+engine's. Every call but one releases the interpreter lock. A template handle may be used by several threads, a parser
 handle by one at a time.
 """
 
@@ -44,7 +44,7 @@ class LibraryError(ChatError):
     """An error that the library returned. `log`: what llama.cpp logged during the call."""
 
     def __init__(self, kind: str, message: str, log: str) -> None:
-        # llama.cpp throws a copy of the base class in one place, so that only its log contains the reason
+        # in one place llama.cpp throws a copy of the base class, so only its log has the reason
         super().__init__(
             _KINDS.get(kind, ChatCode.INTERNAL), _readable(log if message == "std::exception" else message)
         )
@@ -53,7 +53,7 @@ class LibraryError(ChatError):
 
 
 def _readable(message: str) -> str:
-    """Return llama.cpp's message without the parts that only its developers need: its place in the template, whole
+    """Return llama.cpp's message without the parts that only its developers need: the place in the template, whole
     requests.
     """
     message = message.rpartition("Jinja Exception: ")[2].removeprefix(_PREFIX).strip()
@@ -76,7 +76,7 @@ def load() -> ctypes.CDLL:
         # the same stack as on Linux; with the 512 KB of macOS requests could be nested 15 levels deep at most
         threading.stack_size(8 << 20)
     text, handle, size = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t
-    answer = ctypes.c_void_p  # not c_char_p: the pointer is needed to free it
+    answer = ctypes.c_void_p  # not c_char_p, because the pointer is needed to free the string
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "uma_chat_free": (None, [answer]),
         "uma_chat_templates_new": (answer, [text, ctypes.POINTER(handle)]),
@@ -96,8 +96,8 @@ def load() -> ctypes.CDLL:
 
 @functools.cache
 def passer() -> Callable[[ctypes.c_void_p, bytes, int], int]:
-    """Return `uma_chat_parser_pass`, which keeps the interpreter lock: the call takes less time than to release the
-    lock and wait for it.
+    """Return `uma_chat_parser_pass`, which keeps the interpreter lock: the call is shorter than releasing the lock and
+    waiting for it again.
     """
     load()
     function = ctypes.PyDLL(str(LIBRARY)).uma_chat_parser_pass
@@ -108,7 +108,7 @@ def passer() -> Callable[[ctypes.c_void_p, bytes, int], int]:
 def encode(value: Any, what: str) -> bytes:
     """Write JSON for the library. Raises: ChatError if the value, or a name in it, cannot be JSON.
 
-    Writing and reading JSON holds the interpreter lock all the time: a conversation may be megabytes.
+    Writing and reading JSON holds the interpreter lock throughout, and a conversation may be megabytes.
     """
     try:
         return orjson.dumps(value)
@@ -130,7 +130,7 @@ def call(name: str, *arguments: Any) -> Any:
         library.uma_chat_free(pointer)
     error = answer.get("error")
     if error is not None:
-        # llama.cpp's template engine wraps C++ exceptions in an error of its own
+        # llama.cpp's template engine wraps C++ exceptions in its own error
         is_short = "std::bad_alloc" in error["message"]
         raise LibraryError("memory" if is_short else error["kind"], error["message"], error["log"])
     return answer["ok"]

@@ -1,4 +1,6 @@
-"""Turns an answer's text, as it comes, into content, reasoning and tool calls; no part of the text is ever dropped."""
+"""Turns an answer's text, as it is generated, into content, reasoning and tool calls; no part of the text is ever
+dropped.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from uma_gateway.chat.templates import Applied
 
 STREAM, FINAL, PARSE = range(3)  # how text is given to the library
 IN_CONTENT, IN_REASONING, IN_ARGUMENTS = 1, 2, 3  # where uma_chat_parser_pass says that the text belongs
-N_STEPS = 64  # steps in which the end of the parseable text is searched: 10 ms for 10 KB
+N_STEPS = 64  # most steps in the search for the end of the parseable text: 10 ms for 10 KB
 
 
 def new_call_id() -> str:
@@ -23,8 +25,8 @@ class Parser:
     """Reads one answer. Used by one thread at a time; a call takes well below a millisecond for most answers.
 
     Text that can only be content, reasoning or the inside of an argument is returned at once, without another parse of
-    the whole. Elsewhere the library parses again, as often as the answer's length allows, so that the time of all calls
-    together grows in proportion to that length.
+    the whole. Elsewhere the library parses again, but only so often that the total time grows in proportion to the
+    answer's length.
     """
 
     def __init__(self, applied: Applied, new_id: Callable[[], str] = new_call_id) -> None:
@@ -40,7 +42,7 @@ class Parser:
         self._thinking_end = thinking.end if thinking else ""
         self._open_thinking = thinking.end if thinking and thinking.is_open else ""
         self._new_id = new_id
-        self._pieces: list[str] = []  # of the text; joined if all of it is needed
+        self._pieces: list[str] = []  # pieces of the text, joined only if all of it is needed
         self._n_chars = 0
         self._n_read = 0  # characters read that have the template's form
         self._n_begun = 0  # bytes at the end of the text read that may be a part of a delimiter
@@ -51,7 +53,7 @@ class Parser:
         self._has_rest = False  # text after the end of the template's form was reported
         self._told: dict[str, list[str]] = {"content": [], "reasoning": []}
         self._calls: list[tuple[str, str, list[str]]] = []  # id, name, pieces of the arguments
-        self.n_parsed = 0  # bytes that the library has parsed, repeated ones included
+        self.n_parsed = 0  # bytes that the library has parsed, including repeated ones
 
     @property
     def answer(self) -> Message:
@@ -94,7 +96,7 @@ class Parser:
         return Diff(reasoning=text)
 
     def _rest(self, text: str) -> list[Diff]:
-        """Return text unchanged; white space after calls only when something follows it."""
+        """Return text unchanged, but white space after calls only once something follows it."""
         text = self._space + text
         self._space = "" if self._has_rest or text.strip() or not self._calls else text
         if self._space:
@@ -125,7 +127,7 @@ class Parser:
         return [self._add(entry) for entry in found["differences"]]
 
     def _recovered(self) -> list[Diff]:
-        """Read on to the exact character at which an answer leaves the template's form."""
+        """Continue to the exact character at which an answer leaves the template's form."""
         diffs: list[Diff] = []
         text = self._join()
         step = max(1, (len(text) - self._n_read) // N_STEPS)
@@ -137,7 +139,7 @@ class Parser:
                 if step == 1:
                     break
                 step = max(1, step // N_STEPS)
-        if self._handle is not None:  # parse it again, to learn if its end is part of a delimiter
+        if self._handle is not None:  # parse it again, to see whether its end is part of a delimiter
             load().uma_chat_parser_rewind(self._handle.pointer, len(text[: self._n_read].encode("utf-8", "replace")))
             diffs += self._feed("", PARSE)
         self._is_whole = False

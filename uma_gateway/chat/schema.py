@@ -1,7 +1,7 @@
 """JSON schemas in the form that the wire's constraint needs, and the list of their keywords that are not enforced.
 
 Constraints go to the daemon with the schema itself, and llguidance enforces it there. The chat library uses schemas
-only to learn how a template writes arguments; parts that it cannot read are left out for it.
+only to learn how a template writes arguments; parts that it cannot read are removed for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Schema = dict[str, Any]
 # them ended the process.
 MAX_NAME_BYTES = 512
 MAX_DEPTH = 200  # levels of JSON; all recursive functions here can follow as many
-# at most one line break and indentation at a place: with any number of blanks small models never stop writing them
+# at most one line break and indentation at a time: if any number is allowed, small models never stop writing blanks
 WHITE_SPACE = r"[ ]|\n{1,2}[ \t]{0,20}"
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -38,11 +38,11 @@ _NO_PATTERN = re.compile(r"\(\?<?[=!]|\\[1-9bBkc]")  # lookaround and references
 _DIALECT = re.compile(r"https?://json-schema\.org/draft")
 _FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"))
 _BESIDE_REF = frozenset(("$ref", "$defs", "definitions", "$schema"))
-# keywords that say nothing about an answer's form; often most of a schema
+# keywords that do not affect an answer's form; often most of a schema
 _ANNOTATIONS = frozenset(
     ("title", "description", "$comment", "default", "examples", "deprecated", "readOnly", "writeOnly")
 )
-# a schema with one of these says itself which values are allowed
+# a schema with one of these determines its own values
 _TELL_TYPE = frozenset(("type", "enum", "const", "$ref", "anyOf", "oneOf", "allOf"))
 # an object with one of these may have further properties than those in its `properties`
 _OPEN = frozenset((
@@ -71,9 +71,9 @@ def subschemas(schema: Any, path: str = "#") -> Iterator[tuple[str, Schema]]:
 def typed(schema: Any) -> Any:
     """Return a copy in which a schema with properties is an object, and one with items is an array.
 
-    By the letter of JSON Schema such a schema without a type allows a number too. llama-server and Ollama read it as
-    here, and llama-server's own examples rely on that. A keyword that is null is left out: clients write null for what
-    they leave out, and Anthropic's types allow it.
+    Strictly, JSON Schema also allows a number for such a schema without a type. llama-server and Ollama read it as
+    here, and llama-server's own examples rely on that. A keyword that is null is dropped: clients write null for absent
+    keywords, and Anthropic's types allow it.
     """
     whole = json.loads(json.dumps(schema))
     for _, node in subschemas(whole):
@@ -144,8 +144,8 @@ def constrained(schema: Any, strict: bool) -> Schema:
     """Return the schema in the daemon's form. Not strict: keywords that llguidance does not know are ignored and not
     refused.
 
-    Objects that list their properties have no others unless the schema says so, because small models invent properties
-    without end.
+    Objects that list their properties have no others unless the schema allows them, because small models would never
+    stop inventing properties.
     """
     whole: Schema = _bare(typed(unnamed(schema))) if isinstance(schema, dict) else {}
     if not strict:
@@ -160,9 +160,8 @@ def constrained(schema: Any, strict: bool) -> Schema:
 
 
 def unnamed(schema: Schema) -> Schema:
-    """Return a copy without the `$id` of the whole, and without a dialect that is not one of JSON Schema's. Nothing
-    here is looked up by an id, and clients write any text into both; llguidance accepts only URIs, and dialects that it
-    knows.
+    """Return a copy without the `$id` of the whole, and without a dialect that is not one of JSON Schema's. Nothing is
+    looked up by an id here, and clients write any text into both, but llguidance accepts only URIs and known dialects.
     """
     dialect = schema.get("$schema")
     is_known = isinstance(dialect, str) and bool(_DIALECT.match(dialect))
@@ -222,8 +221,8 @@ def _closed(node: Any) -> Any:
 
 
 def part(whole: Schema, pointer: tuple[str, ...]) -> Schema:
-    """Return the schema at a place within another one, so that it can stand alone: its references still lead
-    somewhere.
+    """Return the schema at a place within another one, in a form that can stand alone because its references still
+    resolve.
     """
     if not pointer:
         return whole
@@ -237,7 +236,7 @@ def part(whole: Schema, pointer: tuple[str, ...]) -> Schema:
 
 
 def _moved(node: Any) -> Any:
-    """Return a copy whose references into itself lead to where `part` puts it."""
+    """Return a copy whose references into itself lead to its place in `part`."""
     if isinstance(node, list):
         return [_moved(item) for item in node]
     if not isinstance(node, dict):

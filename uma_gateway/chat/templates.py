@@ -1,4 +1,4 @@
-"""A model's chat templates: turn a conversation into the prompt, the form of the answer, and the way to read it."""
+"""A model's chat templates: turn a conversation into the prompt, the answer's constraint, and a way to parse it."""
 
 from __future__ import annotations
 
@@ -85,7 +85,9 @@ class Applied:
     prompt: str  # without the BOS that the daemon adds
     constraint: Constraint | None  # the wire's field
     stops: list[str]  # texts that end every answer of this template
-    preserved_tokens: list[str]  # special tokens that must appear in the answer's text; without them it cannot be read
+    preserved_tokens: list[
+        str
+    ]  # special tokens that must stay in the answer's text, which cannot be parsed without them
     generation_prompt: str  # the end of the prompt, which is the beginning of the answer's message
     thinking: Thinking | None
     answer: AnswerFormat
@@ -132,8 +134,8 @@ class Templates:
             and required["generation_prompt"] == other["generation_prompt"]
             and required["parser"] != other["parser"]
         ):
-            # llama.cpp finds the form of calls by comparing texts; with EOS in them its result for Mistral-Small-3.2 is
-            # wrong
+            # llama.cpp finds the form of calls by comparing texts; if they contain EOS its result for Mistral-Small-3.2
+            # is wrong
             self._parse_handle, required = bare, other
         self.calls_tools = bool(required and required["has_grammar"])  # False: the generic form is used
 
@@ -153,7 +155,7 @@ class Templates:
         enable_thinking: bool = True,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> Applied:
-        """Render the conversation and say what its answer looks like. Blocks for 1 to 20 ms.
+        """Render the conversation and describe its answer. Blocks for 1 to 20 ms.
 
         messages, tools: as OpenAI's API has them; content is text or parts of type text.
         tool_choice: auto, none, required, or an object that names a function or several (`allowed_tools`).
@@ -270,8 +272,8 @@ class _Request:
         self._templates, self._base, self._tools, self._choice, self._schema = templates, base, tools, choice, schema
         self._callable = [tool for tool in tools if choice.names is None or tool["function"]["name"] in choice.names]
         tells_tools = bool(tools) and choice.mode != "none"
-        self._is_told = tells_tools and not templates.calls_tools  # in the generic form
-        # an answer that is continued and must be JSON, unless it must call, has begun as JSON: no call can come
+        self._is_told = tells_tools and not templates.calls_tools  # tools are described in the generic form
+        # a continued answer that must be JSON has already begun as JSON, so it cannot call, unless it must
         self._calls = tells_tools and not (schema is not None and choice.mode == "auto" and self._continued().strip())
         self._is_generic = self._calls and self._is_told
         if strict and schema is not None:

@@ -112,7 +112,7 @@ class ClusterDaemon(Daemon):
         try:
             await asyncio.wait((asking, lost), return_when=asyncio.FIRST_COMPLETED)
             if not asking.done():
-                raise UnitLost("it says nothing any more")
+                raise UnitLost("it no longer sends anything")
             return asking.result()
         finally:
             self.cluster.left(unit.name, asking)

@@ -274,7 +274,7 @@ class RoutedLink:
         self, fields: Mapping[str, Any], units: list[Unit], is_exact: bool = False
     ) -> tuple[tuple[int, ...], int]:
         """Return the prompt's hashes from any daemon that answers, and the number of its tokens. Without hashes the
-        request is routed by load alone. `is_exact`: count the tokens even if no hash is needed.
+        request is routed by load only. `is_exact`: count the tokens even if no hash is needed.
         """
         inputs = {
             name: fields[name]
@@ -292,7 +292,7 @@ class RoutedLink:
                 )
                 reply = await call
             except (UnitLost, GatewayError):
-                continue  # generate reports the error in the input
+                continue  # `generate` will report the error in the input
             return tuple(int(page, 16) for page in reply["hashes"]), reply["n_tokens"]
         return (), max(1, size // 3)
 
@@ -302,7 +302,7 @@ class RoutedLink:
         return max(0.0, (self._deadline_ns - time.monotonic_ns()) / 1e9)
 
     def _continued(self) -> dict[str, Any]:
-        """Return the request's fields as they are now: after the sent text, within the time that is left."""
+        """Return the request's current fields: it continues after the sent text, within the remaining time."""
         fields = dict(self._fields)
         left_s = self._time_left_s()
         if left_s is not None:
@@ -314,7 +314,7 @@ class RoutedLink:
         )
 
     async def _attempt(self, ask: Ask) -> bool:
-        """Try one daemon. True: the request has its end. Raises: UnitLost, GatewayError."""
+        """Try one daemon. True: the request has ended. Raises: UnitLost, GatewayError."""
         try:
             choice = await self._place(ask)
         except BaseException:
@@ -338,7 +338,7 @@ class RoutedLink:
             if reading.done():
                 return reading.result()
             if lost.done():
-                raise UnitLost("it says nothing any more")
+                raise UnitLost("it no longer sends anything")
             raise GatewayError(
                 Kind.GENERATION_TIMEOUT,
                 "the time for this request passed, and its daemon did not report it",
@@ -408,7 +408,7 @@ class RoutedLink:
                         if verdict is False:
                             return False
                         passed.append(payload if verdict is None else orjson.dumps(verdict))
-                finally:  # passes on events that came together with the loss, too
+                finally:  # also passes on events that arrived together with the loss
                     if passed:
                         self._inbox.put(passed)
                 if self._is_done:
@@ -462,7 +462,7 @@ class RoutedLink:
         return any(other.name != unit.name for other in self._cluster.of_model(self._model))
 
     def _whole(self, eos: Event) -> Event | None:
-        """Return the end of an answer that several daemons wrote, as that of one answer."""
+        """Return the end of an answer that several daemons wrote, as if one had written it."""
         n_before = self._usage.get("completion_tokens", 0)
         if not n_before:
             return None
@@ -477,8 +477,8 @@ class RoutedLink:
 
 
 def can_resume(fields: Mapping[str, Any]) -> bool:
-    """Whether an answer can be continued from its text: a single streamed one whose form does not depend on the text
-    before.
+    """Whether an answer can be continued from its text: it is single and streamed, and its form does not depend on
+    earlier text.
     """
     constraint = fields.get("constraint")
     if fields.get("n", 1) != 1 or fields.get("best_of") or fields.get("stream") is False or fields.get("echo"):
@@ -493,7 +493,7 @@ def resumed(fields: Mapping[str, Any], tail: list[str | int], text: str, n_token
     prompt = fields["prompt"]
     parts = [prompt] if isinstance(prompt, str) else list(prompt)
     more = {**fields, "prompt": [*parts, *tail]}
-    for name in ("prompt_logprobs", "prompt_progress"):  # they came before any text
+    for name in ("prompt_logprobs", "prompt_progress"):  # these were sent before any text
         more.pop(name, None)
     if fields.get("max_tokens"):
         more["max_tokens"] = max(1, fields["max_tokens"] - n_tokens)

@@ -1,4 +1,4 @@
-"""A daemon of this machine, as a node's actor has it: started or adopted, watched, started again, drained, stopped.
+"""A daemon on this machine, managed by a node's actor: started or adopted, watched, restarted, drained, stopped.
 
 Rules: asyncio, no Ray. A daemon that another program started is adopted: it is watched and used, and never stopped.
 """
@@ -23,17 +23,17 @@ from uma_gateway.within import within
 
 log = logging.getLogger(__name__)
 
-HEALTH_S = 1.0  # between two checks
-HANG_S = 30.0  # without any answer; a daemon answers `health` even while it loads and computes
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0  # before it is started again; each pause is twice as long as the one before
-PROVEN_S = 60.0  # after running this long the pauses begin with the shortest again
+HEALTH_S = 1.0  # interval of checks
+HANG_S = 30.0  # limit without an answer; a daemon answers `health` even while it loads and computes
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0  # pauses before a restart; each is twice as long as the previous one
+PROVEN_S = 60.0  # a daemon that ran this long is restarted after the shortest pause again
 STOP_S = 15.0
 READY = frozenset({"ready", "degraded"})  # states in which it accepts requests
 COMPUTED = frozenset({"embed", "rerank"})
 
 
 class LocalDaemon:
-    """One socket. `start` begins to keep a daemon alive behind it."""
+    """One socket. `start` keeps a daemon running behind it."""
 
     def __init__(self, path: str, args: Sequence[str] = (), is_startable: bool = True, hang_s: float = HANG_S) -> None:
         """`args`: flags of `uma-core daemon`, without the socket. `is_startable`: otherwise a daemon is only
@@ -44,7 +44,7 @@ class LocalDaemon:
         self.args = list(args)
         self.restarts = 0
         self.is_adopted = False
-        self.state = "starting"  # as the daemon reports it; `gone` without a daemon
+        self.state = "starting"  # as the daemon reports it; `gone`: there is no daemon
         self.t_used = time.monotonic()
         self._was_ready = False
         self.n_streams = 0  # requests that it is answering, embeddings and reranking included
@@ -63,7 +63,7 @@ class LocalDaemon:
 
     @property
     def pid(self) -> int:
-        """Process id of the daemon that was started here; 0: there is none."""
+        """Return the process id of the daemon that was started here; 0: there is none."""
         return self._process.pid if self._process is not None else 0
 
     @property
@@ -148,7 +148,7 @@ class LocalDaemon:
         if process is None:
             return
         if process.stdin is not None:
-            process.stdin.close()  # this ends it, even if this process is killed, because then too the pipe closes
+            process.stdin.close()  # this ends it; if this process is killed the pipe closes too
         try:
             await within(STOP_S, process.wait())
         except asyncio.TimeoutError:
@@ -229,5 +229,5 @@ class LocalDaemon:
 
 
 def is_end(payload: bytes) -> bool:
-    """Whether an event is the last of its request. Cheap, because every token passes here."""
+    """Whether an event is the last of its request. Must be cheap, because it is called for every token."""
     return b'"event":"eos"' in payload or b'"event":"error"' in payload

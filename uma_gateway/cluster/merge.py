@@ -1,5 +1,5 @@
-"""Merges the answers of several daemons: sums of values that add up, the worst of values that do not, and beside them
-each daemon's own figures.
+"""Merges the answers of several daemons: sums of values that add up, the worst of values that do not, and each daemon's
+own figures beside them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from uma_gateway.errors import GatewayError
 
 Replies = list[tuple[Unit, Event]]
 STATES = ("stopping", "starting", "draining", "degraded", "ready")  # the cluster has the last state of any daemon
-LEAST = frozenset({"copy_free_ratio", "hit_ratio"})  # numbers that do not add up; the least of them is the worst
+LEAST = frozenset({"copy_free_ratio", "hit_ratio"})  # numbers that do not add up and of which the least is the worst
 MOST = frozenset({"avg_batch", "device_idle_share", "prediction_error", "time_logits_to_first_chunk"})
 LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')
 OURS = frozenset({"node", "model", "unit"})  # labels that say which daemon's sample it is
@@ -46,7 +46,7 @@ def reload(replies: Replies, refused: Sequence[tuple[Unit, GatewayError]] = ()) 
 
 
 def cache(replies: Replies) -> Event:
-    """Return the sums of `stats`; of other actions the first daemon's reply."""
+    """Return the sums of `stats`, and for other actions the first daemon's reply."""
     merged = reload(replies)
     parts = [reply["stats"] for _, reply in replies if isinstance(reply.get("stats"), dict)]
     return {**merged, "stats": _summed(parts)} if parts else merged
@@ -73,7 +73,7 @@ def status(replies: Replies) -> Event:
 
 
 def _summed(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return sums of the numbers; of times, shares and quantiles return the worst."""
+    """Return sums of the numbers, but the worst of times, shares and quantiles."""
     if "count" in parts[0] and "mean" in parts[0]:
         return _distribution(parts)
     out: dict[str, Any] = {}

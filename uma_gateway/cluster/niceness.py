@@ -1,7 +1,7 @@
 """Ray starts its workers at niceness 15, and the daemons inherit it: every other process on the machine runs first.
 
-Beside one busy process on each of two cores a chat then had a token every 850 ms, with a longest pause of 2.7 s. At
-niceness 0 it had one every 2 to 5 ms, with a longest pause of 20 ms (embedded model, AMD EPYC with AVX-512).
+With one busy process on each of two cores, a chat then got a token every 850 ms, with a longest pause of 2.7 s. At
+niceness 0 it got one every 2 to 5 ms, with a longest pause of 20 ms (embedded model, AMD EPYC with AVX-512).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ NICENESS = "RAY_worker_niceness"  # read when Ray is started, for all workers of
 
 
 def use(environ: MutableMapping[str, str]) -> None:
-    """Make a Ray that this process starts run its workers at niceness 0, unless the user has set another one."""
+    """Let a Ray that this process starts run its workers at niceness 0, unless the user has set another one."""
     environ.setdefault(NICENESS, "0")
 
 

@@ -1,8 +1,8 @@
-"""One node of a cluster: an actor that keeps this machine's daemons, and through which gateways reach them.
+"""One node of a cluster: an actor that manages this machine's daemons, and through which gateways reach them.
 
 It has one daemon per model, on a socket of its own. It loads a model when asked to. If there is no room, it evicts
-models that need not stay, the longest idle first. Results are plain values, because our exceptions do not travel well
-between processes.
+models that need not stay, the longest idle first. Results are plain values, because our exceptions cannot be passed
+reliably between processes.
 
 Rules: knows Ray only by name (the tests' `rayless` uses this class on its own).
 """
@@ -40,7 +40,7 @@ class Node:
     """See the module's docstring."""
 
     def __init__(self, settings: ClusterSettings, name: str, node_id: str) -> None:
-        """`name`: of this actor. `node_id`: of the machine; part of the names of its sockets."""
+        """`name`: the actor's. `node_id`: the machine's, which is part of the names of its sockets."""
         self.settings = settings
         self.name = name
         self.node_id = node_id
@@ -74,14 +74,14 @@ class Node:
         }
 
     def _free_mb(self) -> int:
-        """Return the memory for further models: what the budget leaves, or what the machine has free."""
+        """Return the memory for more models: what the budget leaves, or what the machine has free."""
         if self.settings.memory_mb:
             return self.settings.memory_mb - sum(self._need_mb.get(name, 0) for name in self._daemons)
         free = available_bytes()
         return (free if free is not None else 1 << 50) // MIB
 
     async def need_mb(self, model: str) -> int:
-        """Return the memory that a model takes, as the daemon itself estimates it. Raises: GatewayError."""
+        """Return the memory that a model takes, as estimated by the daemon. Raises: GatewayError."""
         known = self._need_mb.get(model)
         if known is None:
             settings = self._models[model]
@@ -91,9 +91,7 @@ class Node:
     # loading and evicting
 
     async def load(self, model: str) -> Result:
-        """Start the model's daemon, unless it is started already. It may accept requests only later; its digest says
-        when.
-        """
+        """Start the model's daemon, unless it has been started. Its digest says when it accepts requests."""
         if model not in self._models:
             return {"error": f"no model {model} is configured"}
         async with self._lock:
@@ -110,7 +108,9 @@ class Node:
             for name in idle:
                 if need <= self._free_mb():
                     break
-                if name not in self.evictable():  # a request uses it since: stopping the others took its time
+                if (
+                    name not in self.evictable()
+                ):  # a request has used it meanwhile, because stopping the others takes time
                     return {"error": f"{model} needs {need} MiB, {self._free_mb()} are free"}
                 log.info("%s is evicted for %s", name, model)
                 await self._unload(name)
@@ -149,10 +149,10 @@ class Node:
             await daemon.stop(self.settings.drain_s)
 
     async def evict_idle(self) -> None:
-        """Evict models that were idle for their time."""
+        """Evict models that have been idle for `idle_s`."""
         async with self._lock:
             while idle := self.evictable():
-                log.info("%s is evicted: nobody asked for it for %g s", idle[0], self._models[idle[0]].idle_s)
+                log.info("%s is evicted: it had no request for %g s", idle[0], self._models[idle[0]].idle_s)
                 await self._unload(idle[0])
 
     def _socket(self, model: str) -> str:
@@ -180,7 +180,7 @@ class Node:
             return {"error": error.values()}
 
     async def stream(self, model: str, fields: Mapping[str, Any]) -> AsyncIterator[list[bytes] | str]:
-        """Yield events as JSON; a text means that nothing more comes, and says why."""
+        """Yield events as JSON; a text says why nothing more will follow."""
         daemon = self._daemons.get(model)
         if daemon is None:
             yield f"{model} is not loaded here"

@@ -1,5 +1,5 @@
-"""The pages that only a cluster has: `/cluster` shows the nodes and models live; others give its data, drain one
-daemon, and record one trace of all daemons.
+"""The pages that only a cluster has: `/cluster` shows the nodes and models live; others return its data, drain one
+daemon, and record a trace of all daemons.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ async def _ask_unit(exchange: Exchange, operation: str, is_open: bool) -> None:
 
 
 async def on_trace(exchange: Exchange) -> None:
-    """Send the ticks of all daemons during some seconds as one file for Perfetto."""
-    gateway = cluster_of(exchange)  # before the body is read, which may name another model's
+    """Record the ticks of all daemons for some seconds, and send them as one file for Perfetto."""
+    gateway = cluster_of(exchange)  # before the body is read, which may name another model's gateway
     body = await exchange.json()
     seconds = body.get("seconds", 2.0)
     if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0.01 <= seconds <= TRACE_S_MOST:

@@ -1,7 +1,7 @@
 """Ray Serve's part of routing: a call goes to the replica that its first argument names.
 
-router.py has chosen the replica before. Serve's own hooks are called too late for that: the router needs the hashes of
-a prompt, and keeps requests waiting. Here a gateway also learns which replicas there are, without a call to Serve's
+router.py has already chosen the replica. Serve's own hooks are called too late for that: the router needs the hashes of
+a prompt, and keeps requests waiting. A gateway also learns here which replicas there are, without calling Serve's
 controller.
 """
 
@@ -24,7 +24,7 @@ class Pinned(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Choose the named replica. If it is not there, choose any: that one answers that the named replica is lost."""
+        """Choose the named replica. If it is absent, choose any, which will answer that the named replica is lost."""
         args: Any = pending_request.args if pending_request is not None else ()
         found = [each for each in candidate_replicas if args and each.replica_id.unique_id == args[0]]
         return [found or list(candidate_replicas)]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-Abouts = Mapping[str, Mapping[str, Any]]  # by node
+Abouts = Mapping[str, Mapping[str, Any]]  # reports by node
 
 
 def place(model: str, nodes: Abouts) -> str | None:
     """Return the node that should load a model that no node has: the one with most free memory, which may have to evict
-    idle models. Nodes that refused the model are left out. None: a node has it already, or there is no node.
+    idle models. Nodes that refused the model are left out. None: a node already has it, or there is no node.
     """
     if any(model in about["models"] for about in nodes.values()):
         return None

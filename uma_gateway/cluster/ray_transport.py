@@ -21,7 +21,7 @@ from uma_gateway.within import within
 log = logging.getLogger(__name__)
 
 ABOUT_S = 5.0
-FIRST_S = 30.0  # until Serve has told this process its replicas
+FIRST_S = 30.0  # time for Serve to tell this process its replicas
 REFUSED_S = 5.0  # a node that refused a model is not asked for it again for this long
 TIMED_OUT = "it did not answer in time"
 
@@ -38,7 +38,9 @@ class RayTransport:
         self._models = dict(models)
         self._load_s = load_s
         self._about: dict[str, dict[str, Any]] = {}  # by replica: its last report
-        self._refusals: dict[tuple[str, str], tuple[float, str]] = {}  # by replica and model: until when, and why
+        self._refusals: dict[
+            tuple[str, str], tuple[float, str]
+        ] = {}  # by replica and model: end of the refusal, and its reason
         self._is_known = False
 
     async def units(self) -> list[Unit]:
@@ -56,7 +58,7 @@ class RayTransport:
         ]
 
     def _refused(self, replica: str, model: str, why: str) -> None:
-        """Note a refusal, so that other replicas are asked first: each question may start a process just for the
+        """Note a refusal, so that other replicas are asked first: each request to load may start a process only to
         estimate.
         """
         if self._refusals.get((replica, model), (0.0, ""))[1] != why:
@@ -66,7 +68,7 @@ class RayTransport:
             self._about[replica].setdefault("refused", {})[model] = why
 
     async def _look(self) -> None:
-        """Ask all replicas what they have. If one does not answer in time, its last report stays."""
+        """Ask all replicas what they have. If one does not answer in time, its last report is kept."""
         names = replicas.running(self._deployment)
         if not names:  # this process has not used the handle yet
             with contextlib.suppress(UnitLost):
@@ -160,7 +162,7 @@ class RayTransport:
 
 def _remote(handle: Any, *args: Any) -> Any:
     """Call outside Serve's context of the HTTP request that is being answered. Calls in one context share its internal
-    id, by which Serve's router tells calls apart: of several at once, some would never be sent.
+    id, by which Serve's router tells calls apart, so some of several concurrent calls would never be sent.
     """
     return contextvars.Context().run(handle.remote, *args)
 

@@ -1,6 +1,6 @@
 """The replicas that Ray Serve has reported to this process.
 
-A module of its own, because Serve sends the router's class by value, with copies of its globals.
+This is a separate module because Serve sends the router's class by value, with copies of its globals.
 """
 
 from __future__ import annotations
@@ -16,5 +16,5 @@ def told(deployment: str, replicas: dict[str, str]) -> None:
 
 
 def running(deployment: str) -> dict[str, str]:
-    """Return name and node of every running replica. Any thread; empty until a handle of this process was used."""
+    """Return the name and node of every running replica. Any thread; empty until this process has used a handle."""
     return dict(_replicas.get(deployment, {}))
