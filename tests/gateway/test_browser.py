@@ -119,7 +119,7 @@ def test_a_message_is_answered_and_the_chat_survives_a_reload(gateway: GatewayPr
     expect(last_answer(page)).to_have_text(answer, use_inner_text=True)
     set_most(page, 1)
     page.get_by_role("button", name="Answer again").click()
-    expect(page.locator("article.assistant .end")).to_have_text("The answer reached its limit of tokens.")
+    expect(page.locator("article.assistant .end")).to_have_text("The answer reached its token limit.")
     page.get_by_role("button", name="New chat").click()
     expect(page.locator("article")).to_have_count(0)
 
@@ -132,7 +132,7 @@ def test_the_text_of_an_answer_is_there_when_its_end_is_told(gateway: GatewayPro
     send(page, "Hello")
     expect(page.locator("#state")).to_contain_text(COUNTED)
     assert last_answer(page).inner_text()
-    assert page.locator("article.assistant .end").inner_text() == "The answer reached its limit of tokens."
+    assert page.locator("article.assistant .end").inner_text() == "The answer reached its token limit."
     assert page.get_by_role("button", name="Send").is_visible()
 
 

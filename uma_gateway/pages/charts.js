@@ -1,5 +1,4 @@
-// Charts drawn as SVG and changed in place: nothing is rebuilt that stays, so nothing flickers. Colours come from the
-// style sheet.
+// Charts drawn as SVG and updated in place, so that nothing flickers. Colours come from the style sheet.
 const SVG = "http://www.w3.org/2000/svg";
 
 export const number = (value, digits = 0) =>
@@ -25,14 +24,14 @@ export const say = (node, text) => {
   if (node.textContent !== text) node.textContent = text;
 };
 
-// The next of 1, 2, 5, 10, 20 … that is not below the value: an axis that seldom changes.
+// The first of 1, 2, 5, 10, 20 … that is at least the value, so that an axis seldom changes.
 export function ceiling(value) {
   if (!(value > 0)) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
   return [1, 2, 5, 10].find((step) => step * power >= value) * power;
 }
 
-// A time axis under a chart: its marks are so many seconds ago.
+// A time axis under a chart, marked in seconds ago.
 class TimeAxis {
   constructor(svg) {
     this.marks = [0, 1, 2, 3, 4].map((quarter) => [
@@ -72,14 +71,14 @@ export class LineChart {
     this.most = 0;
   }
 
-  // `points`: [time in ms, value of each line …], oldest first. `label` is what a screen reader says of the chart.
+  // `points`: [time in ms, value of each line …], oldest first. `label` describes the chart to a screen reader.
   draw(points, now, seconds, label) {
     const [width, height] = [this.svg.clientWidth, this.svg.clientHeight];
     if (!width || !height) return;
     const [left, right, top, bottom] = [46, width - 6, 10, height - 20];
     const values = points.flatMap(([, ...rest]) => rest.filter((value) => value !== null));
     const needed = ceiling(Math.max(0, ...values));
-    // The axis shrinks late: one that jumps is hard to read.
+    // Shrink the axis late, because an axis that jumps is hard to read.
     if (needed > this.most || needed < this.most / 4) this.most = needed;
     const x = (at) => right - ((right - left) * (now - at)) / (seconds * 1000);
     const y = (value) => bottom - (bottom - top) * Math.min(1, value / this.most);
@@ -104,9 +103,9 @@ export class LineChart {
 }
 
 const ROW = 22;
-const GAP_MS = 1500; // between two requests in one row
+const GAP_MS = 1500; // least time between two requests in one row
 
-// Requests as bars, each in the first row that is free: how many rows there are is how many ran at once.
+// Requests as bars, each in the first free row, so the number of rows is the number of concurrent requests.
 export class Timeline {
   constructor(holder) {
     this.svg = shape("svg", { class: "chart timeline", role: "img" }, null);
@@ -150,7 +149,7 @@ export class Timeline {
         this.bars.delete(key);
       }
     }
-    const busy = []; // of each row: when its last bar ends
+    const busy = []; // end of each row's last bar
     for (const request of shown) {
       const { row } = this._bar(request.key);
       if (row >= 0) busy[row] = Math.max(busy[row] ?? 0, request.end);

@@ -1,9 +1,9 @@
-// A chat with the served model. The conversation is kept for this tab: a reload in mid-answer keeps what came.
+// A chat with the served model. The conversation is stored for this tab: a reload in mid-answer keeps the text so far.
 import { ask, element, events, store, stored } from "./common.js";
 
 const CHAT = "uma.chat";
 let messages = JSON.parse(stored(CHAT) ?? "[]");
-let running = null; // AbortController of the answer that comes
+let running = null; // AbortController of the answer in progress
 
 const KEEP_MS = 300;
 let isKept = true;
@@ -20,7 +20,7 @@ const keepSoon = () => {
   }, KEEP_MS);
 };
 
-// Text with fenced code in boxes of its own. Text only: nothing a model says becomes markup.
+// Show text, with fenced code in boxes. Nothing that a model writes becomes markup.
 function fill(node, text) {
   node.replaceChildren();
   text.split(/\n*```[^\n]*\n?/).forEach((part, i) => {
@@ -49,7 +49,7 @@ function show(message) {
   end.className = "end";
   node.append(who, thought, text, end);
   log.append(node);
-  let isDue = false; // once for each frame that is shown, however many tokens came
+  let isDue = false; // draw at most once per frame, however many tokens arrive
   const draw = () => {
     isDue = false;
     const isLow = log.scrollHeight - log.scrollTop - log.clientHeight < 80;
@@ -70,7 +70,7 @@ function show(message) {
 
 function tell(words, isBad = false) {
   const state = element("state");
-  state.textContent = isKept ? words : `${words} (The browser keeps no more: a reload loses this chat.)`.trim();
+  state.textContent = isKept ? words : `${words} (The browser's storage is full: a reload loses this chat.)`.trim();
   state.classList.toggle("bad", isBad);
 }
 
@@ -79,7 +79,7 @@ function setRunning(controller) {
   element("send").hidden = controller !== null;
   element("stop").hidden = controller === null;
   element("again").hidden = controller !== null || messages.length === 0;
-  log.setAttribute("aria-busy", String(controller !== null)); // a screen reader reads an answer when it is there
+  log.setAttribute("aria-busy", String(controller !== null)); // a screen reader reads an answer once it is complete
 }
 
 function waiting(comment) {
@@ -104,7 +104,7 @@ async function answer() {
     stream_options: { include_usage: true },
   };
   let shown = null;
-  let outcome = ["", false]; // told when the answer has ended and all of it is painted
+  let outcome = ["", false]; // shown once the answer has ended and is fully drawn
   try {
     const answer = await ask("/v1/chat/completions", {
       method: "POST",
@@ -127,7 +127,7 @@ async function answer() {
         shown.drawSoon();
         keepSoon();
       }
-      if (event.choices?.[0]?.finish_reason === "length") reply.end = "The answer reached its limit of tokens.";
+      if (event.choices?.[0]?.finish_reason === "length") reply.end = "The answer reached its token limit.";
       if (event.timings) {
         const n = event.usage?.completion_tokens ?? event.timings.predicted_n;
         outcome = [
@@ -137,7 +137,7 @@ async function answer() {
       }
     }
   } catch (error) {
-    if (isLeaving) return; // the browser ends what a page waits for: the next one says that it was cut off
+    if (isLeaving) return; // leaving the page aborts the request: the next page says that the answer was cut off
     if (error.name === "AbortError") {
       reply.end = "Stopped.";
       outcome = ["Stopped.", false];
@@ -148,7 +148,7 @@ async function answer() {
   } finally {
     if (isLeaving) return;
     reply.isOpen = false;
-    shown?.draw(); // at once: a tab in the background gets no frame, and the outcome must not come before the text
+    shown?.draw(); // at once: a background tab gets no frames, and the outcome must not appear before the text
     keep();
     if (running === controller) {
       setRunning(null);
@@ -206,11 +206,11 @@ addEventListener("pagehide", () => {
   keep();
 });
 addEventListener("pageshow", () => {
-  isLeaving = false; // it came back as it was
+  isLeaving = false; // the page was restored from the browser's cache
 });
 
 for (const message of messages) {
-  if (message.isOpen) Object.assign(message, { isOpen: false, end: "Cut off: the page was left while it came." });
+  if (message.isOpen) Object.assign(message, { isOpen: false, end: "Cut off: you left the page while it was written." });
   show(message);
 }
 setRunning(null);

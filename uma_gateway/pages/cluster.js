@@ -1,11 +1,11 @@
-// The cluster live: once a second what the router knows of every daemon.
+// The cluster live: once a second, what the router knows about every daemon.
 import { ask, element, events } from "./common.js";
 
 const RETRY_MS = 2000;
 const WORDS = {
   routed: "sent to a daemon",
-  rerouted: "taken elsewhere after a refusal",
-  replayed: "begun anew after a loss",
+  rerouted: "sent elsewhere after a refusal",
+  replayed: "restarted after a loss",
   resumed: "continued after a loss",
   lost: "ended by a loss",
   refused: "refused",
@@ -31,11 +31,11 @@ function draw(now) {
     open = units.filter((unit) => unit.is_open);
   const share = now.counts.prompt_tokens ? (100 * now.counts.cached_tokens) / now.counts.prompt_tokens : 0;
   const tiles = [
-    [`${open.length} of ${units.length}`, "daemons take requests"],
+    [`${open.length} of ${units.length}`, "daemons accept requests"],
     [new Set(units.map((unit) => unit.node)).size, "nodes"],
     [units.reduce((sum, unit) => sum + (unit.requests ?? 0), 0), "requests with daemons"],
-    [now.waiting, "requests wait for one"],
-    [`${number(share)} %`, "of prompts' tokens cached"],
+    [now.waiting, "requests waiting"],
+    [`${number(share)} %`, "of prompt tokens cached"],
   ];
   element("tiles").replaceChildren(
     ...tiles.map(([value, name]) => {
@@ -66,7 +66,7 @@ function draw(now) {
   element("counts").replaceChildren(
     table(Object.values(WORDS), [Object.keys(WORDS).map((name) => number(now.counts[name]))]),
   );
-  element("state").textContent = open.length ? "ready" : "no daemon takes requests";
+  element("state").textContent = open.length ? "ready" : "no daemon accepts requests";
 }
 
 async function follow() {

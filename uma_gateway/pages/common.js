@@ -1,7 +1,7 @@
-// What both pages share: the key, event streams, errors as text.
+// Code that all pages share: the key, event streams, errors as text.
 const KEY = "uma.key";
 
-// What this tab keeps. A browser may forbid that, and there is room for some megabytes: pages work without.
+// Storage of this tab. A browser may forbid it or limit it to a few megabytes, so pages work without it.
 export function stored(name) {
   try {
     return sessionStorage.getItem(name);
@@ -10,7 +10,7 @@ export function stored(name) {
   }
 }
 
-// False: it is not kept.
+// False: the value could not be stored.
 export function store(name, text) {
   try {
     sessionStorage.setItem(name, text);
@@ -28,7 +28,7 @@ export function authorization() {
   return key ? { authorization: `Bearer ${key}` } : {};
 }
 
-// Ask for a key once the server wants one. True when a new one was given.
+// Ask for a key if the server requires one. True: a new one was given.
 export function askForKey() {
   const given = window.prompt("This server needs a key:");
   if (!given) return false;
@@ -37,8 +37,8 @@ export function askForKey() {
   return true;
 }
 
-// Fetch with the key; asks for one where it is missing. Throws an Error with the server's words, which `lacksKey` where
-// none was given: who asks by a timer must not ask again, or a dialog that was closed comes back for ever.
+// Fetch with the key, and ask for one if it is missing. Throws an Error with the server's message; `lacksKey` is set if
+// no key was given. A caller with a timer must then stop, or a dialog that was closed would come back for ever.
 export async function ask(path, options = {}) {
   for (;;) {
     const answer = await fetch(path, { ...options, headers: { ...options.headers, ...authorization() } });

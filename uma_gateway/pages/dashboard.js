@@ -1,20 +1,20 @@
-// The daemon live: twice a second an overview arrives; what is drawn are the last two minutes of them.
+// The daemon live: an overview arrives twice a second, and the last two minutes are drawn.
 import { LineChart, Timeline, number, say } from "./charts.js";
 import { ask, element, events } from "./common.js";
 
-const SECONDS = 120; // are kept
-const SPANS = [30, 60, SECONDS]; // are shown: as many as have been seen
+const SECONDS = 120; // history that is kept
+const SPANS = [30, 60, SECONDS]; // lengths of the time axis: the longest for which there is enough history
 const RETRY_MS = 2000;
-const SURE_MS = 4000; // a second press within this time drains
+const SURE_MS = 4000; // a second press within this time confirms the drain
 const NOTES = 6;
 const MiB = 1 << 20;
 
-const rates = []; // [time, generated, read] a second
+const rates = []; // [time, tokens generated and read per second]
 const gaps = []; // [time, p50, p95, alone] between the tokens of interactive streams, in ms
-const requests = new Map(); // key -> what the timeline shows
-const notes = new Map(); // words without their figures -> words, and when they were last seen
-const looks = []; // the latest overviews
-let before = null; // the latest one
+const requests = new Map(); // key -> the request's bar in the timeline
+const notes = new Map(); // note without its figures -> the note, and when it was last seen
+const looks = []; // the last few overviews
+let before = null; // the latest overview
 let isPaused = false;
 let seenAt = 0;
 let startedAt = 0;
@@ -40,7 +40,7 @@ const sum = (value) =>
   value && typeof value === "object" ? Object.values(value).reduce((all, item) => all + item, 0) : (value ?? 0);
 const plural = (count, word) => `${number(count)} ${word}${count === 1 ? "" : "s"}`;
 
-// ---- tables that change in place: a row stays the same node as long as its key is there
+// ---- tables that are updated in place: a row remains the same node as long as its key exists
 
 class Table {
   constructor(holder, caption, columns, empty) {
@@ -144,7 +144,7 @@ const tables = {
     element("notes"),
     "Latest decisions",
     [["When"], ["What", "wrap"]],
-    "None yet: nothing had to be decided.",
+    "None yet.",
   ),
   requests: new Table(
     element("requests"),
@@ -231,7 +231,7 @@ function remember(now) {
   for (const r of now.requests ?? []) {
     const start = now.at - r.age_ms;
     const known = requests.get(keyOf(r)) ?? { key: keyOf(r), start };
-    known.start = Math.min(known.start, start); // the newest look is the least stale one
+    known.start = Math.min(known.start, start); // the earliest estimate is the most accurate
     known.end = now.at;
     known.isLive = true;
     known.admitted = r.phase === "queued" ? null : known.start + r.queue_ms;
@@ -247,8 +247,8 @@ function remember(now) {
     if (!known.isLive && known.end < now.at - SECONDS * 1000) requests.delete(key);
   }
   if (now.metrics) looks.push(now);
-  if (looks.length > 3) looks.shift(); // over a second: single ticks would be spikes
-  if (looks.some((look) => look.pid !== now.pid)) looks.splice(0, looks.length - 1); // the daemon was started anew
+  if (looks.length > 3) looks.shift(); // average over a second, because single ticks would be spikes
+  if (looks.some((look) => look.pid !== now.pid)) looks.splice(0, looks.length - 1); // the daemon was restarted
   if (looks.length > 1) {
     const last = looks[0];
     const seconds = (now.at - last.at) / 1000 || 1;
@@ -308,16 +308,16 @@ function drawWaits(now) {
   const rows = [];
   for (const r of [...all].sort((a, b) => (a.queue_position ?? -1) - (b.queue_position ?? -1))) {
     const line = (whom, why, about = "") => rows.push([keyOf(r), [short(r.request_id), whom, why, about]]);
-    if (r.is_held) line("its own reader", "it reads slowly");
+    if (r.is_held) line("its own client", "it reads too slowly");
     else if (r.phase === "queued" && r.queue_position !== undefined)
       line(
         r.waits_for ? short(r.waits_for) : "its turn",
         r.waits_for
           ? `place ${r.queue_position + 1} in the queue; that sequence should be free first`
-          : "it is the next",
+          : "it is next",
         r.waits_for ? span(r.wait_ms) : "",
       );
-    else if (r.phase === "queued") line("its prompt", "it is being taken in");
+    else if (r.phase === "queued") line("its prompt", "it is being tokenised");
     else if (r.phase === "parked") line("room", "its KV cells were given to more urgent work");
     else if (r.phase === "prefill" && guard?.holds_prompt && chats.length)
       line(
@@ -325,7 +325,7 @@ function drawWaits(now) {
         `their tokens come first; ${number(r.prefilled_tokens)} of ${number(r.prompt_tokens)} prompt tokens are read`,
       );
     else if (r.phase === "decode" && r.lane === "background" && guard?.holds_rows && chats.length)
-      line(named, "they are interactive and have less time between tokens");
+      line(named, "they are interactive and leave no time between tokens");
   }
   tables.waits.update(rows);
 }
@@ -415,16 +415,16 @@ function drawCache(now) {
   say(
     element("cache-sums"),
     looked
-      ? `${number((100 * found) / looked)} % of ${plural(looked, "prompt")} began with something cached; ` +
+      ? `${number((100 * found) / looked)} % of ${plural(looked, "prompt")} had a cached beginning; ` +
         `${number(sum(metrics.cache_tokens_saved_total))} prompt tokens were not computed again.`
-      : "No prompt was looked up yet.",
+      : "No prompt has been looked up yet.",
   );
 }
 
 const GUARD = {
   off: "Off: this configuration has no latency guard.",
-  idle: "Idle: no interactive stream is answering, nobody needs protection.",
-  open: "Open: what else there is to do fits between the tokens of the interactive streams.",
+  idle: "Idle: there is no interactive stream to protect.",
+  open: "Open: all other work fits between the tokens of the interactive streams.",
   active: "Active: other work waits, so that interactive streams keep their pace.",
 };
 
@@ -449,7 +449,7 @@ function drawGuard(now) {
       gap.children[i].style.width = `${((100 * Math.max(0, part)) / whole).toFixed(1)}%`;
     });
     const words =
-      `A decode round of the interactive streams takes ${ms(detail.round_ms, 2)}; a gap may be ` +
+      `A decode round of the interactive streams takes ${ms(detail.round_ms, 2)}; a gap may take ` +
       `${ms(detail.everyday_ms, 2)}, a long one ${ms(detail.long_ms, 2)}. Room for other work: ` +
       `${ms(detail.room_ms, 2)}; credit for long gaps: ${number(detail.credit, 1)}.`;
     gap.setAttribute("aria-label", words);
