@@ -23,7 +23,7 @@ async def within(seconds: float, work: Awaitable[T]) -> T:
             task.cancel()
             await asyncio.wait((task,))
         if not task.cancelled():
-            task.exception()  # retrieved, even if nobody asks for it any more
+            task.exception()  # marks the exception as retrieved
     if not done and task.cancelled():
         raise asyncio.TimeoutError
     return task.result()

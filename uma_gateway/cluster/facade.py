@@ -104,7 +104,7 @@ class ClusterDaemon(Daemon):
     async def _ask(self, unit: Unit, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> Event:
         """Ask this daemon. Raises: UnitLost, also once the daemon counts as silent; GatewayError."""
         if self.cluster.router.is_silent(unit.name):
-            raise UnitLost("it says nothing")
+            raise UnitLost("it sends nothing")
         asking = asyncio.ensure_future(self.cluster.transport.call(unit, operation, timeout_s, fields))
         loss = asyncio.Event()
         lost = asyncio.ensure_future(loss.wait())

@@ -80,7 +80,7 @@ class RoutedLink:
     # as daemon.Link
 
     async def receive(self) -> list[bytes]:
-        """Wait for events. Raises: GatewayError once nothing can come any more."""
+        """Wait for events. Raises: GatewayError once nothing more can arrive."""
         taken = await self._inbox.take()
         self._drained.set()
         return taken

@@ -210,7 +210,7 @@ addEventListener("pageshow", () => {
 });
 
 for (const message of messages) {
-  if (message.isOpen) Object.assign(message, { isOpen: false, end: "Cut off: you left the page while it was written." });
+  if (message.isOpen) Object.assign(message, { isOpen: false, end: "Cut off: you left the page before the end." });
   show(message);
 }
 setRunning(null);

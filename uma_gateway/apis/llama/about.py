@@ -121,7 +121,7 @@ async def on_slots(exchange: Exchange) -> None:
 
 
 async def on_slot(exchange: Exchange) -> None:
-    raise unsupported("there are no slots to save, restore or erase: the prefix cache keeps prompts by itself")
+    raise unsupported("there are no slots to save, restore or erase: the prefix cache keeps prompts automatically")
 
 
 def slot_object(number: int, n_ctx: int, row: dict[str, Any] | None) -> dict[str, Any]:
