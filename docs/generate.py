@@ -19,6 +19,7 @@ from uma_core import errors  # noqa: E402
 from uma_core.config import options as config  # noqa: E402
 from uma_core.config import presets  # noqa: E402
 from uma_core.config import schema as config_schema  # noqa: E402
+from uma_core.config.load import SCHEMA  # noqa: E402
 from uma_core.metrics import catalog as metrics  # noqa: E402
 from uma_core.metrics import core as metrics_core  # noqa: E402
 from uma_core.metrics import export as metrics_export  # noqa: E402
@@ -53,7 +54,7 @@ def _preset(name: str) -> str:
         (
             f"`{key}`",
             f"`{config_schema.write_value(value)}`",
-            f"`{config_schema.write_value(config.BY_KEY[key].default)}`",
+            f"`{config_schema.write_value(SCHEMA.by_key[key].default)}`",
         )
         for key, value in preset.values.items()
     ]

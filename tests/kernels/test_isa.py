@@ -12,10 +12,10 @@ from functools import lru_cache
 
 import pytest
 
-from uma_core.config.options import BY_KEY
+from uma_core.config.load import SCHEMA
 from uma_core.engine.lib import ffi, lib, text
 
-ISAS = BY_KEY["engine.isa"].choices
+ISAS = SCHEMA.by_key["engine.isa"].choices
 
 PROGRAM = """
 import dataclasses, json, sys
@@ -56,7 +56,7 @@ def test_the_kernels_are_those_that_were_asked_for(engine: str, isa: str) -> Non
 
 
 def test_the_variable_is_the_options() -> None:
-    assert BY_KEY["engine.isa"].env == "UMA_ISA"
+    assert SCHEMA.by_key["engine.isa"].env == "UMA_ISA"
 
 
 def test_the_best_is_what_auto_takes() -> None:
