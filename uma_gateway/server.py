@@ -165,23 +165,30 @@ def protocol_class(config: Config) -> type[asyncio.Protocol]:
             ):
                 self._await_head()
 
+        def _is_connect(self) -> bool:
+            return bool(self.parser.get_method() == b"CONNECT")
+
         def _wants_upgrade(self) -> bool:
             """Whether the request asks to switch to another protocol, such as HTTP/2."""
-            return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+            return self.parser.should_upgrade() and not self._is_connect()
 
         def _unsupported_upgrade_warning(self) -> None:
             """Answer the request in HTTP/1.1. A client that supports HTTP/2 or WebSocket may ask for an upgrade in any
             request, as Java's does in the first one; a server may ignore that. But the parser then skips the body, so
             it gets the request again, without the upgrade.
             """
+            if self._is_connect():  # it is answered with an error, and what follows is not HTTP
+                self.cycle.keep_alive = False
+                return
             error = sys.exc_info()[1]
             assert isinstance(error, httptools.HttpParserUpgrade)
-            lines = [b"%b %b HTTP/1.1" % (self.parser.get_method(), self.url)]
+            version = self.parser.get_http_version().encode()
+            lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
             for name, value in self.headers:
-                if name != b"connection":
-                    lines.append(b"%b: %b" % (name, value))
-                elif b"close" in value.lower():
+                if name == b"connection" and b"close" in value.lower():
                     lines.append(b"connection: close")
+                elif name not in (b"connection", b"upgrade"):  # an `upgrade` would be found again and again
+                    lines.append(b"%b: %b" % (name, value))
             # the old parser reads nothing more
             self.parser = httptools.HttpRequestParser(self)
             self._n_head = 0

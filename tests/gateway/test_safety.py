@@ -571,6 +571,30 @@ def test_many_wishes_at_once_are_answered_in_order(gateway):
     assert re.findall(rb"HTTP/1.1 (\d+)", answers) == [b"200"] * 300 + [b"404"]
 
 
+def test_a_wish_in_the_old_name_of_connection_is_read_once(gateway):
+    """The parser takes `Proxy-Connection` for `Connection`."""
+    with Raw(gateway.port) as raw:
+        raw.send("POST", "/tokenize", {"content": "one"}, {"proxy-connection": "upgrade", "upgrade": "h2c"})
+        assert re.findall(rb"HTTP/1.1 (\d+)", raw.rest()) == [b"200"]
+    assert gateway.ask("GET", "/health").status == 200
+
+
+def test_a_wish_over_http_1_0_needs_no_host(gateway):
+    with Raw(gateway.port) as raw:
+        raw.sock.sendall(b"GET /health HTTP/1.0\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n")
+        assert raw.rest().startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("target", ["/health", "/v1/chat/completions", "127.0.0.1:443"])
+@pytest.mark.parametrize("more", [b"", b"\x16\x03\x01 no HTTP", b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"])
+def test_who_takes_the_gateway_for_a_proxy_is_refused(gateway, target, more):
+    with Raw(gateway.port) as raw:
+        raw.sock.sendall(f"CONNECT {target} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode() + more)
+        (status,) = re.findall(rb"HTTP/1.1 (\d+)", raw.rest())
+    assert status in (b"400", b"405")
+    assert gateway.ask("GET", "/health").status == 200
+
+
 @pytest.mark.parametrize("fields", [{}, {"logprobs": True}])
 def test_a_stream_over_http_1_0_has_no_chunks_and_ends_with_its_connection(gateway, fields):
     body = json.dumps({**CHAT, **fields, "stream": True}).encode()
