@@ -106,6 +106,40 @@ def test_a_source_that_goes_on_before_it_is_copied_is_no_error(
     assert not [r for r in caplog.records if r.name.startswith("uma_core") and r.levelno >= logging.WARNING]
 
 
+@pytest.mark.parametrize("n_common", [50, 60, 63, 90, 200])
+def test_a_snapshot_has_the_beginning_that_others_hold_and_cannot_give(n_common: int, tmp_path: Path) -> None:
+    """A beginning can be copied only up to a position whose state was kept, and chats part where there is none."""
+    settings = CacheSettings(is_on=True, ram_bytes=64 << 20)
+    world = StateWorld(write(RECURRENT["lfm2"], tmp_path / "model.gguf"), "f16", settings)
+    common = [32 + i % 64 for i in range(n_common)]
+
+    def next_of(name: str) -> Turn:
+        return Turn(f"next of {name}", [*world.turns[name].prompt, *world.tokens[name], 40, 41])
+
+    def answer(*turns: Turn) -> None:
+        for turn in turns:
+            world.submit(turn, 4, None)
+        while any(turn.reason is None for turn in turns):
+            world.tick()
+            world.collect()
+
+    try:
+        chats = [Turn(name, [*common, *range(first, first + 60)]) for name, first in (("one", 100), ("two", 170))]
+        answer(*chats, Turn("longer", [231] * 400))
+        answer(Turn("newcomer", [232] * 400))  # takes the first chat's sequence
+        running, turn = next_of("two"), next_of("one")
+        world.submit(running, 500, None)
+        while len(world.tokens.get(running.request_id, ())) < 2:
+            world.tick()
+        answer(turn)
+        assert running.reason is None, "its sequence is not free"
+        assert turn.n_cached == len(chats[0].prompt) + 3  # the last token of an answer is not read
+        assert turn.logits is not None
+        assert world.deviation(turn.prompt, turn.logits) == (0.0, False)
+    finally:
+        world.close()
+
+
 def test_an_idle_sequence_drives_no_other_snapshot_out_for_its_state(tmp_path: Path) -> None:
     """A state weighs as much as hundreds of positions, and counts where room is looked for."""
     settings = CacheSettings(is_on=True, ram_bytes=1 << 40, park_idle_ns=1)

@@ -92,6 +92,16 @@ class Finder:
         """
         return self._engine.resumable(source.seq_id, n) if self.has_states else n
 
+    def given(self, node: Node, kept: int, seq_id: int) -> int:
+        """Return how many of the positions before `node` a session can have without bytes: `kept`, which stay in
+        sequence `seq_id`, or what can be copied from others. With states, that ends where a sequence has one.
+        """
+        if not self.has_states:
+            return node.start
+        above = [each for each in node.up() if each is not node]
+        copied = [self._engine.resumable(other, each.end) for each in above for other in each.holders - {seq_id}]
+        return max((kept, *copied))
+
     def _longest(self, path: list[Node], n: int, seq_id: int) -> tuple[Holding | None, int]:
         if self.has_states:
             return self._longest_resumable(path, n, seq_id)

@@ -258,8 +258,9 @@ class PrefixCache:
         continue.
 
         A file is useless without the files of its prefix. Another sequence may hold that prefix now but may never write
-        it, so the prefix is written with the first file that needs it. `is_last`: the daemon ends, so the content of
-        the other sequences is lost too.
+        it, so the prefix is written with the first file that needs it. Without a disk, only the part of the prefix is
+        saved that no other sequence could give. `is_last`: the daemon ends, so the content of the other sequences is
+        lost too.
         """
         tree, end = holding.tree, holding.end
         assert tree is not None and end is not None
@@ -273,11 +274,8 @@ class PrefixCache:
             return
         if lost[0].start < start:
             tree.split(lost[0], start)
-        before = (
-            [node for node in lost[0].up() if node is not lost[0] and node.seg is None]
-            if self.store.disk is not None
-            else []
-        )
+        n_there = 0 if self.store.disk is not None else self.finder.given(lost[0], start, holding.seq_id)
+        before = [node for node in lost[0].up() if node is not lost[0] and node.seg is None and node.end > n_there]
         end.keep()
         try:
             for node in [*reversed(before), *lost]:
