@@ -14,6 +14,7 @@ import logging
 import os
 import secrets
 import socket
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -117,6 +118,10 @@ class Link(asyncio.Protocol):
             self._is_paused = False
             self._transport.resume_reading()
         return taken
+
+    def end(self, failure: GatewayError) -> None:
+        """Hang up; the reader gets `failure` after what has arrived."""
+        self._fail(failure)
 
     def close(self) -> None:
         """Hang up: the daemon cancels the requests of this connection. Idempotent."""
@@ -326,10 +331,11 @@ class Daemon:
         self._cancelling = asyncio.Lock()
         self._calls: dict[str, asyncio.Future[Event]] = {}
         self._reader: asyncio.Task[None] | None = None
+        self._working: weakref.WeakSet[Link] = weakref.WeakSet()  # connections with a request of their own
 
     async def generate(self, fields: Mapping[str, Any], request_id: str) -> Generation:
         """Send a generate request on a connection of its own. Raises: GatewayError."""
-        link = await connect(self.path)
+        link = await self._connect()
         try:
             link.send({**fields, "id": request_id})
         except BaseException:
@@ -342,7 +348,7 @@ class Daemon:
 
         Raises: GatewayError.
         """
-        link = await connect(self.path)
+        link = await self._connect()
         try:
             link.send({**fields, "type": operation, "id": request_id})
             while True:
@@ -354,6 +360,17 @@ class Daemon:
                         return event
         finally:
             link.close()
+
+    async def _connect(self) -> Link:
+        link = await connect(self.path)
+        self._working.add(link)
+        return link
+
+    def end_answers(self) -> None:
+        """End what is being computed, because the gateway stops. Those who wait for it get an error."""
+        for link in list(self._working):
+            message = "the gateway is stopping, and ended the answer before it was complete"
+            link.end(GatewayError(Kind.UNAVAILABLE, message, code="draining", retry_after_ms=RETRY_AFTER_MS))
 
     async def loaded(self) -> None:
         """Wait until the daemon runs and has a model. Only `health` is asked, because the daemon logs other operations

@@ -48,6 +48,7 @@ MAX_PEM_BYTES = 1 << 20
 # while a thread reads a large request, the event loop waits this long for the interpreter lock (Python's default: 5 ms,
 # for each socket that is ready)
 SWITCH_INTERVAL_S = 0.0005
+LAST_WORDS_S = 2  # time for sending errors to those whose answers took longer than `limits.drain_s`
 MOST_PIPELINED = 16  # requests that may wait behind the one being answered before reading stops
 # libuv uses its threads only to look up the address to listen on, and aborts the process if it cannot start one. So the
 # gateway first starts a thread of its own, whose failure it can report, and asks libuv for one thread instead of four.
@@ -274,6 +275,19 @@ class Server(uvicorn.Server):
         assert self._app.gateway is not None
         self._app.gateway.stopping.set()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Wait until the running answers end. Those that have not ended in time end with an error that their clients
+        can read; uvicorn would only cancel them.
+        """
+        gateway = self._app.gateway
+        assert gateway is not None
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(gateway.config.limits.drain_s, gateway.daemon.end_answers)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
         asyncio.get_running_loop().call_soon_threadsafe(self._told_to_stop.set)
@@ -368,7 +382,7 @@ def serve(config: Config, keys: Keys) -> int:
         server_header=False,
         backlog=BACKLOG,
         timeout_keep_alive=int(config.limits.keep_alive_s),
-        timeout_graceful_shutdown=int(config.limits.drain_s),
+        timeout_graceful_shutdown=int(config.limits.drain_s) + LAST_WORDS_S,
         ssl_certfile=config.serve.tls_cert or None,
         ssl_keyfile=config.serve.tls_key or None,
     )

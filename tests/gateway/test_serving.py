@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.daemon.support import ROOT, eventually
-from tests.gateway.support import GatewayProcess, Raw, n_busy
+from tests.gateway.support import Answer, GatewayProcess, Raw, n_busy
 
 
 def test_health_and_models(gateway, fake):
@@ -164,6 +165,33 @@ def test_an_open_dashboard_does_not_keep_it_from_stopping(serve, before):
         gateway.signal(signal.SIGTERM)
         raw.rest()
         assert gateway.wait() in (0, -signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("path", "end"),
+    [
+        ("/v1/chat/completions", rb'data: \{"error":\{.*"code":"draining"'),
+        ("/v1/messages", rb'event: error\ndata: \{"type":"error"'),
+        ("/api/chat", rb'\n\{"error":"the gateway is stopping'),
+    ],
+)
+def test_an_answer_that_outlasts_the_drain_ends_with_an_error(serve, before, path, end):
+    daemon = serve()
+    daemon.pull(step_ms=20)
+    gateway = before(daemon, "--drain-s", "0.2")
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2000, "options": {"num_predict": 2000}}
+    with Raw(gateway.port) as streamed, Raw(gateway.port) as whole:
+        streamed.send("POST", path, {**body, "stream": True})
+        whole.send("POST", path, {**body, "stream": False})
+        streamed.until(b'"content' if path != "/v1/messages" else b"text_delta")
+        eventually(lambda: n_busy(daemon) == 2)
+        gateway.signal(signal.SIGTERM)
+        assert re.search(end, streamed.rest())
+        answer = Answer(whole.rest())
+    assert (answer.status, answer.headers["retry-after"]) == (503, "1") or answer.status == 529, answer.raw
+    assert gateway.wait() in (0, -signal.SIGTERM)
+    assert "Traceback" not in gateway.log
+    eventually(lambda: n_busy(daemon) == 0)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
