@@ -92,6 +92,9 @@ def _read_calls(calls: Any, path: str) -> list[Any]:
     for i, call in enumerate(calls):
         if isinstance(call, dict) and not isinstance(call.get("id"), str | None):
             raise invalid(f"`{path}[{i}].id` must be a string", f"{path}[{i}].id")
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict) and not isinstance(function.get("name"), str):
+            raise invalid(f"`{path}[{i}].function.name` must be a string", f"{path}[{i}].function.name")
     return [_read_call(call) for call in calls]
 
 
@@ -102,7 +105,8 @@ def _read_call(call: Any) -> Any:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         return call
-    made = {name: value for name, value in call.items() if value is not None}
+    # the later pieces of a streamed call have no type, and clients that join the pieces may lose it
+    made = {"type": "function"} | {name: value for name, value in call.items() if value is not None}
     arguments = function.get("arguments")
     if arguments is None or arguments == "":
         arguments = "{}"

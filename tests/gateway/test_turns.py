@@ -34,6 +34,13 @@ def test_null_means_absent(message):
     assert found == {name: value for name, value in message.items() if value is not None}
 
 
+@pytest.mark.parametrize("more", [{}, {"type": None}])
+def test_a_call_without_a_type_is_one_of_a_function(more):
+    given = {name: value for name, value in call("{}").items() if name != "type"}
+    (found,) = read_messages([{"role": "assistant", "tool_calls": [{**given, **more}]}])
+    assert found["tool_calls"] == [call("{}")]
+
+
 def test_an_answer_that_only_called_tools_has_no_content():
     message = {"role": "assistant", "content": None, "tool_calls": [{**call("{}"), "index": None}]}
     assert read_messages([message]) == [{"role": "assistant", "content": None, "tool_calls": [call("{}")]}]
@@ -76,6 +83,16 @@ def test_a_refusal_is_a_text_that_the_assistant_wrote():
         ([{"role": "user", "content": "x", "name": 7}], Kind.INVALID, "messages[0].name"),
         ([{"role": "tool", "content": "x", "tool_call_id": [5]}], Kind.INVALID, "messages[0].tool_call_id"),
         ([{"role": "assistant", "tool_calls": [{"id": 5}]}], Kind.INVALID, "messages[0].tool_calls[0].id"),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": {"name": 5}}]}],
+            Kind.INVALID,
+            "messages[0].tool_calls[0].function.name",
+        ),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{}"}}]}],
+            Kind.INVALID,
+            "messages[0].tool_calls[0].function.name",
+        ),
     ],
 )
 def test_the_message_at_fault_is_named(messages, kind, param):
