@@ -1,7 +1,7 @@
-"""How much of a prompt is read at once: one sizer for all three ways to feed it (`PrefillMode`).
+"""How much of a prompt is read at once, for all three ways to feed it (`PrefillMode`).
 
-Sizes come from the cost model's legal chunks. Only the end of a prompt may have any size, and an overdue prompt's chunk
-in a call of its own, if even the longest gap has no room for the smallest of these sizes: it would have to be forced.
+A chunk has one of the cost model's legal sizes, with two exceptions: the end of a prompt, and an overdue prompt's
+OWN_CALL chunk if even the longest gap has no room for the smallest legal size. That chunk would have to be forced.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from uma_core.policy.state import SchedulerState, SessionView
 
 
 class Room(NamedTuple):
-    """Time that other work may have in a stream's gap."""
+    """Time that other work may take in a stream's gap."""
 
     in_everyday_ns: int
     in_long_ns: int
-    long_share: float = 0.0  # of gaps, those that may be long
-    is_most: bool = False  # the prompt's later gaps hold no more
+    long_share: float = 0.0  # share of gaps that may be long
+    is_most: bool = False  # no later gap of this prompt will have more room
 
 
 def sized(state: SchedulerState, item: PlanItem, view: SessionView, room: Room) -> tuple[PlanItem, int]:
-    """Return the prefill item with the chunk that suits the room, and the least time that this chunk takes.
+    """Return the prefill item with a chunk sized for the room, and the least time that this chunk takes of one gap.
 
-    That time is the chunk's first piece, its call, or what it adds to a call. It may exceed the room: then the chunk is
-    the smallest there is.
+    That time is one piece (SLICED), the whole call (OWN_CALL), or what the rows add to the streams' call (MIXED). If it
+    exceeds the room, the chunk is the smallest possible, or it is already in progress.
     """
     cost = state.cost
     if item.mode is PrefillMode.OWN_CALL:
@@ -46,16 +46,17 @@ def resized(item: PlanItem, view: SessionView, n_tokens: int) -> PlanItem:
 
 
 def chunk_limit(state: SchedulerState) -> int:
-    """Most tokens of a chunk, by the device and the configuration."""
+    """The most tokens that the device and the configuration allow in a chunk."""
     return max(1, min(state.device.n_ubatch, state.config.prefill_burst))
 
 
 def mixed_rows(state: SchedulerState, view: SessionView, limit_ns: int) -> tuple[int, int] | None:
     """The most tokens of this prompt that the streams' own call can take in `limit_ns`, and the time that they add.
 
-    None if no token fits, or if a chunk would read more in that time. (Decodes and prompts in one batch:
-    Sarathi-Serve, OSDI 2024.) Calibration must have measured mixed calls, and the prompt must have no chunk in
-    progress. A new prompt's last token is left out: it becomes a decode row of the next step, as each stream's does.
+    None if the streams and this prompt cannot share a call, if no token fits, or if a chunk would read more in that
+    time. (Decodes and prompts in one batch: Sarathi-Serve, OSDI 2024.) Calibration must have measured mixed calls, and
+    the prompt must have no chunk in progress. A new prompt's last token is left out: it becomes a decode row of the
+    next step, like the last token of every stream.
     """
     index, cost = index_of(state), state.cost
     n_streams = len(index.interactive)
@@ -79,7 +80,7 @@ def mixed_rows(state: SchedulerState, view: SessionView, limit_ns: int) -> tuple
 
 
 def _in_call(cost: CostModel, item: PlanItem, view: SessionView, room: Room) -> int:
-    """The largest chunk size that fits, else the smallest. If that fits no later gap either, as many tokens as fit."""
+    """The largest size that fits, else the smallest. If no later gap has room for it either, as many tokens as fit."""
     sizes = [n for n in (*cost.chunks, item.n_tokens) if n <= item.n_tokens]
     if fitting := [n for n in sizes if cost.prefill_ns(n, view.n_past) <= room.in_everyday_ns]:
         return max(fitting)
@@ -90,15 +91,15 @@ def _in_call(cost: CostModel, item: PlanItem, view: SessionView, room: Room) -> 
 
 
 def _candidates(cost: CostModel, n_left: int, limit: int) -> list[int]:
-    """Legal sizes within the limit, and the whole rest of the prompt if it is within the limit."""
+    """Legal sizes within the limit, and the whole rest of the prompt if that is within the limit. Never empty."""
     top = min(n_left, limit)
     sizes = [n for n in cost.chunks if n <= top]
     return [*sizes, top] if top not in sizes and (top == n_left or not sizes) else sizes
 
 
 def efficient(cost: CostModel, view: SessionView, limit: int) -> int:
-    """The chunk size when no stream's gap is affected: the largest within 1 % of the least time per token or, near the
-    prompt's end, of the least time for the whole rest.
+    """The chunk size when no stream's gap is affected: the largest whose time per token is within 1 % of the least.
+    Once the rest of the prompt is within the limit, the time for that whole rest is compared instead.
     """
     n_left, n_past = view.n_left, view.n_past
     sizes = _candidates(cost, n_left, limit)
@@ -112,7 +113,7 @@ def efficient(cost: CostModel, view: SessionView, limit: int) -> int:
 
 
 def _through_gaps(cost: CostModel, view: SessionView, limit: int, room: Room) -> int:
-    """The chunk size that gets most tokens through the gaps. A gap takes whole pieces only, so a larger, more efficient
+    """The chunk size that reads the most tokens per gap. A gap holds whole pieces only, so a larger, more efficient
     chunk may progress more slowly than a small one.
     """
     sizes = _candidates(cost, view.n_left, limit)
@@ -128,5 +129,5 @@ def _through_gaps(cost: CostModel, view: SessionView, limit: int, room: Room) ->
 
 
 def _token_ns(cost: CostModel, n: int, n_past: int, span: int) -> float:
-    """Mean time per token if `span` tokens are read in chunks of `n`: later chunks have more context before them."""
+    """Mean time per token if `span` tokens are read in chunks of `n`: later chunks have a longer context."""
     return cost.prefill_ns(n, n_past + (span - n) // 2) / n

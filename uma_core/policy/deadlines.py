@@ -1,14 +1,14 @@
-"""When a prompt's first token is due, and what follows from that. The rules are stated here and nowhere else.
+"""Deadlines of first tokens: when a prompt's first token is due, and what the guard does to be on time.
 
 A first token is due `slo.target_ttft_ms` after its request was queued. Without such a target it is due after twice the
 time that its prompt takes alone; a short prompt may take longer, because nobody notices a few steps of a stream.
 
 1. Beside streams, a prompt that would be late with everyday gaps gets long ones. A few long gaps among many short ones
-   keep the streams' p95; middling gaps throughout would not.
-2. Once the first token is overdue, the limit of the gap grows by one long limit per target of delay, up to OVERDUE
-   rounds.
+   leave the streams' p95 as it is; gaps of medium length throughout would raise it.
+2. Once the first token is overdue, the gap's limit grows by one long limit for every further target time that passes,
+   up to OVERDUE rounds.
 3. While nothing streams, a chat whose prompt has been read waits for the next chat's prompt, if that can be read before
-   both first tokens are due. A stream that had already begun would have that prompt in its gaps.
+   the waiting chat's own first token is due. If the chat began at once, that prompt would lengthen its gaps.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OVERDUE = 3.0
 
 
 def target_ns(state: SchedulerState, view: SessionView, step_ns: int, n_steps: int) -> int:
-    """Time from arrival until the first token is due: at least `n_steps` steps of one stream, which nobody notices."""
+    """Time from arrival until the first token is due. Without a target, at least `n_steps` steps of one stream."""
     wanted = view.slo_ttft_ns or state.config.slo_ttft_ns
     if wanted:
         return wanted
@@ -52,14 +52,14 @@ def is_first_awaited(view: SessionView) -> bool:
 
 
 def most_ns(limits: TbtLimits) -> int:
-    """Limit of the longest gap of an overdue prompt."""
+    """The highest limit that a gap of an overdue prompt can have."""
     return max(limits.long_ns, int(OVERDUE * limits.round_ns))
 
 
 def next_limit_ns(state: SchedulerState, view: SessionView, limits: TbtLimits, usual: tuple[int, int]) -> int:
     """Limit of the next gap while this prompt waits for its first token (rules 1 and 2).
 
-    `usual`: the time that the prompt gets in an everyday gap, and the time that chunks would take for the same work.
+    `usual`: the prompt's time in an everyday gap, and the time that chunks would take to read the same tokens.
     """
     target = target_ns(state, view, limits.step_ns, STEPS)
     left = view.t_queued_ns + target - state.now_ns
@@ -70,7 +70,7 @@ def next_limit_ns(state: SchedulerState, view: SessionView, limits: TbtLimits, u
 
 
 def begin_together(state: IndexedState) -> IndexedState:
-    """The state in which chats that wait to begin together (rule 3) are not counted as streams."""
+    """Return a state whose index does not count chats that wait to begin together (rule 3) as streams."""
     index = state.index_
     if not index.streams or any(v.t_first_ns for v in index.streams) or not _can_wait(state, index):
         return state
@@ -84,5 +84,5 @@ def _can_wait(state: IndexedState, index: SessionIndex) -> bool:
     if not others:
         return False
     steps = ((v, state.cost.solo_step_ns(v.n_past)) for v in index.streams)
-    n_steps = int(STRETCH * STEPS)  # beginning early would delay the others by more
+    n_steps = int(STRETCH * STEPS)  # longer than STEPS, since beginning early would delay the others by more
     return state.now_ns + min(others) <= min(v.t_queued_ns + target_ns(state, v, ns, n_steps) for v, ns in steps)

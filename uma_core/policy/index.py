@@ -1,7 +1,7 @@
-"""The sessions of a state, sorted into lists once per tick: otherwise every stage would search for them itself.
+"""The sessions of a state, sorted into lists once per tick, so that stages need not search for them.
 
-Rules: the index depends on the state alone, and only sorts. `IndexedState` keeps it, so that all stages share one pass.
-A plain `SchedulerState` works everywhere too, and is sorted on demand.
+Rules: the index depends on the state alone. `IndexedState` keeps it, so that all stages share one pass. A plain
+`SchedulerState` works everywhere too, and is sorted on demand.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class SessionIndex(NamedTuple):
     resident: list[SessionView]  # have a sequence: PREFILL or DECODE
     prompts: list[SessionView]  # PREFILL and ready
     interactive: list[SessionView]  # DECODE and ready, of interactive priority
-    background: list[SessionView]  # DECODE and ready: the others
-    arriving: list[SessionView]  # interactive and DECODE, but their KV is still under way
+    background: list[SessionView]  # DECODE and ready, of background priority
+    arriving: list[SessionView]  # interactive and DECODE, but their KV is still being transferred
     moving: list[SessionView]  # any session with a transfer under way
-    slots: list[SessionView]  # occupy a prefill slot: they have a chunk there, or its KV is on the way out
+    slots: list[SessionView]  # occupy a prefill slot: their chunk is there, or its KV is being moved out
     round_ns: int  # predicted time of a decode round of the interactive streams alone, arriving ones included
 
     @property

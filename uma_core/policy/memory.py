@@ -22,13 +22,13 @@ class TbtMemory(NamedTuple):
     tick: int = 0  # tick of the last plan beside a stream
     t_plan_ns: int = 0  # when that plan was made
     planned_ns: int = 0  # how long its tick was planned to take
-    debt_ns: int = 0  # time granted to background rows, less the time granted to prompts: those with less go first
-    cursor: int = -1  # background session that was the last one served in rotation
-    forced_tick: int = 0  # when a background row was last forced; earlier by what urgent gaps took beyond a round
+    debt_ns: int = 0  # time granted to background rows, less the time granted to prompts: whichever had less goes first
+    cursor: int = -1  # background session that the rotation served last
+    forced_tick: int = 0  # tick that last forced a background row, less the rounds by which urgent gaps exceeded one
 
 
 class PolicyMemory(NamedTuple):
     fairness: Ledger | None = None  # None: there is only one client
-    decode_first: int = -1  # background session that was the last one served in rotation; -1: all are served
+    decode_first: int = -1  # background session that the rotation served last; -1: all are served
     prefill_budget: int = 0  # prompt tokens per tick where prefill is not resumable; 0: not learned yet
     latency_guard: TbtMemory = TbtMemory()

@@ -1,11 +1,11 @@
-"""Who goes first: one ordering for admission and for prompts; turns; starvation.
+"""Who goes first: one order for admission and prompts, rotation, and starvation.
 
-Order: priority, then clients that have had less than their share, then (among waiting sessions) clients that hold
-fewer sequences, then least remaining work, with aging. A client that sends one request at a time has no account between
-two of them, so its virtual time says nothing; because it holds few sequences, it goes before another client's queue.
-Aging makes two promises. A background session that made no progress for `aging_ns` ranks as interactive. And remaining
-work shrinks by AGE_RATE of the time waited, so that requests which arrive later than work / AGE_RATE after a session
-do not overtake it.
+Order: priority, clients that were charged less, (among waiting sessions) clients that hold fewer sequences, least
+remaining work with aging, arrival. Sequences are compared because a client that sends one request at a time has no
+account between two requests. Its charge says nothing, but it holds few sequences, so it passes another client's queue.
+Aging has two effects. A background session that made no progress for `aging_ns` ranks as interactive. And AGE_RATE of
+the time waited is subtracted from the remaining work, so a request that arrives more than work / AGE_RATE after a
+session does not overtake it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from uma_core.policy.state import SchedulerState, SessionView
 from uma_core.types import Priority
 
 # Share of the time waited: a session is not overtaken by one that arrives ten times its prefill time later. This bound
-# is the only gain: 0 and 0.4 move no figure by 1 %.
+# is the only gain: 0 and 0.4 change no figure by 1 %.
 AGE_RATE = 0.1
-# Clients whose charges differ by less than this are equal, and the least work goes first. A session that came back from
-# parking keeps its sequence for as long. A tenth: TBT +1 %, TTFT +1 %; ten times: background +2 %.
+# Clients whose charges differ by less than this rank equally, and the least work goes first. A session that came back
+# from parking keeps its sequence for at least this long. A tenth: TBT +1 %, TTFT +1 %; ten times: background +2 %.
 FAIR_QUANTUM_NS = 500_000_000
 
 Rank = tuple[int, int, int, float, int]
@@ -59,7 +59,7 @@ def why_first(first: Rank, second: Rank) -> str:
     if first[2] < second[2]:
         return f", its client holds fewer sequences ({first[2]} < {second[2]})"
     if first[3] < second[3]:
-        return f", less is left to read ({first[3] / 1e6:.1f} < {second[3] / 1e6:.1f} ms, a tenth of the wait off)"
+        return f", less is left to read ({first[3] / 1e6:.1f} < {second[3] / 1e6:.1f} ms, less a tenth of the wait)"
     return ", it came first"
 
 
@@ -72,7 +72,7 @@ def fair_share(charged: Mapping[int, int]) -> Callable[[SessionView], int]:
 def in_turn(views: list[SessionView], cursor: int) -> list[SessionView]:
     """Round robin by session number, beginning after `cursor`.
 
-    (Times of last tokens are equal within a call, so they give no order to rotate by.)
+    (The sessions of one call got their last tokens at the same time, so that time gives no order.)
     """
     return sorted(views, key=lambda v: (v.sid <= cursor, v.sid))
 
@@ -80,7 +80,7 @@ def in_turn(views: list[SessionView], cursor: int) -> list[SessionView]:
 def is_starved(state: SchedulerState, view: SessionView, times: int = 1) -> bool:
     """True if a chat streams and the session made no progress for `starvation_ticks` x `times` predicted rounds.
 
-    Time is compared, not ticks: if rounds take longer than predicted, fewer of them pass.
+    It compares time, not ticks: if rounds take longer than predicted, fewer of them pass.
     """
     round_ns = index_of(state).round_ns
     return round_ns > 0 and state.now_ns - view.t_progress_ns >= state.config.starvation_ticks * times * round_ns
@@ -91,7 +91,7 @@ def starved_first(
     views: list[SessionView],
     is_due: Callable[[SchedulerState, SessionView], bool] = is_starved,
 ) -> list[SessionView]:
-    """The same order, but of the sessions that starve, the one that has waited longest goes first."""
+    """The same order, except that the starved session that has waited longest goes first."""
     starved = min((v for v in views if is_due(state, v)), key=lambda v: (v.t_progress_ns, v.sid), default=None)
     return views if starved is None else [starved, *(v for v in views if v is not starved)]
 

@@ -1,8 +1,8 @@
 """The policy as a pipeline: named stages, each a pure function of (state, plan), run in order.
 
-Rules: `learn` takes in what the last tick measured; all stages do so before any of them runs. `run` may add, shrink,
+Rules: `learn` takes in what the last tick measured; all stages learn before any of them runs. `run` may add, shrink,
 reorder or drop items and set budgets, and says so in `plan.notes`. `seal` looks at the finished plan. A stage keeps its
-memory in its own field of `plan.memory`, and tells others through the plan. A stage that is left out changes nothing.
+memory in its own field of `plan.memory`, and tells the other stages only through the plan.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ REGISTRY: dict[str, StageSpec] = {
 }
 
 
-# they admit, give streams tokens, choose a prompt and size its chunk: without any one of them some request would starve
+# they admit, give streams tokens, choose a prompt and size its chunk: without one of them some request is never served
 NEEDED_STAGES = ("admission", "decode_first", "prefill_order", "prefill_budget")
 
 
@@ -96,19 +96,19 @@ def compose(names: Iterable[str]) -> Pipeline:
         raise ValueError(f"scheduler stage {twice[0]!r} is listed twice")
     for before, after in itertools.pairwise(listed):
         if DEFAULT_STAGES.index(before) > DEFAULT_STAGES.index(after):
-            raise ValueError(f"scheduler stage {after!r} must come before {before!r}, which limits what it prepares")
+            raise ValueError(f"scheduler stage {after!r} must come before {before!r}")
     return Pipeline(listed, tuple(REGISTRY[name] for name in listed))
 
 
 def check_serving(names: Iterable[str]) -> None:
-    """Raise ValueError for stages that cannot be composed, or that would leave some request waiting for ever."""
+    """Raise ValueError for stages that cannot be composed, or that would leave some request waiting forever."""
     listed = compose(names).names
     missing = [name for name in NEEDED_STAGES if name not in listed]
     if missing:
         raise ValueError(f"without {', '.join(missing)} some request is never served")
 
 
-# names of 0.x that programs may read; they go with the next release
+# 0.x names that clients may still read; the next release removes them
 DEPRECATED = {"solo_ms": "round_ms", "cap_ms": "everyday_ms", "pause_ms": "long_ms"}
 
 

@@ -1,4 +1,4 @@
-"""The Plan: what one tick does. Frozen output of the policy, checked before it is executed.
+"""The Plan: what one tick does. It is the policy's frozen output, and is checked before it is executed.
 
 A tick = admissions, then decode calls (items with the same `call` share one), then at most one run of a resumable
 prefill, then transfers for the time that is left.
@@ -59,29 +59,29 @@ class Plan(NamedTuple):
     admit: tuple[Admission, ...] = ()
     items: tuple[PlanItem, ...] = ()
     park: tuple[int, ...] = ()  # sids whose KV is to leave the device
-    run_ns: int = 0  # time for the SLICED item, counted from its begin; or the time that a MIXED one adds to its call
-    quantum_ns: int = 0  # wanted length of its pieces
+    run_ns: int = 0  # time for the SLICED item, counted from its start; or the time that a MIXED one adds to its call
+    quantum_ns: int = 0  # target length of its pieces
     min_pieces: int = 0  # pieces that are computed even if run_ns is too short (the starvation bound)
     transfer_ns: int = 0  # time for transfers
-    # for how many further ticks the same plan holds, as long as no session comes, goes or changes its phase ...
+    # how many further ticks may repeat this plan, as long as no session arrives, ends or changes its phase ...
     n_repeats: int = 0
-    t_repeat_ns: int = 0  # ... and until when: ticks may take many times as long as predicted
+    t_repeat_ns: int = 0  # ... and until when, because ticks may take many times as long as predicted
     memory: PolicyMemory = PolicyMemory()
     notes: tuple[str, ...] = ()  # one per change a stage made, for trace and status
     # sids of sessions whose prompt's beginning is restored from the cache; they have no item in this tick
     restore: tuple[int, ...] = ()
-    charged: Mapping[int, int] = {}  # measured ns charged to each client; empty while one client is alone
+    charged: Mapping[int, int] = {}  # measured ns charged to each client; empty while there is only one client
     guard: TbtDecision | None = None  # None: no interactive stream, or no such stage
     # limit by which metrics judge this tick's gap if a stream has no target of its own; the guard ignores it; 0: none
     tbt_limit_ns: int = 0
     tick_limit_ns: int = 0  # limit of this tick; 0: nothing waits for its end
     bmt_bytes: int = 0  # estimated bytes that the tick moves through memory; 0: no such stage
     bmt_budget: int = 0  # bytes that it may move; 0: no budget
-    draft_ns: int = 0  # time that drafts, and making them, add to what the latency guard planned
-    stretch: float = 0.0  # by how many times one token's limit the drafts' calls exceed it
-    draft_floor: float = 0.0  # a first draft token less likely than this would get no row of this plan
+    draft_ns: int = 0  # time that making and verifying drafts adds to what the latency guard planned
+    stretch: float = 0.0  # how far a round with drafts exceeds the limit of one token, as a multiple of that limit
+    draft_floor: float = 0.0  # a first draft token less likely than this would get no row in this plan
     drafting: tuple[tuple[int, int], ...] = ()  # (sid, tokens) that the draft model drafts after the decode calls ...
-    drafting_ns: int = 0  # ... in this much time, reading what it has not seen yet included
+    drafting_ns: int = 0  # ... in this much time, including that for text it has not read yet
 
     @property
     def decodes(self) -> tuple[PlanItem, ...]:

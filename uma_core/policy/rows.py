@@ -11,7 +11,7 @@ from uma_core.types import Phase
 
 def is_shared(both_ns: int, apart_ns: int) -> bool:
     """Whether interactive and background rows share a call. A shared call delays the interactive token, so it must
-    save time for certain.
+    save more time than measurements vary by.
     """
     return both_ns * NOISE < apart_ns
 

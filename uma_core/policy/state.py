@@ -1,7 +1,7 @@
 """The policy's input: an immutable snapshot that is cheap to take and can be replayed at any time.
 
-Views hold counts and timestamps, never token lists. Time arrives as `now_ns`. The memory of stages leaves in
-`plan.memory` and comes back with the next state.
+Views hold counts and timestamps, never token lists. The time comes in as `now_ns`. What the stages remember goes out in
+`plan.memory` and comes back in the next state.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ class SessionView(NamedTuple):
     cached_seq: int = -1  # free sequence that holds the longest part of those tokens in place
     cached_own: int = 0  # tokens of the prompt that this sequence holds
     t_back_ns: int = 0  # when it came back after parking; 0: it was never parked
-    t_held_ns: int = 0  # since when it is paused because its reader takes nothing; 0: it is not paused
+    t_held_ns: int = 0  # since when it is held (its client reads nothing); 0: it is not held
     adapters: AdapterSet = ()  # LoRA adapters that it is computed with
-    # its inputs have no answer, and one follows another; never in mixed rows, parked between two inputs only
+    # its inputs are read one after another and have no answers; never in mixed rows, and parked only between two inputs
     is_embedding: bool = False
     # for each of its draft tokens: the probability that this token and all before it will be drawn
     survival: tuple[float, ...] = ()
     # the same for the tokens that the draft model would draft for the next step; (): it is not asked
     draft_rates: tuple[float, ...] = ()
-    # tokens that its drafts brought it, less those that longer steps cost it: others' drafts may stretch its steps
+    # tokens that it gained from its drafts, less those that longer steps cost it: others' drafts may stretch its steps
     ahead: float = 0.0
 
     @property
@@ -77,7 +77,7 @@ class DeviceView(NamedTuple):
     can_copy_prefix: bool
     can_rollback: bool
     free_seqs: tuple[int, ...]  # ascending
-    n_cells_free: int  # not reserved, or reserved more than once: pages that running sequences share
+    n_cells_free: int  # those not reserved, plus those reserved more than once (pages that running sequences share)
     can_mix_rows: bool = False  # one decode call takes rows of any sequences; else only neighbours share a call
     # sizes of a decode call, ascending, that may hold prompt tokens beside decode rows
     mixed_rows: tuple[int, ...] = ()
@@ -118,7 +118,7 @@ class SchedulerState(NamedTuple):
     cost: CostModel
     reports: tuple[CallReport, ...]  # since the last plan: of one tick, or of all that repeated it
     memory: PolicyMemory  # what the stages remember
-    overhead_ns: int = 0  # typical host time between two decode calls, if the second one was not begun ahead
+    overhead_ns: int = 0  # typical host time between two decode calls, if the second one was not started ahead
 
 
 def by_adapters(device: DeviceView, views: list[SessionView]) -> list[list[SessionView]]:

@@ -109,7 +109,7 @@ class TestWithoutResumablePrefill:
         ((reading(1), reading(2, BACK)), "1 goes first, 1 other waits: before 2 by priority"),
         (
             (reading(1, n_prompt=400), reading(2, n_prompt=90), reading(3, BACK)),
-            "2 goes first, 2 others wait: before 1, less is left to read (LESS ms, a tenth of the wait off)",
+            "2 goes first, 2 others wait: before 1, less is left to read (LESS ms, less a tenth of the wait)",
         ),
         ((reading(1, BACK), reading(2, BACK)), "1 goes first, 1 other waits: before 2, it came first"),
         (

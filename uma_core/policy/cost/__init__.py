@@ -1,6 +1,4 @@
-"""The cost model's entrance: predict (`CostModel`), learn (`observe`), calibrate (`calibration_shapes`, `fit`,
-`guess`).
-"""
+"""The cost model: predict (`CostModel`), learn (`observe`), calibrate (`calibration_shapes`, `fit`, `guess`)."""
 
 from uma_core.policy.cost.calibrate import (
     CHUNK,

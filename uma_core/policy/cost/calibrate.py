@@ -1,6 +1,6 @@
 """Calibration: what to measure at start, and the cost model that follows from it.
 
-Rules: pure. The caller measures the shapes in order and may stop when its time is used up: the most informative come
+Rules: pure. The caller measures the shapes in order and may stop when its time is up: the most informative ones come
 first, and `fit` derives missing ones from their neighbours.
 """
 
@@ -14,18 +14,18 @@ from uma_core.policy.cost.model import MAX_ROWS, NOISE, REGIMES, CostModel, best
 from uma_core.policy.state import DeviceView
 
 DECODE, CHUNK, PIECE, TRANSFER, MIXED = "decode", "prefill", "piece", "transfer", "mixed"
-PAGE = 64  # most cells that a sequence takes at a time
+PAGE = 64  # the most cells that a sequence takes at a time
 SHORT, LONG = PAGE, 1024  # contexts at which rows are timed
 N_STEPS = 2  # decode calls per timing of rows: the first call of a shape builds its graph
 # A size was timed wrong if the next one takes this many times as long per token. With 1.21 two shared cores of a Zen 3
-# lost their best size (128 tokens at 4.75 ms each; 256 at 6.16, 512 at 5.46). A storm's loss: `ERROR_MOST`.
+# lost their best size (128 tokens at 4.75 ms each; 256 at 6.16, 512 at 5.46). What a storm lost: see `ERROR_MOST`.
 WRONG = 1.4
-# Guess of a plain machine's memory bandwidth, until calls have been observed. Half and twice move no figure by 4 %.
+# Guess of a plain machine's memory bandwidth, until calls have been observed. Half and double change no figure by 4 %.
 BYTES_PER_NS = 20.0
 
 
 class Shape(NamedTuple):
-    """One thing to time. `n_rows`: rows, chunk tokens or bytes; `n_kv`: cells that each row has before it."""
+    """One thing to time. `n_rows`: rows, chunk tokens or bytes; `n_kv`: cells of context before each row."""
 
     kind: str
     n_rows: int
@@ -131,7 +131,7 @@ def build(
 
 
 def legal_chunks(prefill: Curve) -> tuple[int, ...]:
-    """Measured sizes of which no larger one takes less time, and no smaller one less time per token, noise aside.
+    """Measured sizes such that no larger size takes less time, and no smaller one less time per token, noise aside.
 
     A size after which the time per token jumps up was measured wrong: it is dropped, and no later size is compared to
     it.
@@ -149,7 +149,7 @@ def legal_chunks(prefill: Curve) -> tuple[int, ...]:
 
 
 def _fit_decode(points: dict[int, list[tuple[int, float]]], start: CostModel, device: DeviceView) -> Curve:
-    """Fit the decode curve. A cell takes at least the time of its bytes at the rate at which a step read the weights.
+    """Fit the decode curve. A cell takes at least as long as reading its bytes as fast as a step reads the weights.
 
     A measured slope may be too small: the few per cent of a short context drown in noise, and cells that were never
     written are read from the cache.

@@ -1,7 +1,7 @@
-"""The learner: measured times of calls correct the cost model.
+"""Correction of the cost model by the measured times of calls.
 
 Rules: pure. An error is clipped, so one outlier moves a prediction by less than 4 %. Predictions follow a lasting
-change of speed within some twenty calls. Regimes that were never seen follow their nearest neighbour.
+change of speed within about twenty calls. Regimes that were never seen follow their nearest neighbour.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from uma_core.policy.cost.model import MIXED, NOISE, PREFILL, CostModel, regime_
 from uma_core.policy.state import CallReport
 from uma_core.types import Phase
 
-# Part of an error by which one call corrects: 20 calls follow a change of speed, and 3 % of noise stays below 1 %. Half
-# and twice move no figure by 3 %.
+# Share of its error by which one call corrects: 20 calls follow a change of speed, and 3 % of noise stays below 1 %.
+# Half and double change no figure by 3 %.
 GAIN = 0.15
 # Factor to which one call's error is clipped, slower or faster than predicted. With 1.12 TBT grows by 1.5 %, with 1.5
 # background work takes 4 % longer.
 CLIP = 1.25
-# With this many cells, a one-row call's error is split evenly between step and cells: their attention takes a quarter
-# of a step on the 2-core CPU. Half and twice move nothing.
+# At this many cells, a one-row call's error is split evenly between step and cells: attention over them takes a quarter
+# of a step on the 2-core CPU. Half and double change nothing.
 DEEP_CELLS = 8192
-# Part of the mixed rows' correction that each call without such rows forgets: rows that were expensive once are tried
-# again after some 20 steps. The simulator shows no effect, because its mixed rows always take the measured time. A
-# storm's loss with 0.15: `ERROR_MOST`.
+# Share of the mixed rows' correction that each call without such rows forgets: rows that were expensive once are tried
+# again after about 20 steps. The simulator shows no effect, because its mixed rows always take the measured time. What
+# a storm loses with 0.15: see `ERROR_MOST`.
 FORGET = 0.05
 
 
 def observe(model: CostModel, reports: Iterable[CallReport]) -> CostModel:
-    """Correct the model by calls that it predicted. Each report corrects only the error that earlier ones left.
+    """Correct the model with measured calls. Each report corrects only the error that earlier reports left.
 
     A decode call's error is divided between step and cells: the more cells the call read, the larger their part.
     Otherwise a long context would make every step look slow, and work would seem to fit beside a chat.
@@ -42,7 +42,7 @@ def observe(model: CostModel, reports: Iterable[CallReport]) -> CostModel:
         if report.phase is not Phase.DECODE or report.n_mixed:
             continue
         regime = regime_of(report.n_rows)
-        share = 0.0 if _is_wild(model, regime) else _cells_share(model, report)
+        share = 0.0 if _is_guess(model, regime) else _cells_share(model, report)
         if share:
             cell_ns = _with_cells(model, cell_ns, report, share)
         errors.setdefault(regime, []).append(1.0 + (1.0 - share) * (report.elapsed_ns / report.predicted_ns - 1.0))
@@ -52,23 +52,21 @@ def observe(model: CostModel, reports: Iterable[CallReport]) -> CostModel:
         if report.phase is Phase.PREFILL:
             model = _with_chunk(model, report, old[PREFILL])
     for regime, found in errors.items():
-        while found and _is_wild(model, regime):
+        while found and _is_guess(model, regime):
             model = _with_errors(model, regime, found.pop(0) * old[regime] / model.factors[regime], 1)
         if found:
             model = _with_errors(model, regime, median(found) * old[regime] / model.factors[regime], len(found))
     return model
 
 
-def _is_wild(model: CostModel, regime: int) -> bool:
-    """Whether the regime is still a guess: then the mean of its calls is better than a small correction."""
+def _is_guess(model: CostModel, regime: int) -> bool:
+    """Whether the regime is still a guess. The mean of its calls is then better than a small correction."""
     return not model.is_measured and model.counts[regime] + 1 < 1 / GAIN
 
 
 def _with_errors(model: CostModel, regime: int, error: float, n: int) -> CostModel:
-    """Move a regime by the median error of n calls. The median ignores outliers, so that the narrow clip is for a
-    single call only.
-    """
-    if _is_wild(model, regime):
+    """Move a regime by the median error of n calls. The clip widens with n, because a median ignores outliers."""
+    if _is_guess(model, regime):
         gain, error = 1.0 / (model.counts[regime] + 1), min(CLIP**10, max(CLIP**-10, error))
     else:
         gain, error = 1.0 - (1.0 - GAIN) ** n, min(CLIP**n, max(CLIP**-n, error))
@@ -76,17 +74,16 @@ def _with_errors(model: CostModel, regime: int, error: float, n: int) -> CostMod
 
 
 def _with_chunk(model: CostModel, report: CallReport, factor: float) -> CostModel:
-    """Move the prefill regime by a chunk, or by one run of it, that was predicted while the regime's factor was
-    `factor`.
+    """Move the prefill regime by a chunk, or one run of it, that was predicted with the regime's factor at `factor`.
 
     A run's error counts as a part of the chunk's error. Engines only estimate how much of a chunk is done: a run may
     seem to take twice its share or no time, but the shares of all runs add up to the chunk, and so do their errors.
     """
     since = model.factors[PREFILL] / factor
     predicted, whole = report.predicted_ns * since, (report.whole_ns or report.predicted_ns) * since
-    is_wild = _is_wild(model, PREFILL)
-    gain = 1.0 / (model.counts[PREFILL] + 1) if is_wild else GAIN
-    error = min(CLIP**10 if is_wild else CLIP, 1.0 + (report.elapsed_ns - predicted) / whole) - 1.0
+    is_guess = _is_guess(model, PREFILL)
+    gain = 1.0 / (model.counts[PREFILL] + 1) if is_guess else GAIN
+    error = min(CLIP**10 if is_guess else CLIP, 1.0 + (report.elapsed_ns - predicted) / whole) - 1.0
     return _corrected(model, PREFILL, model.factors[PREFILL] * (1.0 + gain * error), predicted / whole)
 
 
@@ -118,8 +115,8 @@ def _with_mixed(model: CostModel, reports: list[CallReport], n_without: int) -> 
 
 
 def _corrected(model: CostModel, regime: int, factor: float, n: float) -> CostModel:
-    """Set the regime's factor after `n` more calls. Regimes never seen follow their nearest seen neighbour. While all
-    are guesses, prefill follows decode.
+    """Set the regime's factor after `n` more calls. Decode regimes never seen follow the nearest one seen. In a guessed
+    model, prefill follows decode until it is seen.
     """
     counts = (*model.counts[:regime], min(model.counts[regime] + n, 1_000_000), *model.counts[regime + 1 :])
     factors = list(model.factors)

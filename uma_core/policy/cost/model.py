@@ -1,8 +1,8 @@
-"""The predictor: nanoseconds of everything that a tick can hold.
+"""The predictor: how many nanoseconds each kind of work in a tick takes.
 
 Rules: a frozen value and pure functions. The tables come from calibration (calibrate.py). Later measurements correct
-one factor per regime, and the time that a cell of context adds to a decode call (learn.py). No code here depends on a
-vendor: cliffs lie where they were measured.
+one factor per regime, and the time that a cell of context adds to a decode call (learn.py). Nothing here is specific to
+a vendor: cliffs are where calibration measured them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ REGIMES = ("decode_1", "decode_2", "decode_4", "decode_8", "decode_16", "decode_
 PREFILL, MIXED = REGIMES.index("prefill"), REGIMES.index("mixed")
 MAX_ROWS = 32  # most rows for which the best split into calls is looked up; more rows are one call
 # Two timings of the same thing may differ by this factor. So a split must save more than that, and chunks that differ
-# by less cost the same. With 1.2 TBT grows by 1.4 %; 1.05 moves nothing.
+# by less count as equal. With 1.2 TBT grows by 1.4 %; 1.05 changes nothing.
 NOISE = 1.1
 
 
@@ -25,13 +25,13 @@ class CostModel(NamedTuple):
 
     decode: Curve
     prefill: Curve
-    piece: Curve  # shortest piece into which a chunk of this many tokens can be cut, without context
+    piece: Curve  # longest piece of a chunk of this many tokens that is cut as finely as possible, without context
     n_layer: int  # number of pieces over which a chunk's attention is spread
     transfer_fixed_ns: float
     transfer_ns_per_byte: float
     is_measured: bool
     factors: tuple[float, ...]  # correction of each regime
-    counts: tuple[float, ...]  # calls seen, by regime; for prefill, chunks
+    counts: tuple[float, ...]  # calls seen in each regime; for prefill, chunks
     splits: tuple[tuple[int, ...], ...]  # splits[n]: sizes of the calls that serve n rows fastest
     chunks: tuple[int, ...]  # sizes worth using for a prompt chunk, ascending
     sweet_chunk: int  # the size with the fewest ns per token, without context
@@ -70,8 +70,8 @@ class CostModel(NamedTuple):
         return int((rows + context) * self.factors[MIXED])
 
     def call_ns(self, n_rows: int, n_kv: int, n_prompt: int, n_past: int) -> tuple[int, int]:
-        """Time of one call of `n_rows` decode rows that read `n_kv` cells, and `n_prompt` prompt tokens after `n_past`;
-        and the part of it that the prompt tokens add.
+        """Time of one call of `n_rows` decode rows that read `n_kv` cells and `n_prompt` prompt tokens after `n_past`,
+        and the part of that time that the prompt tokens add.
         """
         if not n_rows:
             return self.prefill_ns(n_prompt, n_past), 0
@@ -79,8 +79,8 @@ class CostModel(NamedTuple):
         return self.decode_ns(n_rows, n_kv) + added, added
 
     def piece_ns(self, n_tokens: int, n_past: int) -> int:
-        """Shortest pause-to-pause time inside a chunk of this size: its heaviest node, or a layer's attention over
-        the context.
+        """Longest time between two pauses in a chunk of this size that is cut as finely as possible: its heaviest node,
+        or a layer's attention over the context.
         """
         heaviest = self.piece.ns(n_tokens, 0)
         if n_past:
@@ -107,7 +107,7 @@ class CostModel(NamedTuple):
         return self.prefill.ns(self.sweet_chunk, 0) / self.sweet_chunk * self.factors[PREFILL]
 
     def call_sizes(self, n_rows: int, n_batch: int) -> list[int]:
-        """How many of `n_rows` one-token rows each decode call gets, with the least total predicted time."""
+        """Split `n_rows` one-token rows into the decode calls with the least total predicted time."""
         sizes: list[int] = []
         while n_rows:
             for size in self.splits[n_rows] if n_rows <= MAX_ROWS else (n_rows,):
@@ -149,7 +149,7 @@ def decode_line(decode: Curve, n_rows: int) -> tuple[float, float, int]:
 
 
 def best_splits(decode: Curve) -> tuple[tuple[int, ...], ...]:
-    """Find, for every row count, the split into calls that serves so many rows fastest."""
+    """Find, for every row count, the split into calls that serves that many rows fastest."""
     times = [0.0] + [decode.ns(n, 0) for n in range(1, MAX_ROWS + 1)]
     best: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
     for n in range(1, MAX_ROWS + 1):

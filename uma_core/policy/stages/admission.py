@@ -1,13 +1,12 @@
 """Admission: which session gets a KV sequence and the cells for prompt + max_tokens.
 
-Rules: sessions are admitted in the order of policy/order.py, while a sequence is free and all cells that the session
-may ever use are there: then no session runs out later. Smaller requests may pass one that does not fit until that one
-has aged. A chat may always pass a background request: the chat would take its place later anyway. Background requests
-never pass a chat: they would take the room that is being made for it. No more background prompts hold sequences at once
-than there are prefill slots, or two: they are read one after the other anyway, and the other sequences stay free for
-chats. When an interactive request finds no room, one background session at a time is parked. Before that, and for any
-waiting request, sessions whose reader takes nothing are parked: they cannot go on, and others need their sequences and
-cells.
+Rules: sessions are admitted in the order of policy/order.py, while a sequence is free and so are all cells that the
+session may ever use. So no session runs out of cells later. Smaller requests may pass one that does not fit until that
+one has aged. A chat may always pass a background request: the chat would take its place later anyway. Background
+requests never pass a chat: they would take the room that is being made for it. The background prompts that hold
+sequences number at most the prefill slots, or two: they are read one after another anyway, and the other sequences stay
+free for chats. When an interactive request finds no room, one background session at a time is parked. Before that, and
+for any waiting request, held sessions are parked: they cannot continue, and others need their sequences and cells.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from uma_core.policy.plan import Admission, Plan
 from uma_core.policy.state import DeviceView, SchedulerState, SessionView
 from uma_core.types import Phase, Priority
 
-# A reader may fall behind for this long without losing its sequence: a healthy process reads on well before. The
-# simulator shows no effect: its readers never fall behind.
+# A client may stop reading for this long before its session loses its sequence: a healthy process resumes well before.
+# The simulator shows no effect: its clients never fall behind.
 HELD_NS = 100_000_000
 NO_SEQUENCE = "no sequence is free"
 
@@ -55,7 +54,7 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
 
 
 def _free_slots(plan: Plan, index: SessionIndex, held: list[SessionView]) -> Plan:
-    """Park sessions whose reader takes nothing while their chunk keeps a prefill slot from other prompts."""
+    """Park held sessions whose chunk keeps other prompts from a prefill slot."""
     park = tuple(v.sid for v in held if v.n_chunk and v.sid not in plan.park)
     if not park or not (index.prompts or index.waiting):
         return plan
@@ -64,7 +63,7 @@ def _free_slots(plan: Plan, index: SessionIndex, held: list[SessionView]) -> Pla
 
 
 def _first(state: SchedulerState, plan: Plan, index: SessionIndex) -> list[SessionView]:
-    """Return the first waiting sessions in order: of each priority more than sequences, since some do not fit."""
+    """Return the first waiting sessions in order, of each priority more than there are sequences: some may not fit."""
     key, n = urgency_key(state, plan.charged), 2 * state.device.n_seq_max
     groups = ([v for v in index.waiting if v.priority is priority] for priority in Priority)
     return sorted([v for group in groups for v in nsmallest(n, group, key=key)], key=key)
@@ -78,7 +77,7 @@ def cells_needed(view: SessionView, device: DeviceView) -> int:
 def _admit(
     state: SchedulerState, ordered: list[SessionView], index: SessionIndex
 ) -> tuple[list[Admission], SessionView | None, str]:
-    """Return admissions in order, the first session that found no room, and why the others wait."""
+    """Return admissions in order, the session to make room for, and why the others wait."""
     device = state.device
     free = list(device.free_seqs)
     n_cells = device.n_cells_free
@@ -117,7 +116,7 @@ def _admit(
 def _background_victim(state: SchedulerState, index: SessionIndex, blocked: SessionView) -> tuple[int, ...]:
     """Choose one background session to park.
 
-    A session that just came back stays for a while, so that sessions do not change places all the time.
+    A session that just came back stays for a while, so that sessions do not swap places all the time.
     """
     if any(v.priority is Priority.BACKGROUND for v in index.moving):
         return ()
@@ -134,7 +133,7 @@ def _background_victim(state: SchedulerState, index: SessionIndex, blocked: Sess
 
 def _stays(state: SchedulerState, view: SessionView) -> bool:
     """Whether a session that came back keeps its sequence. One that had to read its text again stays for `aging_ns`
-    and until its next token: if it were parked before that token, sessions could change places for ever.
+    and until its next token: if it were parked before that token, sessions could swap places forever.
     """
     since_ns = state.now_ns - view.t_back_ns
     if state.device.can_copy_prefix and state.device.can_rollback:
@@ -143,7 +142,7 @@ def _stays(state: SchedulerState, view: SessionView) -> bool:
 
 
 def _victim(state: SchedulerState, residents: list[SessionView], blocked: SessionView) -> tuple[int, ...]:
-    """Of the sessions that would make enough room, or else of all, the one with least KV to move; () without any."""
+    """Choose the session with the least KV to move among those that would make enough room, else among all."""
     if not residents:
         return ()
     device = state.device

@@ -3,8 +3,8 @@
 Rules: the time is the tick budget, or the prompt run or one step if that is longer. Over budget, prompt work is cut
 first, then background rows (those served most recently). An interactive prompt that cannot pause stays if dropping
 these rows makes room for it; otherwise it would wait until they end. Interactive rows stay, and so do the last piece of
-work in a tick and work that starves beside a chat: the guard slows work down, it never stops it. With the budget off it
-only makes the estimate.
+work in a tick and work that starves beside a chat: the guard slows work down, but never stops it. With the budget off
+it only makes the estimate.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
 
 
 def _must_stay(state: SchedulerState, plan: Plan) -> bool:
-    """Whether the latency guard forced work, or planned work starves without having been forced. If such work were cut,
-    it would be cut in one gap after the other.
+    """Whether the latency guard forced work, or planned work starves without having been forced. If such work were cut
+    once, it would be cut in every gap.
     """
     if plan.guard is not None and plan.guard.kind == "forced":
         return True
@@ -49,7 +49,7 @@ def _budget(state: SchedulerState, plan: Plan) -> int:
         return 0
     if rate < 0:  # bytes per ns (GB/s) of a measured step of one row, which reads the weights once
         rate = traffic.weights(state.device, 1) / max(1, cost.solo_step_ns(0))
-    # if one stream's step is longer than a tick's time, the bytes of a tick would not suffice for any step
+    # if one step takes longer than the tick budget, the bytes of a tick budget would not suffice for any step
     step_ns = max(cost.solo_step_ns(v.n_past) for v in views_of(state, plan.items))
     return int(rate * max(state.config.tick_budget_ns, plan.run_ns, step_ns))
 
@@ -79,9 +79,9 @@ def _rows_bytes(state: SchedulerState, views: list[SessionView]) -> int:
 
 
 def _for_interactive_prompts(state: SchedulerState, plan: Plan, budget: int, why: str) -> Plan:
-    """Drop background rows and the last prompts, if an interactive prompt would otherwise be dropped to make room for
-    them. The plan is unchanged if no interactive prompt has room even then. A prompt that can pause needs no such
-    help: it has ticks without rows.
+    """Drop background rows and the last prompts, if an interactive prompt would otherwise be dropped in their favour.
+    The plan is unchanged if no interactive prompt has room even then. A prompt that can pause needs no such help: it
+    gets ticks without rows.
     """
     prompts = plan.prompts if plan.decodes else ()
     n_kept = len(prompts) if prompts and prompts[0].mode is PrefillMode.OWN_CALL else 0

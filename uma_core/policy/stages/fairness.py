@@ -41,7 +41,7 @@ def seal(state: SchedulerState, plan: Plan) -> Plan:
         is_mixed = item.mode is PrefillMode.MIXED
         rows = decoded if item.phase is Phase.DECODE or is_mixed else prefilled
         client = client_of[item.sid]
-        # a mixed prompt has an equal share of the call
+        # a prompt in a mixed batch is charged as one row
         rows[client] = rows.get(client, 0) + (1 if is_mixed else item.n_tokens)
     return plan.remember(fairness=Ledger(ledger.counters, tuple(decoded.items()), tuple(prefilled.items())))
 

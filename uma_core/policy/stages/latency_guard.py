@@ -2,8 +2,8 @@
 
 Transfers come first, then prompts whose first token a client awaits, then background streams or prompts, whichever had
 less time. Work that does not fit an everyday gap may have a long one while the bucket holds one. After
-`starvation_ticks` rounds without progress of a prompt (or a background stream), one piece (one row) is forced; four
-times as rarely if round and piece exceed the long limit.
+`starvation_ticks` rounds without progress of a prompt (or a background stream), one piece (one row) is forced; after
+four times as many if round and piece exceed the long limit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from uma_core.policy.tbt.controller import LONG_GAP, learn, room_below, room_of
 from uma_core.policy.tbt.limits import RARELY, TbtLimits, tbt_limits
 from uma_core.types import Priority
 
-# Least time for transfers in a tick that moves KV or reads a prompt, so that a chunk's KV can leave: a slice of cells.
+# Least time for transfers in a tick that moves KV or reads a prompt, so that a chunk's KV can move: a slice of cells.
 # Without it background work takes 7 % longer; with four times as much TBT grows by 0.3 %.
 SLICE_NS = 100_000
 
@@ -114,9 +114,9 @@ def seal(state: SchedulerState, plan: Plan) -> Plan:
 
 
 def n_rounds_held(state: SchedulerState, plan: Plan) -> int:
-    """For how many further rounds the prompts and background streams that this finished plan holds back stay held back.
+    """For how many further rounds this finished plan's prompts and background streams stay held back.
 
-    That ends when a long gap may be spent or one of them starves. 0 if the plan has work for them, if a prompt's
+    They stay so until a long gap may be spent or one of them starves. 0 if the plan has work for them, if a prompt's
     deadline may grant it more at any time, or if the guard did not run.
     """
     if plan.guard is None or plan.guard.kind != Kind.NOTHING.name.lower():
@@ -128,7 +128,7 @@ def n_rounds_held(state: SchedulerState, plan: Plan) -> int:
     if index.background:
         since_ns = min(v.t_last_ns or v.t_progress_ns for v in index.background)
         waited.append(n_rounds_without(state, since_ns, memory.forced_tick))
-    # whether a session starves after one bound or after RARELY, the next plan finds out
+    # the next plan finds out whether a session starves after one bound or after RARELY bounds
     until = [state.config.starvation_ticks * times - n for n in waited for times in (1, RARELY)]
     n_rounds = min((n for n in until if n > 0), default=1)
     if share and memory.credit < LONG_GAP:
@@ -138,7 +138,7 @@ def n_rounds_held(state: SchedulerState, plan: Plan) -> int:
 
 def _shared(gap: Gap, item: PlanItem | None, wanted: list[SessionView]) -> Grant:
     """Divide the gap between prompt and background rows. The rows come first if one of them starves, or if they had
-    less time and the prompt does not press.
+    less time and the prompt is not pressing.
     """
     if item is None:
         return _rows(gap, wanted) if wanted else Grant()
@@ -151,7 +151,7 @@ def _shared(gap: Gap, item: PlanItem | None, wanted: list[SessionView]) -> Grant
     grant = _prompt(gap, item, view)
     if not wanted:
         return grant
-    if grant.prefill is not None:  # also if rows seem to shorten the round: row counts are corrected apart
+    if grant.prefill is not None:  # even if rows seem to shorten the round: row counts are corrected separately
         note = f"latency_guard: 0 of {len(wanted)} background streams: the prompt has the gap"
         return grant._replace(notes=(*grant.notes, note))
     rows = _rows(gap, wanted)
@@ -178,7 +178,7 @@ def _as_awaited(gap: Gap, view: SessionView) -> SessionView:
 
 
 def _transfer(state: SchedulerState, index: SessionIndex, room: Room) -> tuple[int, Kind]:
-    """Time for KV under way: as long as a chunk (or a whole restored beginning) needs, but at most half of the room
+    """Time for transfers of KV: as long as a chunk (or a whole restored beginning) needs, but at most half of the room
     unless a chat waits for it.
 
     A chat that already streams and waits for its KV may take a long gap from the other streams, because every tick
@@ -221,7 +221,7 @@ def _rows(gap: Gap, wanted: list[SessionView]) -> Grant:
 
 
 def _most(gap: Gap, ordered: list[SessionView], limit: int) -> list[SessionView]:
-    """The longest beginning of the list that fits, found by growing it."""
+    """The longest prefix of the list that fits, found by growing it."""
     best, n = 0, 1
     while best < len(ordered) and gap.extra_ns(ordered[:n]) <= limit:
         best, n = n, min(len(ordered), n + 1 + n // 8)
@@ -230,7 +230,7 @@ def _most(gap: Gap, ordered: list[SessionView], limit: int) -> list[SessionView]
 
 def _is_starving(gap: Gap, wanted: list[SessionView], times: int) -> bool:
     """Whether a background stream got no token for `starvation_ticks` x `times` rounds, and none was forced for as
-    long. Two rounds at least: streams that starve in each round would leave prompts none.
+    long. At least two rounds: streams that starved in every round would leave prompts no gap.
     """
     oldest = min(v.t_last_ns or v.t_progress_ns for v in wanted)
     n_rounds = n_rounds_without(gap.state, oldest, gap.memory.forced_tick)
@@ -238,7 +238,7 @@ def _is_starving(gap: Gap, wanted: list[SessionView], times: int) -> bool:
 
 
 def _with_prompt(gap: Gap, grant: Grant, item: PlanItem, view: SessionView) -> Grant:
-    """Let a paused chunk go on in the time that background rows left of an everyday gap."""
+    """Resume a paused chunk in the time that background rows left of an everyday gap."""
     left = gap.room.in_everyday_ns - gap.extra_ns(list(grant.rows)) if grant.kind is Kind.NORMAL else 0
     if view.n_chunk and gap.state.cost.piece_ns(item.n_tokens, view.n_past) <= left:
         return grant._replace(prefill=item, run_ns=left)
@@ -263,7 +263,7 @@ def _prompt(gap: Gap, item: PlanItem, view: SessionView) -> Grant:
         long, usual = f"long gap on credit {gap.memory.credit:.2f}", f"room {room.in_everyday_ns / 1e6:.3f}"
         note = f"latency_guard: {long}: {what} {need / 1e6:.3f} ms > {usual}"
         return Grant(kind, (), item, room.in_long_ns, need_ns=need, notes=(note,))
-    # copies of a restored beginning come before the chunk's first piece, and are given one starvation bound more
+    # a restored beginning is copied before the chunk's first piece; for that the prompt waits one starvation bound more
     fills = view.n_cached > 0 and view.n_past > 0 and bool(view.n_chunk) and not view.chunk_fraction
     if is_starved(gap.state, view, gap.limits.patience(need) + fills):
         note = f"latency_guard: one {what} against starvation: {why}"
@@ -281,7 +281,7 @@ def _prompt(gap: Gap, item: PlanItem, view: SessionView) -> Grant:
 def _awaited_room(gap: Gap, item: PlanItem, view: SessionView) -> tuple[Room, bool]:
     """Room for a prompt whose first token a client awaits, and whether its deadline raised the room.
 
-    Such prompts are in few gaps, so they may fill an everyday gap up to its limit, without allowance for the error.
+    Such prompts are in few gaps, so they may fill an everyday gap up to its limit, with no allowance for the error.
     """
     limits, state = gap.limits, gap.state
     everyday_ns = limits.everyday_ns - limits.round_ns - limits.host_ns - gap.transfer_ns
@@ -333,8 +333,8 @@ def _remembered(gap: Gap, plan: Plan, grant: Grant) -> TbtMemory:
     is_own_call = grant.prefill is not None and grant.prefill.mode is PrefillMode.OWN_CALL
     prompt_ns = grant.need_ns if is_own_call or grant.min_pieces else plan.run_ns
     planned_ns = gap.limits.round_ns + extra_ns + prompt_ns + plan.transfer_ns + state.overhead_ns
-    # Many urgent gaps follow each other. Each counts as the rounds that it takes, or background streams would wait for
-    # more than `starvation_ticks` rounds.
+    # Many urgent gaps come in a row. Each counts as the number of rounds that it takes; otherwise background streams
+    # would wait for more than `starvation_ticks` rounds.
     n_more = round(planned_ns / gap.limits.round_ns) - 1 if grant.kind is Kind.URGENT else 0
     return memory._replace(
         tick=state.tick,

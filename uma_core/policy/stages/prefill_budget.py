@@ -1,10 +1,10 @@
 """Prefill budget: how much prompt a tick reads when no interactive stream limits it.
 
-Rules with resumable prefill: chunks are as large as is efficient, and cut into pieces that an arriving chat can wait
-for. A prompt alone gets `interactive_share` of the time, since a new request interrupts its run at the next piece; but
-a run lasts for no more than a tick budget while KV waits to move, which follows the run. Background streams decode
-between runs. Beside a background prompt they decode after each tick budget at the latest. Beside an interactive prompt
-they skip ticks until their share of the time, 1 - `interactive_share`, is due.
+Rules with resumable prefill: chunks have the most efficient size, and are cut into pieces short enough for an arriving
+chat to wait for. Runs alternate with background streams, or else with transfers. A run lasts a tick budget, or
+`interactive_share` of the time if that is longer, since a new request interrupts it at the next piece. Without
+streams, it lasts only a tick budget while KV waits to move. Beside an interactive prompt, background streams skip ticks
+until their share of the time, 1 - `interactive_share`, is due.
 Rules without it: one chunk per prompt and call, in order, while the adaptive token budget lasts.
 """
 
@@ -36,7 +36,7 @@ def _sliced(state: SchedulerState, plan: Plan, index: SessionIndex, item: PlanIt
     view = prompt_view(state, item.sid)
     budget, share = state.config.tick_budget_ns, state.config.interactive_share
     items = plan.decodes
-    others_ns = rows_time(state, index.decodes) if items else budget  # background streams take turns, else transfers
+    others_ns = rows_time(state, index.decodes) if items else budget  # streams alternate with runs, or else transfers
     period_ns = int(others_ns * share / (1.0 - share))
     run_ns = budget if not items and (index.moving or plan.restore) else max(budget, period_ns)
     if index.background and not index.interactive and view.priority is Priority.INTERACTIVE:
@@ -59,8 +59,8 @@ def _sliced(state: SchedulerState, plan: Plan, index: SessionIndex, item: PlanIt
 
 
 def _bearable(state: SchedulerState, view: SessionView, limit: int) -> int:
-    """The efficient chunk. With one prefill slot or none, an arriving chat waits for the end of the chunk. So there the
-    chunk takes at most half of the time in which a short prompt's first token is due.
+    """The efficient chunk size. With one prefill slot or none, an arriving chat waits for the end of a background
+    chunk, so that chunk takes at most half of the time in which a short prompt's first token is due.
     """
     config, cost = state.config, state.cost
     n = efficient(cost, view, limit)
@@ -91,7 +91,7 @@ def _in_calls(state: SchedulerState, plan: Plan, index: SessionIndex, prompts: t
 
 
 def _tokens(state: SchedulerState) -> int:
-    """Grow or shrink the token budget so that a tick lasts about `tick_budget_ns`, by the last tick's measured time."""
+    """Adapt the token budget to the last tick's measured time, so that a tick lasts about `tick_budget_ns`."""
     config, n = state.config, state.memory.prefill_budget or state.config.start_target_tokens
     if any(r.phase is Phase.PREFILL for r in state.reports):
         spent = sum(r.elapsed_ns for r in state.reports)
@@ -100,6 +100,6 @@ def _tokens(state: SchedulerState) -> int:
         elif spent < config.tick_budget_ns * 3 // 4:
             n = n * 5 // 4 + 1
     cost, n_most = state.cost, state.device.n_batch
-    # tokens worth two steps at least: if one step exceeds the tick's time, fewer tokens would only mean more steps
+    # at least two steps' worth of tokens: if one step exceeds the tick budget, fewer tokens would only mean more steps
     two_ns = 2 * cost.solo_step_ns(0)
     return max(1, min(n, n_most), *(k for k in cost.chunks if k <= n_most and cost.prefill_ns(k, 0) <= two_ns))

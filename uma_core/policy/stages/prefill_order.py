@@ -3,8 +3,8 @@
 Rules: policy/order.py orders prompts (priority, fairness, least remaining work, aging). A paused chunk goes on unless
 a more urgent prompt can begin one in another prefill slot. Background prompts never take the last slot, so that a new
 chat can start at the next piece: with two slots, a second background chunk waits for the end of the first one. While a
-chat streams, a prompt without progress for `starvation_ticks` decode rounds goes first; one whose piece exceeds a long
-gap only when it is forced, or it would keep other prompts waiting until then.
+chat streams, a prompt without progress for `starvation_ticks` decode rounds goes first. A prompt whose piece exceeds a
+long gap goes first only when it is forced; until then it would only keep other prompts waiting.
 Without resumable prefill all prompts are listed in order, each as a call of its own.
 """
 
@@ -45,7 +45,7 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
 
 
 def _is_forced(state: SchedulerState, view: SessionView) -> bool:
-    """Whether the prompt waited until it is forced: then it goes first."""
+    """Whether the prompt goes first because it has waited long enough for a piece of it to be forced."""
     if not is_starved(state, view) or "latency_guard" not in state.config.stages:
         return is_starved(state, view)
     n, cost = view.n_chunk or min(state.cost.chunks[0], view.n_left), state.cost

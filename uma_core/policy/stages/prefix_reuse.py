@@ -1,9 +1,9 @@
 """Prefix reuse: prompts begin with KV that is already there, if a restore is faster than computing it.
 
-Rules: an admitted session gets the free sequence that is cheapest for it. The price counts the time to bring its cached
-beginning there, the value of the sequence's present content, and the cost per step of a gap between running sequences.
-Sessions with most to gain choose first. Admission alone decides which sessions come in, so cold requests wait no
-longer. A prompt between two chunks skips tokens that another session has read meanwhile.
+Rules: an admitted session gets the free sequence that is cheapest for it. The price is the time to bring its cached
+beginning there, plus the value of what the sequence holds now, plus the cost per step of a hole between running
+sequences. Sessions with the most to gain choose first. Admission alone decides which sessions come in, so cold requests
+wait no longer. A prompt between two chunks skips tokens that another session has read meanwhile.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from uma_core.policy.index import index_of
 from uma_core.policy.plan import Admission, Plan
 from uma_core.policy.state import SchedulerState, SessionView
 
-# Most decode steps for which a gap between running sequences is charged, if neighbours share a pass (llama.cpp's
-# engine): longer answers are rare. The simulator shows no effect: it has no cache.
+# The most decode steps for which a hole between running sequences is charged, if only neighbours share a call
+# (llama.cpp's engine): longer answers are rare. The simulator shows no effect: it has no cache.
 STEPS_MOST = 256
 
 
@@ -41,7 +41,7 @@ def _gain_ns(state: SchedulerState, view: SessionView) -> int:
 def _placed(
     state: SchedulerState, admit: tuple[Admission, ...], views: dict[int, SessionView], gains: dict[int, int]
 ) -> tuple[Admission, ...]:
-    """Return the same admissions, with the best sequences for them."""
+    """Return the same admissions with the best sequence for each."""
     device = state.device
     if len(device.seq_held) != len(device.free_seqs):
         return admit
@@ -60,7 +60,7 @@ def _placed(
 
 
 def _price(state: SchedulerState, view: SessionView, seq_id: int, content: tuple[int, int], gain: int) -> int:
-    """Cost of putting the session there: the restore, and the loss of present content."""
+    """Cost of putting the session there: the restore, and the loss of what the sequence holds now."""
     n_held, loss = content
     if gain <= 0:
         return loss
@@ -74,7 +74,7 @@ def _price(state: SchedulerState, view: SessionView, seq_id: int, content: tuple
 
 
 def _hole(view: SessionView, seq_id: int, busy: set[int], hole_ns: int) -> int:
-    """Cost of a gap between running sequences: if each has a KV stream of its own, only neighbours share a pass."""
+    """Cost of a hole between running sequences: if each has a KV stream of its own, only neighbours share a call."""
     if not busy or not hole_ns or {seq_id - 1, seq_id + 1} & busy:
         return 0
     return hole_ns * min(STEPS_MOST, max(1, view.n_max - view.n_generated))

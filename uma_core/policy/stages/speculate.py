@@ -1,9 +1,9 @@
-"""Speculate: draft tokens become further rows of a decode call, if they are expected to win more than they cost.
+"""Speculate: draft tokens become further rows of a decode call, if they are expected to gain more than they cost.
 
 Rules: docs/SPECULATION.md ("How many rows", "The promise"). In short, rows go to the likeliest drafts of all streams,
-in the number that gives most tokens per time of the call (`_rows_of`), within what other work left of an everyday gap
-(`_room`). If a gap holds no other work, its limit applies to each token. A prompt in rows of the streams' own call may
-give up half of them (`_exchange`). A prompt whose first token a client awaits gives up nothing.
+as many as give the call the most tokens per unit of time (`_rows_of`), within what other work left of an everyday gap
+(`_room`). If a gap holds no other work, its limit applies to each token. A prompt in a mixed batch may give up half of
+its rows (`_exchange`). A prompt whose first token a client awaits gives up nothing.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from uma_core.policy.state import SchedulerState, SessionView
 from uma_core.types import Phase, Priority
 
 UNLIMITED_NS = 1 << 62
-# A draft less likely than this gets no row. Drafts for prose without repeats hold by chance only (0.07 of them). They
-# win nothing, and stretched the 95th percentile of such a text's steps from 1.06 to 1.24 of a step (2 cores, AVX-512,
-# 0.5B Q8_0).
+# A draft less likely than this gets no row. Drafts for prose without repeats are accepted only by chance (0.07 of
+# them). They gain nothing, and stretched the 95th percentile of such a text's steps from 1.06 to 1.24 of a step (2
+# cores, AVX-512, 0.5B Q8_0).
 LEAST_SURVIVAL = 0.25
 
 
 class DraftRoom(NamedTuple):
-    """Nanoseconds of a tick that drafts may have."""
+    """Nanoseconds of a tick that drafts may take."""
 
     in_everyday_ns: int  # time for drafts, however few tokens they bring
     in_long_ns: int  # time if they bring each stream enough tokens; beside other work the same as `in_everyday_ns`
@@ -48,7 +48,7 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
 
 
 def _room(state: SchedulerState, plan: Plan) -> DraftRoom:
-    """Time for drafts in this tick: the part that other work left of the room in an everyday gap.
+    """Time for drafts in this tick: what other work left of an everyday gap's room.
 
     The latency guard keeps some of that room even on a noisy machine, for drafts as for prompts. Without this, drafts
     of one stream's edits gave only 1.02 times the tokens a second on a machine whose steps vary by a fifth.
@@ -79,7 +79,7 @@ def _rows_ns(state: SchedulerState, plan: Plan, views: list[SessionView]) -> int
 
 
 def _spare(state: SchedulerState, plan: Plan) -> int:
-    """Time of a prompt's pieces beyond the first, if the prompt gives it up for drafts."""
+    """Time of a prompt's pieces after the first, if the prompt gives it up for drafts."""
     item = next((i for i in plan.items if i.mode is PrefillMode.SLICED), None)
     if item is None or plan.guard is None or _is_awaited(state, item):
         return 0
@@ -93,7 +93,7 @@ def _is_awaited(state: SchedulerState, prompt: PlanItem) -> bool:
     return is_first_awaited(prompt_view(state, prompt.sid))
 
 
-# drafts that are there
+# verifying drafts
 
 
 def _verify(state: SchedulerState, plan: Plan, room: DraftRoom) -> tuple[Plan, int]:
@@ -128,15 +128,15 @@ def _verify(state: SchedulerState, plan: Plan, room: DraftRoom) -> tuple[Plan, i
 
 
 def _spend(state: SchedulerState, plan: Plan, ns: int, room_ns: int) -> Plan:
-    """Take `ns` of the room for drafts: first the time that no other work has, then time of the prompt's pieces."""
+    """Take `ns` of the room for drafts: first what no other work uses, then time of the prompt's pieces."""
     spare_ns = _spare(state, plan)
     from_prompt_ns = min(spare_ns, max(0, ns - max(0, room_ns - spare_ns)))
     return plan._replace(run_ns=plan.run_ns - from_prompt_ns, draft_ns=plan.draft_ns + ns - from_prompt_ns)
 
 
 def _allot(state: SchedulerState, streams: list[SessionView], room: DraftRoom) -> tuple[list[int], int]:
-    """Choose the drafts of one call that get rows, and return the time that they take. Two orders are tried: the
-    likeliest first, or one draft of every stream before others, because the limit of a stream without rows binds all.
+    """Choose the drafts of one call that get rows, and return the time that they take. It tries two orders: the
+    likeliest first, and one draft of every stream before the others, because a stream without drafts limits the gap.
     """
     orders = (_likeliest, _each_first) if len(streams) > 1 else (_likeliest,)
     return max(_rows_of(state, streams, order(streams), room) for order in orders)[1:]
@@ -145,7 +145,7 @@ def _allot(state: SchedulerState, streams: list[SessionView], room: DraftRoom) -
 def _rows_of(
     state: SchedulerState, streams: list[SessionView], drafts: Iterable[tuple[float, int]], room: DraftRoom
 ) -> tuple[float, list[int], int]:
-    """Tokens per ns with the best number of these (survival, sid), the sids, and the time that their rows take.
+    """Return the tokens per ns with the best number of these drafts (survival, sid), their sids, and their rows' time.
 
     Several rows may be within the limit although the first of them alone is not: every stream may need a row.
     """
@@ -176,7 +176,7 @@ def _rows_of(
 def _exchange(state: SchedulerState, streams: list[SessionView], prompt: PlanItem) -> list[int]:
     """Choose drafts that take over a prompt's rows, one for one, so that the call takes no longer.
 
-    A row brings the prompt one token, or a stream as many as the draft's survival. Each token counts as the time that
+    A row brings the prompt one token, or a stream as many as the draft's survival. Each token is worth the time that
     it would take otherwise: a prompt's token in a chunk, a stream's token in a step.
     """
     chosen: list[int] = []
@@ -195,7 +195,7 @@ def _exchange(state: SchedulerState, streams: list[SessionView], prompt: PlanIte
 
 
 def _likeliest(streams: list[SessionView]) -> Iterator[tuple[float, int]]:
-    """Yield (survival, sid) of one draft token after the other, the likeliest first."""
+    """Yield (survival, sid) of every draft token, the likeliest first."""
     left = {v.sid: list(v.survival[::-1]) for v in streams if v.survival}
     best = [(-survival.pop(), sid) for sid, survival in left.items()]
     heapq.heapify(best)
@@ -215,11 +215,11 @@ def _each_first(streams: list[SessionView]) -> Iterator[tuple[float, int]]:
     return itertools.chain(firsts, others)
 
 
-# drafts to be made
+# making drafts
 
 
 def _draft(state: SchedulerState, plan: Plan, room_ns: int) -> Plan:
-    """Let the draft model draft for the next step, as many tokens as are expected to win most."""
+    """Let the draft model draft for the next step, as many tokens as are expected to gain the most."""
     token_ns = state.device.draft_token_ns
     index = index_of(state)
     if not token_ns:
@@ -248,7 +248,7 @@ def _draft(state: SchedulerState, plan: Plan, room_ns: int) -> Plan:
             total_ns += n_best * token_ns
     if not wanted:
         return plan
-    # the rest of the room is for reading text that the draft model has not seen yet
+    # the rest of the room is for text that the draft model has not read yet
     budget_ns = max(total_ns, room_ns - _spare(state, plan))
     note = f"speculate: the draft model drafts {sum(k for _, k in wanted)} tokens of {len(wanted)} streams"
     plan = plan._replace(drafting=tuple(wanted), drafting_ns=budget_ns).note(note)
@@ -256,13 +256,13 @@ def _draft(state: SchedulerState, plan: Plan, room_ns: int) -> Plan:
 
 
 def _floor(state: SchedulerState, plan: Plan, room: DraftRoom) -> Plan:
-    """Note how likely a draft must be to get a row: while no draft is so likely, the plan may be repeated."""
+    """Note how likely a draft must be to get a row: while no draft is that likely, the plan may be repeated."""
     cells = [v.n_past for v in views_of(state, plan.decodes)]
     n = len(cells)
     if plan.guard is None or not n or n >= state.device.n_verify_rows:
         return plan
     step_ns = state.cost.decode_ns(n, sum(cells))
-    floor = 2.0  # no draft is so likely
+    floor = 2.0  # no draft is that likely
     for k in range(1, state.device.n_verify_rows - n + 1):
         more_ns = state.cost.decode_ns(n + k, sum(cells) + k * min(cells)) - step_ns
         if more_ns > room.in_long_ns:

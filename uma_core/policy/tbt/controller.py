@@ -29,21 +29,21 @@ MISSES = 0.02
 STEP = 0.04
 # On a machine this busy chats pause anyway, so other work need not stop. No machine of the simulator is that noisy. A
 # real one is (Zen 3, two shared cores): without this, with `WRONG` and `FORGET` changed and the noise of mixed calls
-# taken for a seventh of a step, TBT beside a storm was 1.20 steps instead of 1.00, and the storm took 4 % longer
+# taken as a seventh of a step, TBT beside a storm was 1.20 steps instead of 1.00, and the storm took 4 % longer
 # (medians of seven and six repeats).
 ERROR_MOST = 0.25
-# Part of the time between round and everyday limit that other work always gets. Without it, an error of some per cent
+# Share of the time between round and everyday limit that other work always gets. Without it, an error of a few per cent
 # would leave nothing, and prompts were read 13 times slower on the noisiest machine. With 0.6 background work takes 7 %
-# less time, and a late chat's first token half as long again.
+# less time, and a late chat's first token takes half as long again.
 LEAST = 0.4
 # Part of a round that stays free below the long limit, because a disturbance of the machine would lengthen a gap that
-# is long already. With 0.15 pauses grow by 2 %, with 0.5 background work takes 9 % longer.
+# is already long. With 0.15 pauses grow by 2 %, with 0.5 background work takes 9 % longer.
 RESERVE = 0.3
 LONG_GAP = 1.0  # credit that a long gap takes, and the most credit that is saved
 
 
 def learn(memory: TbtMemory, state: SchedulerState) -> TbtMemory:
-    """Take in the ticks since the last plan. A plan that was repeated is judged by its calls."""
+    """Learn from the ticks since the last plan. A plan that was repeated is judged by its calls."""
     n_ticks = state.tick - memory.tick
     if not memory.planned_ns or n_ticks < 1:
         return memory._replace(credit=min(LONG_GAP, memory.credit + state.config.long_tick_share))
@@ -67,7 +67,7 @@ def room_of(memory: TbtMemory, limits: TbtLimits, long_share: float) -> Room:
 
 
 def room_below(limit_ns: int, limits: TbtLimits, memory: TbtMemory) -> int:
-    """Room below a limit beyond the everyday one: RESERVE of a round stays free."""
+    """Room below a limit longer than the everyday one: RESERVE of a round stays free."""
     free_ns = int(limit_ns - (1.0 + RESERVE) * limits.round_ns) - limits.host_ns
     return max(0, min(_below(limit_ns, limits, memory), free_ns))
 

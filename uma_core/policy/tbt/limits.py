@@ -1,5 +1,5 @@
-"""How long the guard lets the gap between two tokens of a stream be (docs/POLICY.md draws it). The limits by which
-metrics judge a gap are set in `seal`.
+"""The guard's limits of the gap between two tokens of a stream (drawn in docs/POLICY.md). `seal` sets the limits by
+which metrics judge a gap.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ EVERYDAY_PART = 0.5
 # times slower; with 0.5 two chats on llama.cpp's kernels have no long gaps; with a part of 1 the chats pause 0.25
 # rounds longer.
 LONG_PART = 0.75
-# factor of `starvation_ticks` for work that exceeds a long gap: with 1, a paste's coarse pieces double the worst pause
+# `starvation_ticks` is multiplied by this for work that exceeds a long gap: with 1, a paste's coarse pieces double the
+# worst pause
 RARELY = 4
 
 
@@ -28,8 +29,8 @@ class TbtLimits(NamedTuple):
     everyday_ns: int
     long_ns: int
     step_ns: int
-    # Host overhead of a gap with other work, if the engine computes ahead: a chat alone then does not pay it. Otherwise
-    # 0, because every gap has it.
+    # Host overhead of a gap with other work, if the engine computes ahead: then a chat alone does not have it.
+    # Otherwise 0, because every gap has it.
     host_ns: int = 0
 
     def patience(self, ns: int) -> int:
@@ -52,8 +53,8 @@ def tbt_limits(state: SchedulerState, index: SessionIndex) -> TbtLimits:
 
 
 def _limit(steps: float, part: float, step_ns: int, round_ns: int) -> int:
-    """One stream's limit is `steps` steps. The round of several streams may leave nothing below that. Then the limit is
-    a multiple of the round, whose factor grows with the round from 1 to 1 + part x (steps - 1). The limit is at most
+    """One stream's limit is `steps` steps. The round of several streams may leave nothing below that. The limit is then
+    a multiple of the round. Its factor grows with the round, from 1 to 1 + part x (steps - 1). The limit is at most
     `steps` rounds, and never falls when `steps` rises.
 
     With a round of 1.15 steps the limit stays at 1.2 steps: 1.1 rounds would stretch every gap beyond each stream's own
@@ -68,9 +69,9 @@ def seal(state: SchedulerState, plan: Plan) -> Plan:
     """Write into the finished plan how long its gap and its tick may take. Metrics and status judge by these limits,
     even with the guard switched off.
 
-    The tick's limit beside a chat is the everyday limit, or round plus run if the guard granted more, plus the time
-    of drafts. With background streams only, it is the tick budget, or round plus run. If no session decodes it is 0,
-    because a new request ends the tick.
+    Beside a chat, the tick's limit is the everyday limit, or round plus run if the guard granted more, plus the time
+    of drafts. With background streams only, it is the tick budget, or round plus run if that is longer. If no session
+    decodes, it is 0, because a new request ends the tick.
     """
     index = index_of(state)
     if index.round_ns:
