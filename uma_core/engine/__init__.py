@@ -1,1 +1,1 @@
-"""Engines: what computes. `api` is the contract; `llama`, `fake` and `graph` fulfil it."""
+"""Engines compute models. `api` is the contract; `llama`, `fake` and `graph` implement it."""

@@ -1,4 +1,4 @@
-"""The decode call that was begun before the executor asked for it (native/llama/ahead.c)."""
+"""The decode call that an engine starts ahead, before the executor asks for it (native/llama/ahead.c)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from uma_core.errors import ErrorCode, UmaError
 
 
 class Ahead:
-    """Owns the C side's record of such a call. `handle`: a uma_ahead *, NULL if no call is ever begun ahead."""
+    """Owns the C side's record of such a call. `handle`: a uma_ahead *, NULL if no call is ever started ahead."""
 
     def __init__(self, n_most: int, bell: Any) -> None:
-        """Make a record for calls of up to `n_most` rows; 0: never begin one.
+        """Make a record for calls of up to `n_most` rows; 0: never start one.
 
         `bell`: an int32_t * that is set when something has happened. Raises: INSUFFICIENT_MEMORY.
         """
@@ -31,5 +31,5 @@ class Ahead:
 
 
 def pays(wanted: str, is_gpu: bool) -> bool:
-    """Whether calls are begun ahead. On a CPU, to begin a call is to compute it: tokens would leave a step later."""
+    """Whether calls are started ahead. A CPU computes a call while starting it, so tokens would leave a step later."""
     return wanted == "on" or (wanted == "auto" and is_gpu)

@@ -1,14 +1,13 @@
 """The Engine contract: everything that the executor may ask of a model, and nothing about how engines do it.
 
-Rules: one thread (the compute thread) calls everything except `tokenize`, `piece`, `prepare`, `ring`, `abort`,
-`pump_log` and `slot_warnings`, which any thread may call. Nothing here assumes llama.cpp. Engines never choose: they do
-what they are asked, or refuse.
+Rules: one thread (the compute thread) calls everything except `tokenize`, `piece`, `prepare`, `facts`, `ring`, `abort`,
+`memory`, `pump_log` and `slot_warnings`, which any thread may call. Nothing here assumes llama.cpp. Engines never
+choose: they do what they are asked, or refuse.
 
-KV model: the engine holds `n_seq_max` sequences. A sequence holds positions 0..n-1 (`kv_len`).
-A prompt is read either by `decode` (one call, cannot be interrupted) or, if
-`Capabilities.n_prefill_slots` > 0, by `prefill_*`: one chunk whose computation can pause between
-pieces of the graph, while decode calls run. Its KV becomes visible to `decode` by a
-`Transfer` (`handover`). KV moves only by transfers, and they are done in slices.
+KV model: the engine holds `n_seq_max` sequences. A sequence holds positions 0..n-1 (`kv_len`). A prompt is read either
+by `decode` (one call, cannot be interrupted) or, if `Capabilities.n_prefill_slots` > 0, by `prefill_*`: one chunk whose
+computation can pause between pieces of the graph, while decode calls run. A `Transfer` (`handover`) makes its KV
+visible to `decode`. KV moves only by transfers, which are done in slices.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ import numpy as np
 from uma_core.types import AdapterSet, SamplingParams, SeqId, TokenId
 
 NO_PAGES = np.zeros(0, np.int32)
-NOT_DRAWN = -2  # stands for a row's token that was not drawn (UMA_NOT_DRAWN)
-WANT_TOKEN = 1  # a row's token is drawn in the call (UMA_WANT_TOKEN)
-WANT_LOGITS = 2  # its token is drawn by `Engine.draw` (UMA_WANT_LOGITS)
-WANT_IF_HELD = 3  # a draft: its token is drawn if the one before it was drawn as drafted (UMA_WANT_IF_HELD)
+NOT_DRAWN = -2  # in place of a token: none was drawn for this row (UMA_NOT_DRAWN)
+WANT_TOKEN = 1  # the call draws the row's token (UMA_WANT_TOKEN)
+WANT_LOGITS = 2  # `Engine.draw` draws the row's token (UMA_WANT_LOGITS)
+WANT_IF_HELD = 3  # a draft's row: its token is drawn only if the draft was accepted (UMA_WANT_IF_HELD)
 
 
 class DecodeStatus(IntEnum):
     OK = 0
-    FULL = 1  # no cells for the whole batch; nothing changed; a smaller batch may pass (llama_decode rc 1)
+    FULL = 1  # no cells for the whole batch; nothing changed; a smaller batch may fit (llama_decode rc 1)
     ABORTED = 2  # stopped between ubatches; re-read kv_len of every sequence in the batch (rc 2)
     BAD_BATCH = 3  # our bug; nothing changed (rc -1)
     FATAL = 4  # allocation or compute failed; re-read kv_len; the batch's sessions fail (rc < -1)
@@ -40,16 +39,14 @@ class DecodeStatus(IntEnum):
 class DecodeOutcome(NamedTuple):
     """Result of one decode call. `tokens[i]` belongs to the i-th row with logits, -1 where its logits were not finite.
 
-    NOT_DRAWN stands for rows of drafts from the first that did not hold, and for rows whose token `draw` is asked for.
+    It is NOT_DRAWN for rows of drafts from the first rejected draft on, and for rows whose token `draw` will draw.
     """
 
     status: DecodeStatus
     tokens: Sequence[TokenId]
-    call_ns: int  # decode call until the logits are readable
-    sample_ns: int  # sampling of all rows
-    # when the call began, on the monotonic clock: before `decode` was called, if the batch before it went on; 0: when
-    # `decode` was called
-    begun_ns: int = 0
+    call_ns: int  # time from the call's start until the logits are readable
+    sample_ns: int  # time for sampling all rows
+    begun_ns: int = 0  # when `begin_next` had started the call ahead (monotonic clock); 0: `decode` started it
 
 
 class PrefillStatus(IntEnum):
@@ -59,7 +56,7 @@ class PrefillStatus(IntEnum):
 
 
 class Rows(IntEnum):
-    """The tokens of a chunk whose outputs are wanted. The numbers of uma_prefill_start."""
+    """The tokens of a chunk whose outputs are wanted. The numbers are those of uma_prefill_start."""
 
     NONE = 0
     LAST = 1
@@ -77,7 +74,7 @@ ROWS_OF = {
 
 
 class EmbeddingInfo(NamedTuple):
-    """Which inputs an engine can make vectors of, and which vectors."""
+    """Which inputs an engine can turn into vectors, and what vectors."""
 
     n_embd: int  # numbers of a vector
     pooling: str  # pooling for a request that names none
@@ -96,7 +93,7 @@ class PrefillOutcome(NamedTuple):
     n_pieces: int  # pieces computed by this call
     fraction: float  # part of the chunk's work that is done, 0..1
     elapsed_ns: int
-    longest_ns: int  # longest single piece of this call: a decode tick would have waited for so long
+    longest_ns: int  # longest single piece of this call: a decode call would have waited for that long
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,16 +104,18 @@ class Capabilities:
     can_rollback: bool  # kv_truncate to any length works (not: SWA, recurrent)
     can_copy_prefix: bool  # copy_prefix works for part of a sequence
     can_abort: bool  # abort() reaches a running decode call
-    # a decode call takes rows of any sequences (else each sequence has its own stream, and neighbours' rows are best)
+    # a decode call takes rows of any sequences; else each sequence has its own stream, and only neighbours share a call
     can_mix_rows: bool = False
     n_verify_rows: int = 0  # most rows of a decode call that holds drafts; 0: no drafts can be verified
-    # sizes of a decode call, ascending, with which tokens of a prompt beside other sequences' rows cost little
+    # sizes of a decode call, ascending, at which prompt tokens cost little beside other sequences' rows
     ride_rows: tuple[int, ...] = ()
-    # rows of a decode call may have different LoRA adapters; else all of them have the same
+    # rows of a decode call may have different LoRA adapters; else all must have the same
     can_mix_adapters: bool = True
     # `hidden` and `prefill_hidden` have rows for prediction heads after every decode call, and after every chunk
     keeps_hidden: bool = False
-    computes_ahead: bool = False  # `begin_next` begins a decode call, and the device computes while the host goes on
+    computes_ahead: bool = (
+        False  # `begin_next` starts a decode call, which the device computes while the host does other work
+    )
     has_states: bool = False  # recurrent layers: sequences can be cut, copied and continued at `resumable` places only
 
 
@@ -156,7 +155,7 @@ class EngineInfo:
     kv_type: str  # "f16", "bf16", "q8_0", "q4_0"
     kv_bytes_per_cell: int
     weight_bytes: int
-    # cells that a sequence takes at a time; if more than 1, sequences can share whole pages
+    # cells that a sequence allocates at a time; if more than 1, sequences can share whole pages
     kv_page: int = 1
     n_expert: int = 0
     n_expert_used: int = 0
@@ -173,8 +172,8 @@ class EngineInfo:
     # loads them
     weights_from: str = ""
     notes: tuple[str, ...] = ()  # why features are off, for `status`
-    # facts on which K and V depend too: kernels, experts in use, rotary positions. KV made with other facts does not
-    # fit this engine
+    # other facts that K and V depend on: kernels, experts in use, rotary positions. KV made with different facts does
+    # not fit this engine
     kv_facts: tuple[str | int, ...] = ()
 
     @property
@@ -194,7 +193,7 @@ class ModelFacts:
     chat_template: str | None  # Jinja; None: the file has none
     chat_template_tool_use: str | None  # another template for chats with tools, if the file has one
     special: dict[str, tuple[TokenId, str]]  # bos, eos, eot, fim_pre, …: id and text; absent: the model has none
-    add_bos: bool  # tokenising adds them
+    add_bos: bool  # tokenizing adds it
     add_eos: bool
     n_params: int
     n_embd: int
@@ -215,7 +214,7 @@ class MemoryUse(NamedTuple):
 
 
 class Logprobs(NamedTuple):
-    """Natural logarithms of probabilities: of a sampled token, and of the likeliest tokens, the likeliest first."""
+    """Natural logarithms of the probabilities of a sampled token, and of the likeliest tokens, the likeliest first."""
 
     logprob: float
     top: tuple[tuple[TokenId, float], ...]
@@ -224,28 +223,28 @@ class Logprobs(NamedTuple):
 class Sampler(Protocol):
     """Turns logits rows of one session into tokens; keeps that session's penalty window. Owned by the session.
 
-    Settings hold from the next row that is sampled. A decode call that was begun ahead samples only when `decode` asks
-    for it.
+    Settings apply from the next row that is sampled. A decode call that was started ahead samples only when `decode`
+    asks for it.
     """
 
     def accept(self, tokens: np.ndarray) -> None:
-        """Count (n,) int32 tokens that the sampler did not choose itself (the prompt's tail)."""
+        """Add (n,) int32 tokens that the sampler did not choose itself (the prompt's tail) to the penalty window."""
 
     def set_mask(self, mask: np.ndarray | None) -> None:
         """Allow only some tokens from the next draw on; None: all.
 
         `mask`: uint32, a bit for each of n_vocab tokens, the lowest bit of a word first (as llguidance fills it). The
-        sampler borrows the mask, and reads it for every row until another mask is set: its owner may change it between
-        two calls. With no bit set, sampling gives -1.
+        sampler borrows the mask, and reads it for every row until another mask is set. So its owner may change it
+        between two calls. With no bit set, sampling gives -1.
         """
 
     def allow_end(self, is_allowed: bool = True) -> None:
-        """Allow or forbid end-of-generation tokens and those of `stop_token_ids`: they are forbidden until `min_tokens`
-        have been generated.
+        """Allow or forbid end-of-generation tokens and those of `stop_token_ids`, which are forbidden until
+        `min_tokens` have been generated.
         """
 
     def ban(self, tokens: Sequence[TokenId]) -> None:
-        """Never draw these tokens. They replace those of the last call."""
+        """Never draw these tokens. They replace those of the previous `ban`."""
 
     def force(self, token: TokenId | None) -> bool:
         """Make the next row and all later ones give this token, without sampling; None: sample rows again.
@@ -257,17 +256,17 @@ class Sampler(Protocol):
         """Set the latest tokens after some were taken back: (n,) int32, as many as penalties look at."""
 
     def logprobs(self) -> Logprobs | None:
-        """Logprobs of the token that was drawn last, if the parameters ask for them."""
+        """Return the logprobs of the token that was drawn last, if the parameters ask for them."""
 
     def close(self) -> None:
         """Free it. Idempotent."""
 
 
 class Transfer(Protocol):
-    """KV on its way: to the decode memory, to another sequence, to or from host bytes.
+    """KV in transit: to the decode memory, to another sequence, to or from host bytes.
 
-    The sequences it touches must not be decoded until it is done. `close` before the end undoes a
-    partial import or copy (the destination becomes empty) and is harmless after it.
+    The sequences that it touches must not be decoded until it is done. `close` before the end undoes a partial import
+    or copy (the destination becomes empty), and is harmless afterwards.
     """
 
     n_bytes: int  # bytes to move in total
@@ -299,9 +298,9 @@ class Batch:
         self.want_logits = np.zeros(capacity, np.int8)
         self.n = 0
         self.n_rows = 0
-        # unless something happens, the next call is for the same rows, each one token on: `begin_next` may be called
+        # unless something happens, the next call is for the same rows, one token further: `begin_next` may be called
         self.goes_on = False
-        # the rows want hidden states instead of logits: no token is sampled, `Engine.hidden` has them afterwards
+        # the rows want hidden states instead of logits: no token is sampled, and `Engine.hidden` returns the states
         self.want_hidden = False
         # if the next `decode` computes, it writes 8 bytes to this file once it has released the GIL; -1: no file
         self.wake_fd = -1
@@ -335,7 +334,7 @@ class Batch:
         self.n_rows += k if want_all else want_last
 
     def want(self, rows: Rows) -> None:
-        """Say which tokens of a batch of one run want an output."""
+        """Mark which tokens of a batch with a single run want an output."""
         self.want_logits[: self.n] = rows is Rows.ALL
         if self.n and rows in (Rows.LAST, Rows.FIRST):
             self.want_logits[self.n - 1 if rows is Rows.LAST else 0] = 1
@@ -352,7 +351,7 @@ class Batch:
         self.n_rows += k
 
     def advance(self, tokens: Sequence[TokenId]) -> None:
-        """Move every row one position on. `tokens`: (n,) tokens that followed. Every row must have wanted logits."""
+        """Advance every row by one position. `tokens`: (n,) tokens that followed. Every row must have wanted logits."""
         cells, positions, _, _ = self._cells
         for i, token in enumerate(tokens):
             cells[i] = token
@@ -380,7 +379,7 @@ class Heads(Protocol):
         """
 
     def truncate(self, seq_id: SeqId, n: int) -> None:
-        """Keep positions before n."""
+        """Keep the positions before n."""
 
     def memory(self) -> MemoryUse: ...
 
@@ -406,7 +405,7 @@ class Engine(Protocol):
 
     def is_eog(self, token: TokenId) -> bool: ...
     def is_control(self, token: TokenId) -> bool:
-        """Whether it is not text: a control token, or one that its maker defined in angle brackets (`<think>`)."""
+        """Whether it is not text: a control token, or one that the model defines in angle brackets (`<think>`)."""
 
     def chat_template(self) -> str | None:
         """The model's own Jinja template."""
@@ -431,15 +430,15 @@ class Engine(Protocol):
         """Do the slow part of `sampler` in advance. Any thread. Raises: BAD_REQUEST if this model cannot sample so."""
 
     def decode(self, batch: Batch, samplers: Sequence[Sampler | None]) -> DecodeOutcome:
-        """Compute one decode call, then draw one token per row with logits, in batch order. None samples greedily.
+        """Compute one decode call, then draw one token per row with logits, in batch order. A None sampler is greedy.
 
         Rows of one sequence must be consecutive and continue at kv_len. Without `can_mix_adapters` all sequences must
         have the same adapters, else BAD_BATCH. If the same `samplers` object is passed again, it must hold the same
         samplers. Blocks; releases the GIL.
 
         A token is drawn from a draft's row (WANT_IF_HELD) only if the token before it was drawn as drafted. So a
-        sampler sees the same rows as without drafts. The KV of all rows is computed: `kv_truncate` removes that of
-        drafts that did not hold.
+        sampler sees the same rows as without drafts. The KV of all rows is computed; `kv_truncate` removes that of
+        rejected drafts.
         """
 
     def draw(self, row: int, sampler: Sampler | None) -> TokenId:
@@ -449,14 +448,14 @@ class Engine(Protocol):
         """
 
     def begin_next(self, wake_fd: int) -> None:
-        """Begin the call after the last `decode`, whose batch goes on: the same rows with the tokens that were drawn.
+        """Start the call after the last `decode` ahead, if its batch `goes_on`: the same rows with the drawn tokens.
 
         Does not wait for the device. `wake_fd`: like that of a batch. Does nothing without `computes_ahead`.
         """
 
     def settle(self) -> None:
-        """Take back the call that `begin_next` began. Other methods here do so if it matters to them; `decode` itself
-        goes on with the call if it is asked for the same one.
+        """Discard the call that `begin_next` started. Other methods here do so if it matters to them; `decode` uses
+        the call if it is asked for the same one.
         """
 
     def logits(self, row: int) -> np.ndarray:
@@ -477,7 +476,7 @@ class Engine(Protocol):
         `hidden`: the last hidden states of these rows are wanted, and no logits. ALL is for up to
         `EmbeddingInfo.n_rows` tokens only.
 
-        Raises: KV_FULL, INSUFFICIENT_MEMORY, DECODE_FAILED if no chunk can be read any more; BAD_BATCH: our bug.
+        Raises: KV_FULL, INSUFFICIENT_MEMORY, DECODE_FAILED if chunks can no longer be read; BAD_BATCH: our bug.
         """
 
     def prefill_run(self, seq_id: SeqId, until_ns: int, quantum_ns: int, min_pieces: int) -> PrefillOutcome:
@@ -487,7 +486,7 @@ class Engine(Protocol):
         """
 
     def prefill_sample(self, seq_id: SeqId, sampler: Sampler | None) -> TokenId:
-        """After DONE with want_logits: the token that follows the chunk."""
+        """After DONE with want_logits: draw the token that follows the chunk."""
 
     def prefill_logits(self, seq_id: SeqId) -> np.ndarray:
         """(n_vocab,) float32 view, borrowed until the slot computes again."""
@@ -497,11 +496,11 @@ class Engine(Protocol):
         the last rows of any chunk, or of all rows if the engine can. The caller owns the array.
         """
 
-    # for inputs that are computed whole (EmbeddingInfo.is_whole): open, then `prefill_run`, at the end `prefill_close`
+    # for inputs that are computed whole (EmbeddingInfo.is_whole): `encode_open`, `prefill_run`, `prefill_close`
     def encode_open(self, seq_id: SeqId, inputs: Sequence[np.ndarray], pooling: str) -> bool:
         """Begin one call for these inputs.
 
-        False: another call is under way. Raises: INSUFFICIENT_MEMORY, DECODE_FAILED.
+        False: another call is in progress. Raises: INSUFFICIENT_MEMORY, DECODE_FAILED.
         """
 
     def encode_result(self, seq_id: SeqId) -> list[np.ndarray]:
@@ -513,7 +512,7 @@ class Engine(Protocol):
         """Make the computed chunks visible to `decode`. Frees the slot when it is done."""
 
     def prefill_close(self, seq_id: SeqId) -> None:
-        """Give up the slot, and drop a chunk in progress and KV that was not handed over. Idempotent."""
+        """Free the slot, and drop a chunk in progress and KV that was not handed over. Idempotent."""
 
     # KV memory
     def kv_len(self, seq_id: SeqId) -> int:
@@ -556,12 +555,12 @@ class Engine(Protocol):
         Raises: STATE_RESTORE_FAILED.
         """
 
-    # life
+    # interrupts, memory, the end
     def ring(self) -> None:
         """Make a running `prefill_run`, or the next one, return after a piece. Any thread."""
 
     def hush(self) -> None:
-        """Forget earlier rings: the caller is about to look at the events that they announced."""
+        """Forget earlier rings: the caller is about to handle the events that they announced."""
 
     def abort(self) -> None:
         """Make a running decode call, or the next one, return ABORTED soon, if `can_abort`. Once. Any thread."""

@@ -1,5 +1,5 @@
-"""What engines on llama.cpp's vocabulary do alike: text, samplers, interrupts, the log; and what those that generate
-do with their decoder and their prefill slots.
+"""What engines on llama.cpp's vocabulary have in common: text, samplers, interrupts, the log; for those that generate
+also the calls to their decoder and prefill slots.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from uma_core.engine.llama.sampler import LlamaSampler
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import SamplingParams, SeqId, TokenId
 
-DEFAULT_POOLING = "last"  # of models that generate, if the file names none: only the last token has seen all the others
+DEFAULT_POOLING = (
+    "last"  # for models that generate, if the file names none: only the last token has seen all the others
+)
 
 
 class EngineBase:
-    """See engine.api.Engine for every method's contract. An engine that inherits from it sets the attributes."""
+    """See engine.api.Engine for every method's contract. Subclasses set the attributes."""
 
     info: EngineInfo
     model: LlamaModel

@@ -1,8 +1,8 @@
-"""Bytes for snapshots. A large blob is a mapping of its own, and not numpy's memory.
+"""Bytes for snapshots. A large blob is a mapping of its own, not numpy's memory.
 
 numpy asks the system for large pages for arrays of 4 MiB and more. If such an array lies in a hole of the C library's
-heap, the request stays with those addresses when the array is gone. Later the kernel fills them with pages of 2 MiB
-for a few bytes in use: RSS grows without an allocation. A dropped mapping takes its request with it.
+heap, those addresses keep the request after the array is gone. Later the kernel backs them with pages of 2 MiB for a
+few bytes in use: RSS grows without an allocation. When a mapping is dropped, its request is gone too.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy as np
 from uma_core.engine.lib import lib
 from uma_core.errors import ErrorCode, UmaError
 
-MAP_FROM_BYTES = 1 << 20  # smaller blobs are not worth a mapping, and numpy asks no large pages for them
+MAP_FROM_BYTES = 1 << 20  # smaller blobs are not worth a mapping, and numpy requests no large pages for them
 
 
 def new_blob(n_bytes: int) -> memoryview:
-    """Allocate `n_bytes`, freed with the last view. Large blobs are zero, without being touched; small ones are not
+    """Allocate `n_bytes`, freed with the last view. Large blobs read as zeros without being touched; small ones are not
     initialized.
 
     Raises: INSUFFICIENT_MEMORY.

@@ -19,7 +19,7 @@ def backend_name() -> str:
 
 
 def device_names() -> tuple[str, ...]:
-    """All devices, as ggml's registry lists them."""
+    """Return all devices, as ggml's registry lists them."""
     devices = map(lib.ggml_backend_dev_get, range(lib.ggml_backend_dev_count()))
     return tuple(text(lib.ggml_backend_dev_description(device)) for device in devices)
 

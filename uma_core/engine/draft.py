@@ -21,11 +21,11 @@ from uma_core.models import default_model_path
 
 OPTION = "speculation.draft_model"
 N_SEQ = 2  # streams for which it drafts at a time, see policy/stages/speculate.py
-N_BATCH = 64  # most tokens of a prompt that it reads at once: a stream waits for no more
-# tokens by which vocabularies of one family differ in length, as llama.cpp allows (common/speculative.cpp)
+N_BATCH = 64  # most tokens of a prompt that it reads at once: a stream never waits for more
+# most tokens by which the two vocabularies may differ in length, as in llama.cpp (common/speculative.cpp)
 PADDING = 128
 EAGLE_ARCH = "eagle3"
-# its own embedding, and the list of tokens that its output is for; either may be missing
+# an EAGLE model's own embedding, and the list of tokens that its output covers; either may be missing
 EAGLE_TOKENS = ("token_embd.weight", "d2t")
 EAGLE_COUNTS = ("embedding_length", "attention.head_count", "attention.head_count_kv", "context_length")
 F16_BYTES = 2
@@ -101,7 +101,7 @@ def open_heads(options: EngineOptions, path: str, engine: Engine) -> Heads:
 def estimate_with_draft(engine: EngineOptions, speculation: SpeculationOptions) -> MemoryUse:
     """Estimate the memory of the engine and of its draft model, if there is one, without allocating it.
 
-    Raises as `check_draft` and `estimate_engine` do, and CONFIG_INVALID if `engine.mtp` asks for heads in vain.
+    Raises as `check_draft` and `estimate_engine` do, and CONFIG_INVALID if the heads for `engine.mtp` are missing.
     """
     path = speculation.draft_model
     need = estimate_engine(for_drafts(engine, speculation))
@@ -129,7 +129,7 @@ def _one_layer(engine: EngineOptions, path: str) -> int:
 
 
 def _count(header: Header, key: str) -> int:
-    """The value of the one layer, if the file has a list by layers; 0: the file has no such value."""
+    """Return a metadata value, that of the first layer if the file lists it by layer; 0: the file has no such value."""
     value = header.of_arch().get(key)
     value = value[0] if isinstance(value, list) and value else value
     return value if isinstance(value, int) else 0
@@ -176,7 +176,7 @@ def check_draft(engine: EngineOptions, path: str) -> None:
 
 
 def _check_kv(engine: EngineOptions, path: str) -> None:
-    """The type of KV is the served model's. Raises: CONFIG_INVALID that names the draft model."""
+    """Check that the draft model can use the served model's KV type. Raises: CONFIG_INVALID, naming the draft model."""
     check_model = importlib.import_module("uma_core.engine.llama.params").check_model
     try:
         check_model(replace(engine, moe_top_k=0), path)
@@ -185,7 +185,7 @@ def _check_kv(engine: EngineOptions, path: str) -> None:
 
 
 def _check_eagle(draft: Header, target: Header, path: str) -> None:
-    """Check that the layers whose inputs it reads exist in the model, and that their width is the model's."""
+    """Check that the layers whose inputs it reads exist in the served model, and have the width that it expects."""
     width, n_layer = (target.of_arch().get(key) for key in ("embedding_length", "block_count"))
     wanted = draft.of_arch().get("target_hidden_size")
     if wanted != width:
@@ -207,7 +207,7 @@ def _check_eagle(draft: Header, target: Header, path: str) -> None:
 
 
 def _compare(draft: Header, target: Header, path: str) -> None:
-    """Check that each token means the same to both models."""
+    """Check that each token means the same in both models."""
     kinds = [header.meta.get("tokenizer.ggml.model") for header in (draft, target)]
     if kinds[0] != kinds[1]:
         raise _unfit(path, f"its tokenizer is {kinds[0]!r}, that of the model is {kinds[1]!r}")
@@ -235,8 +235,8 @@ def _engine(engine: EngineOptions, path: str) -> str:
 
 
 def _options(engine: EngineOptions, path: str) -> EngineOptions:
-    """Options of the draft model's engine: each text has as large a context as in the model; features that one text
-    at a time does not need are off.
+    """Return the options of the draft model's engine. Each text has as large a context as in the served model; features
+    that the draft model does not need are off.
     """
     name, n_each = "fake", engine.n_ctx // max(1, engine.n_seq)
     if engine.engine != "fake":

@@ -26,7 +26,7 @@ def fingerprint(path: str) -> str:
 
 
 def _others(path: str) -> list[str]:
-    """The files after the first of a split model, by its name."""
+    """Return the paths of a split model's further files, derived from the first one's name."""
     match = _PART.match(path)
     return [f"{match[1]}-{i:05}-of-{match[2]}.gguf" for i in range(2, int(match[2]) + 1)] if match else []
 

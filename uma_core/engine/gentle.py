@@ -1,4 +1,4 @@
-"""Short turns of work for a process that must not disturb another one that computes (native/runtime/gentle.c)."""
+"""Short turns of work for a process that must not slow down one that computes (native/runtime/gentle.c)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RUN_NS, PAUSE_NS = 150_000, 1_350_000
 
 @contextlib.contextmanager
 def gently(is_crowded: mmap.mmap) -> Iterator[None]:
-    """Pause again and again while the shared byte is not 0.
+    """Pause at regular intervals while the shared byte is not 0.
 
     Only for a process with one thread, because the thread may hold any lock while it pauses.
     """

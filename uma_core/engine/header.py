@@ -19,8 +19,8 @@ Value = Scalar | list[int] | list[float] | list[bool]
 
 _QKV_AND_GATE = ("attn_qkv.weight", "attn_gate.weight")
 _MAMBA_2 = ("ssm_conv1d.weight", (("ssm_conv1d.bias",),))
-# A layer that has the first tensor needs one of these sets. llama.cpp loads such a layer without them too, and would
-# read from a missing tensor when it lays out its graph.
+# A layer that has the first tensor needs one of these sets. llama.cpp also loads layers without them, but then reads
+# from a missing tensor when it lays out its graph.
 NEEDS: dict[str, tuple[str, tuple[tuple[str, ...], ...]]] = {
     "phi3": ("attn_norm.weight", (("attn_qkv.weight",), ("attn_q.weight", "attn_k.weight", "attn_v.weight"))),
     "qwen35": ("ssm_conv1d.weight", (_QKV_AND_GATE,)),
@@ -33,7 +33,7 @@ NEEDS: dict[str, tuple[str, tuple[tuple[str, ...], ...]]] = {
     "kimi-k3": ("ffn_gate_shexp.weight", (("ffn_up_shexp.weight", "ffn_down_shexp.weight"),)),
 }
 # Some layers of GLM 5 choose the positions that attention sees; the others take the choice of the layer before. Layers
-# that choose need these tensors, but llama.cpp loads them without.
+# that choose need these tensors, but llama.cpp also loads such layers without them.
 INDEXER = ("indexer.attn_q_b.weight", "indexer.attn_k.weight", "indexer.proj.weight")
 GLM_5_2_CONTEXT = 1 << 20  # with this context or more, every fourth layer chooses if the file does not list them
 
@@ -47,8 +47,8 @@ NEVER_ROTATED = frozenset({"bert", "bloom", "gpt2", "jina-bert-v2", "mpt", "refa
 # ggml asserts that one of their sections of rotary positions is not empty.
 IN_SECTIONS = frozenset({"qwen2vl", "qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe"})
 
-# Tensors that ggml adds to rows, multiplies them with, or uses in other operations that exist for F32 alone
-# (LLM_TENSOR_INFOS of llama.cpp's llama-arch.cpp). The same holds for each norm, bias and scale.
+# Tensors that ggml uses in operations that exist only for F32, such as adding them to rows (LLM_TENSOR_INFOS of
+# llama.cpp's llama-arch.cpp). The same is true of every norm, bias and scale.
 OF_FLOATS = frozenset({
     "altup_correct_scale", "attn_conv_base", "attn_res_score", "attn_sinks", "channel_mix_lerp_k", "channel_mix_lerp_r",
     "ffn_conv_base", "ffn_res_score", "hc_attn_base", "hc_attn_scale", "hc_ffn_base", "hc_ffn_scale",
@@ -61,7 +61,7 @@ OF_FLOATS = frozenset({
 _OF_LAYER = re.compile(r"^(?:\w+\.)?blk\.\d+\.")
 
 # Files that are not models, or not models that can be served, by their `general.type` or their architecture. llama.cpp
-# would report that something is missing, or name an option of its own. Decoding with T5 before its encoder has read
+# would report that something is missing, or name one of its own options. Decoding with T5 before its encoder has read
 # something ends the process.
 _PROJECTOR = "a projector (mmproj) of pictures or sound for another model: only text is served here"
 _T5 = "a model with an encoder of its own (T5), which is not served"
@@ -99,7 +99,7 @@ def is_of_floats(name: str) -> bool:
 
 
 def check_file(path: str) -> None:
-    """Refuse a file that is plainly no GGUF before the loader touches it: a pipe would block the loader for ever.
+    """Refuse a file that is clearly not a GGUF before the loader touches it: a pipe would block the loader forever.
 
     Raises: MODEL_LOAD_FAILED.
     """
@@ -120,8 +120,8 @@ def check_file(path: str) -> None:
 
 
 def refusal(path: str, mark: int) -> UmaError:
-    """Make the error for a file that llama.cpp did not load, with its log messages since the line `mark`: for lack of
-    memory, or because of the file.
+    """Make the error for a file that llama.cpp did not load, with its log messages since the line `mark`. The cause is
+    a lack of memory, or the file itself.
     """
     error = ErrorCode.INSUFFICIENT_MEMORY if lib.uma_guard_is_short() else ErrorCode.MODEL_LOAD_FAILED
     return UmaError(error, f"{path}: {words_of_failure(mark)}", path=path)
@@ -239,7 +239,7 @@ class Header:
         return UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{self.path}: {what}", path=self.path)
 
     def _check_rope(self) -> None:
-        """Check rotary positions: ggml rotates pairs of a head's elements, and would loop for ever without any.
+        """Check rotary positions: ggml rotates pairs of a head's elements, and would loop forever if there were none.
 
         Raises: MODEL_LOAD_FAILED.
         """
@@ -260,8 +260,8 @@ class Header:
                 raise self._damaged(f"rope.dimension_count{kind} of {n} in heads of {length}")
 
     def _check_classifier(self) -> None:
-        """Check that a reranker has a classifier. Without one llama.cpp takes the first hidden states for scores, and
-        ends the process where there are fewer of them than labels.
+        """Check that a reranker has a classifier. Without one, llama.cpp takes the first hidden states as scores, and
+        ends the process if there are fewer of them than labels.
 
         Raises: MODEL_LOAD_FAILED.
         """
@@ -301,7 +301,7 @@ class Header:
         return list(layers) if types is None or types else []
 
     def leave_out(self, first_layer: int) -> None:
-        """Forget the tensors of this layer and all after it: they are not read."""
+        """Drop the tensors of this layer and all after it, which are not read."""
         layers = ((name, name.split(".")) for name in self.tensors)
         unread = {
             name
@@ -349,7 +349,7 @@ class Header:
         return str(self.meta.get("general.architecture", "unknown"))
 
     def of_arch(self) -> dict[str, Value]:
-        """The architecture's own metadata, its keys without the architecture's prefix."""
+        """Return the architecture's own metadata, without the prefix in its keys."""
         prefix = self.arch + "."
         return {key.removeprefix(prefix): value for key, value in self.meta.items() if key.startswith(prefix)}
 
@@ -364,7 +364,7 @@ class Header:
         return [ffi.string(lib.gguf_get_arr_str(handle, i, k)) for k in range(int(lib.gguf_get_arr_n(handle, i)))]
 
     def arrays(self) -> list[str]:
-        """Keys of metadata whose values are arrays."""
+        """Return the metadata keys whose values are arrays."""
         handle = self._handles[0]
         keys = range(int(lib.gguf_get_n_kv(handle)))
         return [
@@ -378,7 +378,9 @@ class Header:
             lib.ggml_free(self.contexts.pop())
 
 
-MOST_READ = 4096  # longest array of numbers that is read, enough for all layers. A vocabulary's arrays are not needed
+MOST_READ = (
+    4096  # longest array of numbers that is read: enough for all layers, while a vocabulary's arrays are skipped
+)
 
 
 def _read_array(handle: Any, i: int) -> list[int] | list[float] | list[bool] | None:

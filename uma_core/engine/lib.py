@@ -31,7 +31,7 @@ def text(pointer: object) -> str:
 
 
 def take_log() -> Iterator[tuple[int, str]]:
-    """(ggml log level, piece of text) for everything that llama.cpp logged since the last call."""
+    """Yield (ggml log level, piece of text) for everything that llama.cpp logged since the last call."""
     piece = ffi.new("char[]", 512)
     level = ffi.new("int32_t *")
     while n := lib.uma_log_take(piece, 512, level):

@@ -1,9 +1,9 @@
 """LoRA adapters of a model: their files are read and checked here, before an engine loads them.
 
 A file holds pairs of low-rank matrices: with A (n_in, rank) and B (rank, n_out), a product W x becomes
-W x + scale * alpha / rank * B (A x) (Hu et al., arXiv:2106.09685). For the token embedding A has a row of rank numbers
-for each token. llama.cpp checks less: a file that passes its check but does not fit would end the process while a graph
-is built.
+W x + scale * alpha / rank * B (A x) (Hu et al., arXiv:2106.09685). For the token embedding, A has one row of `rank`
+numbers per token. llama.cpp checks less: a file that passes its check but does not fit would end the process while a
+graph is built.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class AdapterFile:
             raise
 
     def factor(self, pair: Pair) -> float:
-        """Factor by which the request's scale is multiplied."""
+        """Return the factor by which the request's scale is multiplied."""
         return self.alpha / pair.rank if self.alpha else 1.0
 
     def _refusal(self, why: str) -> UmaError:
@@ -100,7 +100,7 @@ class AdapterFile:
         return {name: Pair(both["lora_a"], both["lora_b"]) for name, both in halves.items()}
 
     def check(self, model: Header) -> None:
-        """Compare it with the model's own header. Raises: ADAPTER_LOAD_FAILED."""
+        """Check that the adapter fits the model's header. Raises: ADAPTER_LOAD_FAILED."""
         path, arch = self.header.path, self.header.arch
         if arch != model.arch:
             raise self._refusal(f"{path}: it is for the architecture {arch}, the model is {model.arch}")

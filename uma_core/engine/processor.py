@@ -1,9 +1,9 @@
-"""Checks before the libraries are loaded: whether this processor runs them, and which build of ggml's CPU backend is
+"""Checks before the libraries are loaded: whether this processor can run them, and which build of ggml's CPU backend is
 the best for it.
 
-Rules: nothing of llama.cpp is loaded here. A portable build has several variants of that backend, all with the same
-name in different folders. The one that is loaded first serves every library that asks for the name (ld.so(8): a library
-is known by its DT_SONAME).
+Rules: this module loads nothing of llama.cpp but that backend. A portable build has several variants of it, all with
+the same name in different folders. The one that is loaded first serves every library that asks for the name (ld.so(8):
+a library is known by its DT_SONAME).
 """
 
 from __future__ import annotations
@@ -48,23 +48,23 @@ def prepare(folder: Path = FOLDER) -> str:
     name = best(record, limited(has, os.environ.get(ISA, "")))
     if name:
         ctypes.CDLL(str(folder / name / BACKEND), mode=os.RTLD_NOW | os.RTLD_GLOBAL)
-        log.debug("ggml's CPU backend is the one for %s", name)
+        log.debug("loaded ggml's CPU backend for %s", name)
     return name
 
 
 def features(folder: Path) -> frozenset[str]:
-    """Features of the processor, with /proc/cpuinfo's names. Source: native/processor/processor.c."""
+    """Return the processor's features, with /proc/cpuinfo's names. Source: native/processor/processor.c."""
     try:
         ask = ctypes.CDLL(str(folder / LIBRARY)).uma_processor
     except OSError as error:
-        log.debug("the processor is not asked: %s", error)
+        log.debug("the processor's features are unknown: %s", error)
         return frozenset()
     ask.restype = ctypes.c_char_p
     return frozenset(ask().decode().split())
 
 
 def limited(has: frozenset[str], isa: str) -> frozenset[str]:
-    """Features of a processor on which the best of our kernels would be those for `isa` (`engine.isa`)."""
+    """Return only the features that leave the kernels for `isa` (`engine.isa`) as the best ones."""
     return frozenset(name for name in has if not name.startswith(LACKS.get(isa, ())))
 
 
@@ -81,7 +81,7 @@ def check(record: dict[str, Any], has: frozenset[str]) -> None:
 
 
 def best(record: dict[str, Any], has: frozenset[str]) -> str:
-    """Return the first variant of the record, which lists the best first, that this processor runs; "" for the backend
-    beside the other libraries.
+    """Return the first of the record's variants, best first, that this processor runs; "" for the backend beside the
+    other libraries.
     """
     return next((name for name, needs in record.get("variants", ()) if has.issuperset(needs)), "")

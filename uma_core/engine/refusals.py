@@ -1,6 +1,6 @@
 """Counts how often an engine found no KV cells for a call. Admission reserves cells, so each time is our own bug.
 
-Rules: a refusal is counted where the engine refuses, be it llama.cpp's memory or our pages. There is one counter per
+Rules: a refusal is counted where the engine refuses, in llama.cpp's memory or in our pages. There is one counter per
 process, as for metrics.
 """
 

@@ -2,7 +2,7 @@
 build.
 
 Reason: cffi checks a struct only when it is first used, and nothing checks the library. Without this check, differences
-would show as a crash or as silently exchanged fields.
+would show up as a crash or as silently swapped fields.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from uma_core.errors import ErrorCode, UmaError
 
-# functions of the library whose strings `uma_built_<name>` holds as of the build
+# functions of the library; `uma_built_<name>` holds the string that each returned at build time
 _STRINGS = (
     "llama_version",
     "ggml_version",
@@ -20,7 +20,7 @@ _STRINGS = (
 
 
 def check_bindings(ffi: Any, lib: Any) -> None:
-    """Lay out every struct, read every enum, compare the library's versions with the baked ones. Takes a few
+    """Lay out every struct, read every enum, and compare the library's versions with those of the build. Takes a few
     milliseconds.
 
     Raises: BINDINGS_MISMATCH.
@@ -35,7 +35,7 @@ def check_bindings(ffi: Any, lib: Any) -> None:
 
 
 def built_with(ffi: Any, lib: Any, name: str) -> str:
-    """Return one of the strings baked in at build: llama_version, ggml_version, ggml_commit, backend, headers,
+    """Return one of the strings that the build recorded: llama_version, ggml_version, ggml_commit, backend, headers,
     structs, enums.
     """
     return str(ffi.string(getattr(lib, f"uma_built_{name}")), "utf-8")

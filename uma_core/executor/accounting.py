@@ -1,4 +1,4 @@
-"""Costs of calls: noted between two decode calls, where every cache miss is a client's pause, and booked later.
+"""Costs of calls. They are noted between two decode calls, where a cache miss prolongs every gap, and booked later.
 
 Rules: compute thread only. Metrics, client shares and the cost model learn of a call when `Accounting.settle` is
 called.
@@ -16,19 +16,19 @@ from uma_core.policy.state import CallReport
 from uma_core.session.session import Session
 from uma_core.types import Phase
 
-RECENT_NS = 20_000_000_000  # of engine time: what a client's share is taken of
+RECENT_NS = 20_000_000_000  # engine time after which earlier time counts half in a client's share
 FORGET_NS = 1_000_000
 CLIENTS_MOST = 512
 
 
-# One decode call: sessions, rows, KV cells of its decode rows, rows that were a prompt's and cells before them, ns
-# since the return of the call before it (0: none was directly before it), whether it was begun before it was asked for,
-# outcome. A plain tuple: it is made between two calls.
+# One decode call: sessions, rows, KV cells of its decode rows, prompt rows and the cells before them, ns since the
+# previous call returned (0: other work came between them), whether the engine had started it ahead, outcome. A plain
+# tuple, because it is made between two calls.
 Note = tuple[Sequence[Session], int, int, int, int, int, bool, DecodeOutcome]
 
 
 class Accounting:
-    """Owned by Calls. `client_ns`: engine time by fairness account, recent time counting more."""
+    """Owned by Calls. `client_ns`: engine time by fairness account, weighted towards recent time."""
 
     def __init__(self, meters: Meters) -> None:
         self.client_ns: dict[int, int] = {}
@@ -74,8 +74,8 @@ class Accounting:
         for session in sessions:
             self.client_ns[session.client] = self.client_ns.get(session.client, 0) + share
         self._charged_ns += ns
-        if self._charged_ns > RECENT_NS:  # halving makes old time fade, and forgets clients that left
+        if self._charged_ns > RECENT_NS:  # halving makes old time fade, and drops clients that left
             self._charged_ns //= 2
             self.client_ns = {client: half for client, n in self.client_ns.items() if (half := n // 2) >= FORGET_NS}
-        if len(self.client_ns) > CLIENTS_MOST:  # a process for each request: those that had least are forgotten
+        if len(self.client_ns) > CLIENTS_MOST:  # each request may be a new process: drop those with the least time
             self.client_ns = dict(heapq.nlargest(CLIENTS_MOST // 2, self.client_ns.items(), key=lambda item: item[1]))

@@ -37,10 +37,10 @@ class Limits:
     default_max_tokens: int = 512
     queue: tuple[int, int] = (64, 64)  # by priority
     auto_lane_tokens: int = 512  # a request without a priority that has more prompt to read is background
-    timeout_ns: int = 0  # of requests that give none; 0: none
-    slo_ttft_ns: int = 0  # targets of requests that give none; 0: none
+    timeout_ns: int = 0  # for requests without their own; 0: none
+    slo_ttft_ns: int = 0  # targets for requests without their own; 0: none
     slo_tbt_ns: int = 0
-    overflow: str = overflow.ERROR  # of requests that say nothing
+    overflow: str = overflow.ERROR  # for requests that do not say
 
 
 class AdmissionControl:
@@ -60,7 +60,7 @@ class AdmissionControl:
         events: deque[Event],
         n_cached: Peek = lambda session: 0,
     ) -> list[Session]:
-        """Put an Accepted or Refused event on the way; the sessions, one for each answer, if it was accepted."""
+        """Post an Accepted or a Refused event. Returns an accepted request's sessions, one for each answer."""
         try:
             session = self._open(command, info, table, n_cached)
         except UmaError as error:
@@ -74,7 +74,7 @@ class AdmissionControl:
         return answers
 
     def _another(self, session: Session) -> Session:
-        """For one more answer to the same request."""
+        """Return a session for one more answer to the same request."""
         grant = Grant(session.priority, session.n_max, self._clock.now_ns(), session.echo)
         other = Session(next(self._sids), session.conn_id, session.request, session.prompt, grant)
         same = "n_cells", "n_dropped", "is_shifting", "n_head", "t_received_ns", "message_ends", "uid", "adapters"
@@ -90,7 +90,7 @@ class AdmissionControl:
         if table.find(command.conn_id, request.id):
             raise UmaError(ErrorCode.DUPLICATE_ID)
         if request.embed is None and not info.can_generate:
-            message = "this model makes vectors or scores, no text: ask `embed` or `rerank`"
+            message = "this model computes vectors or scores, not text: use `embed` or `rerank`"
             raise UmaError(ErrorCode.UNSUPPORTED, message)
         n_answers = max(request.n, request.best_of)
         if n_answers > info.n_seq_max:
@@ -111,7 +111,7 @@ class AdmissionControl:
         if request.priority is None and (is_batch or session.n_prompt - n_cached(session) > limits.auto_lane_tokens):
             session.priority = Priority.BACKGROUND
         n_free = max(0, info.n_seq_max - sum(other.seq_id >= 0 for other in table))
-        n_waiting = table.n_queued[session.priority] - n_free  # the others have a sequence at the next tick
+        n_waiting = table.n_queued[session.priority] - n_free  # the others get a sequence in the next tick
         if n_waiting >= limits.queue[session.priority]:
             raise self._overloaded(session.priority, n_waiting, table)
         self._check_places(command, n_answers, table)
@@ -119,7 +119,10 @@ class AdmissionControl:
         return session
 
     def _check_places(self, command: Submit, n_answers: int, table: SessionTable) -> None:
-        """Whoever fills the places does not keep out those who hold none. Raises: TOO_MANY_SESSIONS."""
+        """Refuse requests beyond the limit. A few extra places are left for clients that have no session yet.
+
+        Raises: TOO_MANY_SESSIONS.
+        """
         most, n_after = self.limits.max_sessions, len(table) + n_answers
         if n_after <= most:
             return
@@ -133,9 +136,9 @@ class AdmissionControl:
             raise UmaError(ErrorCode.TOO_MANY_SESSIONS, message, n_held=n_held, limit=most, retry_after_ms=wait_ms)
 
     def _fitted(self, command: Submit, tokens: np.ndarray, n_ctx: int) -> Session:
-        """A session whose prompt fits the context. Raises: PROMPT_TOO_LARGE."""
+        """Return a session whose prompt fits the context. Raises: PROMPT_TOO_LARGE."""
         request, limits, ends = command.request, self.limits, command.message_ends
-        how = (request.overflow or limits.overflow) if n_ctx > 1 else overflow.ERROR  # of one position nothing is left
+        how = (request.overflow or limits.overflow) if n_ctx > 1 else overflow.ERROR  # one position cannot be cut
         n_asked = limits.default_max_tokens if request.max_tokens is None else max(1, request.max_tokens)
         n_wanted = min(n_asked, limits.max_tokens)
         n_most = n_ctx - overflow.room_for_answer(n_ctx, n_wanted)
@@ -155,7 +158,7 @@ class AdmissionControl:
         return session
 
     def _embedding(self, command: Submit, tokens: np.ndarray, info: EngineInfo) -> Session:
-        """A session that computes one input after the other, and no answer.
+        """Return a session that computes its inputs one after another, and no answer.
 
         Raises: UNSUPPORTED, BAD_REQUEST, PROMPT_TOO_LARGE.
         """
@@ -171,7 +174,7 @@ class AdmissionControl:
         return session
 
     def _session(self, command: Submit, tokens: np.ndarray, n_max: int) -> Session:
-        """With the configured defaults in place of what the request does not say."""
+        """Return a session, with the configured defaults where the request gives no values."""
         request, limits = command.request, self.limits
         slo = Slo(request.slo.ttft_ns or limits.slo_ttft_ns, request.slo.tbt_ns or limits.slo_tbt_ns)
         request = dataclasses.replace(request, slo=slo, timeout_ns=request.timeout_ns or limits.timeout_ns)
@@ -193,7 +196,7 @@ class AdmissionControl:
         )
 
     def _retry_after_ms(self, table: SessionTable) -> int:
-        """When half of the running sessions should have ended, as their own pace says."""
+        """Return the time until half of the running sessions should have ended, judged by their own pace."""
         now = self._clock.now_ns()
         left = sorted(time_left_ns(session, now) for session in table if session.seq_id >= 0)
         return max(RETRY_AFTER_MS_LEAST, left[len(left) // 2] // 1_000_000 if left else 0)

@@ -36,7 +36,9 @@ class Group:
             session.index, session.group = index, self
             session.is_waiting = index > 0
             session.first_sid = sessions[0].sid
-            session.seed = (sessions[0].seed + index) & 0xFFFFFFFF  # one by one, so that each can be had again alone
+            session.seed = (
+                sessions[0].seed + index
+            ) & 0xFFFFFFFF  # in sequence, so that each answer can be reproduced alone
 
     @property
     def is_over(self) -> bool:
@@ -51,8 +53,8 @@ class Group:
         return any(session.is_waiting and session.phase is Phase.QUEUED for session in self.sessions)
 
     def follow(self) -> Iterable[Session]:
-        """Return the answers that may begin now: all once the prompt has been read, or the next one if no answer reads
-        it any more.
+        """Return the answers that may begin now: all once the prompt has been read, or the next one if no answer is
+        reading it.
         """
         waiting = [session for session in self.sessions if session.is_waiting and session.phase is Phase.QUEUED]
         begun = [session for session in self.sessions if not session.is_waiting and session.phase is not Phase.DONE]
@@ -63,7 +65,7 @@ class Group:
         return [] if begun else waiting[:1]
 
     def end(self, session: Session, answer: Ended, error: UmaError | None) -> Final | None:
-        """Note the end of an answer; the request's own with the last one."""
+        """Note the end of an answer. Returns the request's final event after the last answer."""
         self._ended.append((session.likelihood, answer))
         self._error = self._error or error
         return self._final() if self.is_over else None

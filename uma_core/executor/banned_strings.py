@@ -1,9 +1,9 @@
-"""Banned strings: the tokens that complete one are taken back, with their KV, and another token is drawn where the
+"""Banned strings: once one is complete, its tokens are taken back with their KV, and another token is drawn where the
 string began.
 
-Text that may become a banned string is held back (`session.answer`), so that no reader sees text that is taken back.
-The last token that stays is computed again, as a row like any other: its logits are gone, and so is the KV of all
-tokens after it.
+Text that may become a banned string is held back (`session.answer`), so that no client sees text that is taken back.
+The last remaining token is computed again, as a row like any other: its logits are gone, and so is the KV of all tokens
+after it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class BannedStrings:
 
     @staticmethod
     def mark(session: Session) -> Any:
-        """What a token is about to change, for `take_back`."""
+        """Return what a token is about to change, so that `take_back` can restore it."""
         thinking, matcher = session.thinking, session.matcher
         thought = thinking.mark() if thinking is not None else None
         searched = matcher.mark() if matcher is not None else None
@@ -39,13 +39,13 @@ class BannedStrings:
 
     @staticmethod
     def lift(session: Session) -> None:
-        """A token was drawn: what was banned at its place may come at the next one."""
+        """A token was drawn: what was banned at its place is allowed at the next one."""
         if session.bans is not None and session.bans.is_set and session.sampler is not None:
             session.bans.is_set = False
             session.sampler.ban(())
 
     def take_back(self, session: Session) -> UmaError | None:
-        """The session goes on from before the banned string. The error that ends it instead."""
+        """Rewind the session to before the banned string. Returns an error if that ends the session."""
         answer, bans, sampler = session.answer, session.bans, session.sampler
         assert answer is not None and bans is not None and sampler is not None
         n, token, (session.logprob_sum, session.was_forced, thought, searched) = answer.rewind()
@@ -72,12 +72,12 @@ class BannedStrings:
     def _rewind(self, session: Session, n: int) -> None:
         """Take back the last n generated tokens of a running session, and their KV.
 
-        The last one that stays is computed again.
+        The last remaining token is computed again.
         """
         session.n_seen = max(session.n_seen, session.n_past)
         n_left, n_kept = session.n_content - n, session.n_past - n
         tokens = session.content(n_left)
-        if session.is_shifting and n_left <= session.n_head:  # what began the string was dropped by a shift
+        if session.is_shifting and n_left <= session.n_head:  # a shift dropped the text before the string
             tokens = overflow.newest(session.text_without(n), session.n_head, self._engine.info.n_ctx_seq)
             n_kept = min(session.n_head, len(tokens) - 1)
         session.take_back(n, tokens)

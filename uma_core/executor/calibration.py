@@ -31,19 +31,19 @@ from uma_core.policy.state import DeviceView
 
 log = logging.getLogger(__name__)
 
-BUDGET_NS = 10_000_000_000  # a 0.5B model in Q8_0 on 2 cores needs 9 s for all of it
-# Each shape's time is the least of its rounds. The speed of a shared machine drifts by a fifth within seconds. Timings
-# of one shape in a row are then all fast or all slow, and two shapes' prices differ by when they were timed. The least
-# of five rounds had a spread of 7 % from one calibration to the next, the median of five timings in a row more than
-# 16 % (0.5B Q8_0, 2 cores of a Xeon).
+BUDGET_NS = 10_000_000_000  # a 0.5B model in Q8_0 on 2 cores needs 9 s for all shapes
+# Each shape's time is the least of its rounds. The speed of a shared machine drifts by a fifth within seconds. Several
+# timings of one shape in a row would all be fast or all be slow, and two shapes would differ by when they were timed.
+# The least of five rounds had a spread of 7 % from one calibration to the next, the median of five timings in a row
+# more than 16 % (0.5B Q8_0, 2 cores of a Xeon).
 N_ROUNDS = 5
-# All chunks are timed equally often, in the first and the last round: the least of more timings is less. When short
+# All chunks are timed equally often, in the first and the last round: the least of more timings is lower. When short
 # chunks were timed four times and long ones once, only chunks of up to 64 tokens seemed worth using.
 CHUNK_ROUNDS = (0, N_ROUNDS - 1)
 FOREVER_NS = 2**62
-CALM_SPREAD = 1.3  # the two least times of a call of few rows differ by no more on a machine that is free
-# A call of n rows takes no longer than n calls of one: 2 rows of llama.cpp's took 2.4 steps at most. One that takes so
-# many times as long was disturbed.
+CALM_SPREAD = 1.3  # the two least times of a call of few rows differ by no more than this on an idle machine
+# A call of n rows takes little longer than n calls of one, if at all: on llama.cpp 2 rows took 2.4 steps at most. One
+# that takes this many times as long was disturbed.
 ROWS_SPREAD = 2.0
 VERSION = 14  # of what is measured; stored results of another version are measured again
 
@@ -62,7 +62,7 @@ def calibrate(engine: Engine, device: DeviceView, clock: Clock, mode: str) -> Co
         return stored
     if mode == "stored":
         log.info(
-            "no stored calibration for %s: it is guessed, and corrected by what ticks take", engine.info.model_name
+            "no stored calibration for %s: starting from a guess, which measured calls correct", engine.info.model_name
         )
         return guess(device)
     times = time_shapes(engine, device, clock)
@@ -71,8 +71,8 @@ def calibrate(engine: Engine, device: DeviceView, clock: Clock, mode: str) -> Co
         _save(path, model)
     else:
         log.warning(
-            "calibration was disturbed by other work on this machine; it is used now, corrected as calls are seen, "
-            "and not stored"
+            "other work on this machine disturbed the calibration; it is used for now and corrected by measured calls, "
+            "but not stored"
         )
     return model
 
@@ -91,8 +91,7 @@ def is_calm(times: dict[Shape, list[Times]]) -> bool:
 
 
 def warm_up(engine: Engine) -> None:
-    """Make one decode call as a stream does: proof that the engine computes, before the daemon reports that it is
-    ready.
+    """Make one decode call, to prove that the engine computes before the daemon reports that it is ready.
 
     Raises: MODEL_LOAD_FAILED.
     """
@@ -114,7 +113,7 @@ def time_shapes(engine: Engine, device: DeviceView, clock: Clock) -> dict[Shape,
             if shape.kind == CHUNK and i not in CHUNK_ROUNDS:
                 continue
             if clock.now_ns() >= deadline:
-                log.info("calibration stopped in round %d of %d: its time is used up", i + 1, N_ROUNDS)
+                log.info("calibration stopped in round %d of %d: its time is up", i + 1, N_ROUNDS)
                 return times
             times.setdefault(shape, []).append(timers[shape.kind](engine, shape, device, clock))
     return times
@@ -185,7 +184,7 @@ def _chunk(engine: Engine, shape: Shape, device: DeviceView, clock: Clock) -> Ti
 
 def _transfer(engine: Engine, shape: Shape, device: DeviceView, clock: Clock) -> Times:
     if not device.can_copy_prefix or device.n_seq_max < 2:
-        return round(shape.n_rows / 10), 0  # 10 GB/s: nothing to measure it with
+        return round(shape.n_rows / 10), 0  # assume 10 GB/s: there is no copy to time
     n = shape.n_rows // device.kv_bytes_per_cell
     engine.pretend(0, n)
     t0 = clock.now_ns()
@@ -218,7 +217,7 @@ def _load(path: Path) -> CostModel | None:
 
 
 def _save(path: Path, model: CostModel) -> None:
-    """Store a calibration. A failure is only worth a warning: without the file the next start takes some seconds
+    """Store a calibration. A failure is only worth a warning: without the file the next start takes a few seconds
     longer.
     """
     try:

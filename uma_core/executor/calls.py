@@ -1,7 +1,7 @@
 """The three ways in which a plan's items reach the engine: decode calls, prefill runs, transfers.
 
-Rules: nothing here chooses. Every outcome is reported to the policy as measured. Every failure either is retried by
-construction (FULL, ABORTED) or ends exactly the sessions that it concerns.
+Rules: nothing here chooses. Every outcome is reported to the policy as measured. A failed call either leaves its
+sessions as they were, so that a later plan retries it (FULL, ABORTED), or ends exactly the sessions that it concerns.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from uma_core.types import FinishReason, Phase, Priority, TokenId
 
 N_FULL_MOST = 1000  # ticks that a session waits for cells that were reserved for it, before it fails
 NO_ROWS = np.zeros((0, 0), np.float32)
-OK = DecodeStatus.OK  # looking a member up runs code of the enum
+OK = DecodeStatus.OK  # a constant, because looking up an enum member runs Python code
 Items = Sequence[tuple[PlanItem, Session]]
 
 
@@ -65,21 +65,21 @@ class Calls:
         self._clock = clock
         self.accounting = Accounting(meters)
         self.t_returned_ns = 0
-        self.is_in_call = False  # other threads may look
-        # when the last decode call's logits could be read, until the I/O thread is told of what they gave
+        self.is_in_call = False  # other threads may read it
+        # when the last decode call's logits were ready; 0 once the I/O thread has been told of their tokens
         self._t_logits_ns = 0
         self._computes_ahead = engine.info.capabilities.computes_ahead
         self._batch = Batch(engine.info.n_batch)
-        self._last: Items | None = None  # what the batch holds, one token each; its rows and what followed them:
+        self._last: Items | None = None  # what the batch holds, one token each; below, its rows and their outcome
         self._rows: list[Session] = []
         self._samplers: list[Sampler | None] = []
         self._tokens: Sequence[TokenId] = ()
         self._n_kv = 0
-        self._t_run_end_ns = 0  # of this tick's prefill run, as planned
-        self._t_now_ns = 0  # when the last call had returned
+        self._t_run_end_ns = 0  # planned end of this tick's prefill run
+        self._t_now_ns = 0  # when the last call returned
         self.announce = ports.announce
         self.wake_fd = ports.wake_fd
-        # takes the last hidden states of a session's positions from one on; None: no prediction heads read them
+        # takes the hidden states of a session from a position on; None: no prediction heads read them
         self._see_hidden: Callable[[Session, int, np.ndarray], None] | None = None
         if speculator is not None and speculator.reads_states and engine.info.capabilities.keeps_hidden:
             self._see_hidden = speculator.see
@@ -89,19 +89,19 @@ class Calls:
     def decode(self, items: Items, goes_on: bool = False) -> None:
         """One decode call for all items, in ascending sequence order so that KV streams stay neighbours.
 
-        `goes_on`: the next call will be for the same items, each one token on, unless something happens.
+        `goes_on`: unless something happens, the next call will be for the same items, each one token further.
         """
         ordered = sorted(items, key=lambda pair: pair[0].seq_id)
         status = self._call(ordered, goes_on)
         if status is DecodeStatus.FULL and len(items) > 1:
-            for pair in ordered:  # one by one: those that fit go on, the others wait
+            for pair in ordered:  # one by one: those that fit continue, the others wait
                 self._call([pair])
         elif status is OK and self._batch.n_rows == len(items) == self._batch.n:
             self._last = items
 
     def again(self, items: Items, goes_on: bool) -> None:
-        """`decode` for the same items, each one token on: what the last call left in the batch is moved on where it
-        can be.
+        """`decode` for the same items, each one token further. If it still holds them, the batch is advanced, not
+        rebuilt.
         """
         if items is not self._last:
             self.decode(items, goes_on)
@@ -115,7 +115,7 @@ class Calls:
         if outcome.status is OK:
             if self._see_hidden is not None:
                 self._tell_hidden(rows, self._see_hidden)
-            for session, token in zip(rows, outcome.tokens):  # noqa: B905 -- as long as each other
+            for session, token in zip(rows, outcome.tokens):  # noqa: B905 -- equal lengths
                 session.n_past += 1
                 deliver(session, token, now)
             self._begin_next(rows)
@@ -172,9 +172,9 @@ class Calls:
         return outcome.status
 
     def _begin_next(self, rows: Sequence[Session]) -> None:
-        """If the batch goes on, have the device begin its next step while this thread does other work.
+        """If the batch goes on, have the device start its next step while this thread does other work.
 
-        The tokens are announced first, because beginning takes half a step of a large model on a GPU.
+        The tokens are announced first, because starting takes half a step of a large model on a GPU.
         """
         if self._computes_ahead and self._batch.goes_on and all(session.phase is Phase.DECODE for session in rows):
             self._engine.begin_next(self.wake_fd())
@@ -191,7 +191,7 @@ class Calls:
     def _compute(self, sessions: Sequence[Session], n_prompt: int, n_read: int) -> DecodeOutcome:
         """Have the engine compute the batch, and note the time it took.
 
-        `n_prompt` rows are those of prompts, after `n_read` cells.
+        `n_prompt` of the rows are prompt tokens, with `n_read` cells before them.
         """
         self._batch.wake_fd = self.wake_fd()
         self._t_logits_ns = 0
@@ -213,9 +213,10 @@ class Calls:
         return outcome
 
     def _tell_hidden(self, rows: list[Session], tell: Callable[[Session, int, np.ndarray], None]) -> None:
-        """Of the call's rows with logits, those of drafts too: what is drafted wrongly is overwritten later.
+        """Pass on the hidden states of the call's rows with logits, drafts included: those of wrong drafts are
+        overwritten later.
 
-        A prompt's last row comes after rows that have none, and counts from its own position.
+        A prompt's last row comes after rows without logits, so positions are taken from the batch.
         """
         if not any(session.asks_model for session in rows):
             return
@@ -229,7 +230,7 @@ class Calls:
                 begin = i + 1
 
     def on_announced(self) -> None:
-        """The I/O thread is being told of the events that wait."""
+        """Called when the I/O thread is told that events wait."""
         if self._t_logits_ns:
             self._meters.to_chunk.set(self._clock.now_ns() - self._t_logits_ns)
             self._t_logits_ns = 0
@@ -262,9 +263,9 @@ class Calls:
     def _verify(
         self, rows: list[Session], tokens: Sequence[TokenId], n_rows: dict[int, int], known: set[int], now: int
     ) -> None:
-        """Hand out what was drawn, of drafts as far as they hold.
+        """Hand out the tokens that were drawn, those of drafts up to the first wrong one.
 
-        `n_rows`: of sessions with drafts, how many they have.
+        `n_rows`: the number of rows of each session with drafts.
         """
         row = 0
         while row < len(rows):
@@ -277,8 +278,10 @@ class Calls:
             row += n or 1
 
     def _accept(self, session: Session, tokens: Sequence[TokenId], first_row: int, now: int) -> None:
-        """`tokens`: drawn for the session's own row and for its drafts', NOT_DRAWN from where one was refuted or is
-        to be drawn here.
+        """Hand out one session's tokens up to its first wrong draft.
+
+        `tokens`: drawn for the session's own row and its drafts' rows; NOT_DRAWN after a wrong draft, or to be drawn
+        here.
         """
         drafts = session.draft.tokens[: len(tokens) - 1]
         n_accepted, session.n_drafted = 0, session.n_drafted + len(drafts)
@@ -286,11 +289,11 @@ class Calls:
             session.n_unverified = len(drafts) - i
             session.progress(1, now)
             drawn = self._engine.draw(first_row + i, session.sampler) if token == NOT_DRAWN else token
-            has_held = i < len(drafts) and drawn == drafts[i]
-            n_accepted += has_held
-            session.n_accepted += has_held  # before the token that may end it: its usage counts them all
+            is_accepted = i < len(drafts) and drawn == drafts[i]
+            n_accepted += is_accepted
+            session.n_accepted += is_accepted  # before `deliver`, which may end the session: its usage counts them all
             self._output.deliver(session, drawn, now)
-            if session.phase is not Phase.DECODE or not has_held:
+            if session.phase is not Phase.DECODE or not is_accepted:
                 break
         if session.phase is not Phase.DONE and session.n_unverified:
             self._engine.kv_truncate(session.seq_id, session.n_past)
@@ -335,7 +338,7 @@ class Calls:
             session.n_chunk, session.chunk_fraction = n_tokens, 0.0
             session.touch()
             if self._clock.now_ns() + plan.quantum_ns > self._t_run_end_ns and not plan.min_pieces:
-                return  # opening took long; its first piece has time in the next tick
+                return  # opening took too long: the first piece runs in the next tick
         outcome = engine.prefill_run(session.seq_id, self._t_run_end_ns, plan.quantum_ns, plan.min_pieces)
         now, n_chunk = self._clock.now_ns(), session.n_chunk
         share = outcome.fraction - session.chunk_fraction
@@ -369,10 +372,9 @@ class Calls:
             self._output.fail(session, UmaError(ErrorCode.DECODE_FAILED, "reading the prompt failed"), now)
 
     def _open_chunk(self, item: PlanItem, session: Session) -> int:
-        """Return the number of tokens of the chunk, or of the whole inputs, that were begun; 0: all prefill slots are
-        taken.
+        """Open a chunk, or whole inputs of an embedding request. Returns their tokens; 0: all prefill slots are taken.
 
-        Inputs are read no further than to their ends.
+        A chunk of an embedding request never extends past the end of its input.
         """
         engine, embedding, seq_id = self._engine, session.embedding, session.seq_id
         if embedding is None:
@@ -463,7 +465,9 @@ class Calls:
         self._prompt_progress.on_progress(session)
         is_first = item.want_logits and not session.generated
         token = self._engine.prefill_sample(session.seq_id, self._sampler(session)) if is_first else -1
-        session.transfer = self._engine.handover(session.seq_id)  # before its end: the cache wants the last chunk too
+        session.transfer = self._engine.handover(
+            session.seq_id
+        )  # before the session may end: the cache wants the last chunk too
         self._meters.kv_copied.add(session.transfer.n_bytes)
         session.touch()
         if session.can_decode:

@@ -1,8 +1,8 @@
-"""Constrained answers on the compute thread: every token is told to its grammar, which says what may come next.
+"""Constrained answers on the compute thread: every token is passed to its grammar, which says what may come next.
 
 A token's step through its grammar takes 2 to 30 us, rarely more than 1 ms. It is done between two decode calls: the
-threads of a CPU backend wait for each other spinning, and one more busy thread slows them tenfold. A grammar whose
-steps take longer than a share of a tick makes its own session skip ticks for it, where others would wait.
+threads of a CPU backend spin while they wait for each other, and one more busy thread slows them tenfold. If a
+grammar's steps exceed a share of a tick, its own session skips ticks, so that other sessions do not wait.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from uma_core.types import Phase, TokenId
 log = logging.getLogger(__name__)
 
 SHARE = 20  # all grammars together may take 1 / this of the time of the ticks
-LEAST_NS = 200_000  # a step that nobody feels: ordinary ones take up to 150 us at 152k tokens (99 of 100)
+LEAST_NS = 200_000  # a step that nobody notices: ordinary ones take up to 150 us at 152k tokens (99 of 100)
 N_REST_MOST = 64  # ticks
 
 
@@ -34,7 +34,7 @@ class Constraints:
         session.sampler.set_mask(session.matcher.mask)
 
     def accept(self, session: Session, token: TokenId, tick_ns: int) -> UmaError | None:
-        """Tell the session's grammar a token; `tick_ns`: how long a tick takes. The error that ends the session."""
+        """Pass a token to the session's grammar. `tick_ns`: a tick's time. Returns the error that ends the session."""
         matcher = session.matcher
         assert matcher is not None and session.sampler is not None
         was_open = matcher.mask is None
@@ -42,8 +42,8 @@ class Constraints:
             matcher.accept(token)
         except UmaError as error:
             return error
-        except Exception as error:  # a grammar's bug ends its own session
-            log.exception("the grammar of request %s", session.id)
+        except Exception as error:  # a grammar's bug ends only its own session
+            log.exception("the grammar of request %s failed", session.id)
             return UmaError(ErrorCode.INTERNAL, f"the grammar failed: {type(error).__name__}")
         if was_open and matcher.mask is not None:
             session.sampler.set_mask(matcher.mask)
@@ -63,7 +63,7 @@ class Constraints:
             self._resting.append(session)
 
     def next_tick(self) -> None:
-        """Let resting sessions rest one tick less, and end their rest where no other session profits from it."""
+        """Count down the ticks that resting sessions still skip, and end the rest if no other session benefits."""
         if not self._resting:
             return
         others = [s for s in self._table if s.phase is Phase.DECODE and not s.n_rest and not s.is_held]

@@ -47,9 +47,9 @@ from uma_core.types import FinishReason, Phase, Priority
 
 log = logging.getLogger(__name__)
 
-SETTLE_NS = 200_000  # per tick for the last chunk of sessions that have ended: a sequence is free when it has arrived
-SETTLE_MOST_NS = 250_000_000  # that metrics may be late while a plan is repeated ...
-SETTLE_TICKS = 16  # ... and ticks: booking many at once would be a pause by itself
+SETTLE_NS = 200_000  # per tick, to copy the last chunk of ended sessions: their sequences are free once it has arrived
+SETTLE_MOST_NS = 250_000_000  # how late metrics may be while a plan is repeated ...
+SETTLE_TICKS = 16  # ... also in ticks: booking many at once would be a pause by itself
 
 
 class Executor:
@@ -88,16 +88,16 @@ class Executor:
         self.cost = cost
         self.recorders: tuple[Sink, ...] = ()
         self.last_plan = Plan()
-        self._last_state: SchedulerState | None = None  # that it was made for
+        self._last_state: SchedulerState | None = None  # the state that it was made for
         self.n_ticks = 0
-        self._groups_waiting: list[Group] = []  # some of whose answers wait for their prompt
+        self._groups_waiting: list[Group] = []  # those with answers that wait for their prompt
         self._n_repeats = 0  # times that the last plan may be carried out again ...
         self._n_changes = 0  # ... while the table stays at this
         self._groups: list[list[tuple[PlanItem, Session]]] = []  # its decode calls
         self._tick_ns: list[int] = []  # durations that are not booked yet
         self._t_settled_ns = 0  # when the last tick was booked
-        self._t_served_ns = 0  # up to when the time with requests is counted; 0: there are none
-        self._serving_ns = 0  # of that time, what is not booked yet
+        self._t_served_ns = 0  # up to when time with requests is counted; 0: there are no requests
+        self._serving_ns = 0  # the part of that time that is not booked yet
         self.last_tick_ns = 0
         self.ewma_tick_ns = 0.0
         self._clock = clock
@@ -156,8 +156,8 @@ class Executor:
     def _open_sampler(self, session: Session) -> None:
         try:
             self.output.open_sampler(session)
-        except Exception as error:  # a session without the sampler it asked for would silently be greedy
-            log.exception("sampler of request %s", session.id)
+        except Exception as error:  # without the sampler it asked for, the session would silently be greedy
+            log.exception("the sampler of request %s failed to open", session.id)
             self.output.fail(session, UmaError(ErrorCode.SAMPLER_FAILED, str(error)), self._clock.now_ns())
 
     def _on_finished(self, session: Session) -> None:
@@ -191,7 +191,7 @@ class Executor:
     # the tick
 
     def tick(self) -> bool:
-        """True when something was done. False: nothing can be done before something else happens."""
+        """Run one tick. Returns False if nothing can be done until something changes."""
         if not len(self.table):
             self.calls.t_returned_ns = self._t_served_ns = 0
             self.settle()
@@ -225,7 +225,7 @@ class Executor:
         return is_busy
 
     def _repeat(self, now: int) -> bool:
-        """Carry out the last plan once more, as the policy allowed. It has nothing but decode calls."""
+        """Carry out the last plan once more, as the policy allowed. It consists of decode calls only."""
         self._n_repeats -= 1
         goes_on = self._goes_on(self._n_repeats)
         for group in self._groups:
@@ -238,7 +238,7 @@ class Executor:
     def _goes_on(self, n_repeats: int) -> bool:
         """Whether the next call will be the same, one token further.
 
-        After the last repeat, the next plan most likely has the same call too, unless it left out a session.
+        After the last repeat, the next plan most likely has the same call too, unless this one left out a session.
         """
         if len(self._groups) != 1 or not (n_repeats or len(self._groups[0]) == len(self.table)):
             return False
@@ -347,7 +347,7 @@ class Executor:
     def _resolve(
         self, plan: Plan
     ) -> tuple[list[list[tuple[PlanItem, Session]]], tuple[PlanItem, Session] | None, list[tuple[PlanItem, Session]]]:
-        """Decode calls; the chunk that pauses; chunks of embeddings that do not, each a call of its own."""
+        """Return the decode calls, the chunk that pauses, and embedding chunks that do not, each a call of its own."""
         embeds: list[tuple[PlanItem, Session]] = []
         groups: dict[int, list[tuple[PlanItem, Session]]] = {}
         sliced = None
@@ -412,11 +412,11 @@ class Executor:
         """Whether the last plan had decode calls."""
         return bool(self._groups)
 
-    # when nothing is to be done
+    # idle time and the end
 
     def idle(self) -> float | None:
-        """Look after the cache for a moment. Returns the seconds until there may be more to do; None: only after a
-        command.
+        """Do a slice of the cache's housekeeping. Returns the seconds until there may be more to do; None: not before
+        the next command.
         """
         return self.housekeeper.idle()
 
@@ -430,7 +430,7 @@ class Executor:
         return n_bytes
 
     def close(self, timeout_s: float) -> None:
-        """Keep what is to survive the engine. Every session has ended, and the engine is about to close.
+        """Save what should survive the engine. Every session has ended, and the engine is about to close.
 
         Blocks for `timeout_s` at most.
         """
@@ -440,13 +440,13 @@ class Executor:
     # what others may ask between ticks
 
     def record(self, recorder: Sink) -> None:
-        """Tell a sink of every tick from now on. Idempotent."""
+        """Report every tick to a sink from now on. Idempotent."""
         if recorder in self.recorders:
             return
         for session in self.table:
             recorder.name(session.sid, session.id)
         self.recorders = (*self.recorders, recorder)
-        self._n_repeats = 0  # a tick that repeats a plan has no record: a short recording would have none
+        self._n_repeats = 0  # ticks that repeat a plan are not recorded: a short recording might be empty
 
     def forget(self, recorder: Sink) -> None:
         self.recorders = tuple(r for r in self.recorders if r is not recorder)
@@ -485,7 +485,7 @@ class Executor:
 
 
 def _goes(item: PlanItem, session: Session) -> bool:
-    """Whether the plan still holds for it: handing out its first token may have ended it, or taken that token back."""
+    """Whether the item can still run: handing out the session's first token may have ended it or rewound it."""
     if item.phase is Phase.DECODE:
         return session.phase is Phase.DECODE and session.transfer is None
     return session.phase is not Phase.DONE

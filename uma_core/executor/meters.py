@@ -8,8 +8,8 @@ from uma_core.session.draft import Draft
 from uma_core.session.session import Session
 from uma_core.types import FinishReason, Priority
 
-OVERHEAD_NS = 350_000.0  # of the host between two decode calls, until it is measured
-# part by which the typical overhead follows each one that is seen: a median, which stalls do not move
+OVERHEAD_NS = 350_000.0  # host overhead between two decode calls, until it is measured
+# factor, less 1, by which the typical overhead moves per measurement: so it is a median, which stalls do not move
 OVERHEAD_STEP = 0.03
 FIRST_SECONDS_NS = 3_000_000_000  # "worst pause" is judged over a stream's first 3 s, as the product's targets are
 
@@ -53,8 +53,8 @@ class Meters:
         self.taken_back = registry.counter(m.TOKENS_TAKEN_BACK)
         self.forced = registry.counter(m.TOKENS_FORCED)
         self.stretch = registry.histogram(m.GAP_STRETCH)
-        self._gaps: list[tuple[Session, int, int]] = []  # not booked yet: gap, and what was promised when it ended
-        # of an interactive gap that ends now, where the request has no target of its own; 0: nothing was promised
+        self._gaps: list[tuple[Session, int, int]] = []  # not booked yet: gap, and its limit when it ended
+        # limit of an interactive gap that ends now, if the request has no target of its own; 0: none
         self.tbt_limit_ns = 0
         self.overhead_ns = OVERHEAD_NS  # typical time from a decode call's return to the next one
         self._n_overheads = 0
@@ -87,9 +87,9 @@ class Meters:
         self.sampling.set(sample_ns)
 
     def on_overhead(self, ns: int, is_ahead: bool) -> None:
-        """From a decode call's return to the next one, with nothing but our own work between them.
+        """Note the time from a decode call's return to the next call, with only our own work between them.
 
-        `is_ahead`: the engine began that one by itself, which says nothing about our work.
+        `is_ahead`: the engine had started the next call ahead, so the time says nothing about our work.
         """
         self.overhead.observe(ns)
         if is_ahead:
@@ -112,13 +112,13 @@ class Meters:
             self.prediction.observe(abs(measured_ns / predicted_ns - 1.0))
 
     def on_drafts(self, draft: Draft, n_drafted: int, n_accepted: int) -> None:
-        """A step verified the first tokens of a session's draft."""
+        """Count the first tokens of a session's draft, which a step has verified."""
         n_forced = min(draft.n_forced, n_drafted)
-        n_forced_held = min(n_forced, n_accepted)
+        n_forced_accepted = min(n_forced, n_accepted)
         self.drafted["forced"].add(n_forced)
-        self.accepted_drafts["forced"].add(n_forced_held)
+        self.accepted_drafts["forced"].add(n_forced_accepted)
         self.drafted[draft.source].add(n_drafted - n_forced)
-        self.accepted_drafts[draft.source].add(n_accepted - n_forced_held)
+        self.accepted_drafts[draft.source].add(n_accepted - n_forced_accepted)
 
     def on_tick(self, ns: int, budget_ns: int) -> None:
         self.ticks.add()
@@ -127,7 +127,7 @@ class Meters:
             self.over_budget.add()
 
     def on_token(self, session: Session, last_ns: int, now_ns: int) -> None:
-        """After `session` counted the token; `last_ns` is the one before it, 0 for the first.
+        """Called after `session` counted the token. `last_ns`: when the token before it came; 0 for the first.
 
         Gaps are booked by `settle`.
         """

@@ -1,4 +1,4 @@
-"""Begins and ends sessions: acceptance, the way of tokens to clients, and exactly one final event each."""
+"""Passes sampled tokens to clients and ends sessions, each with exactly one final event."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from uma_core.session.table import SessionTable
 from uma_core.types import Ended, FinishReason, Phase, TokenId, TokenLogprob
 
 PROMPT_TAIL = 64  # tokens of the prompt in which a template may have begun a thought
-NONE_ALLOWED = "every token that the constraint allows here is one that may not come, as by `logit_bias`"
+NONE_ALLOWED = "every token that the constraint allows here is banned, for example by `logit_bias`"
 GOOD_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
 
@@ -56,11 +56,11 @@ class Output:
         self.on_finished = on_finished
 
     def deliver(self, session: Session, token: TokenId, now_ns: int) -> None:
-        """Hand one sampled token to the reader, and end the session if it is the last.
+        """Hand one sampled token to the client, and end the session if it is the last.
 
         This runs between two decode calls for every stream, and most streams want nothing but text. Their path is
-        written out here, because each method call costs microseconds when the engine has emptied the processor's
-        caches (`perf tick`).
+        inlined here, because each method call costs microseconds when the engine has emptied the processor's caches
+        (`perf tick`).
         """
         if not session.is_plain or token < 0:
             self._deliver_watched(session, token, now_ns)
@@ -87,14 +87,14 @@ class Output:
     def deliver_first(self, session: Session) -> None:
         """Hand out the first token, which was kept when the prompt ended.
 
-        The reader's first gap therefore begins when the second token is about to follow.
+        So the client's first gap begins only when the second token is about to follow.
         """
         token, session.first_token = session.first_token, None
         if token is not None:
             self.deliver(session, token, self._clock.now_ns())
 
     def _deliver_watched(self, session: Session, token: TokenId, now_ns: int) -> None:
-        """A token that may mean more than its text: to a grammar, a stop list, a thought, a prompt that is scored."""
+        """Handle a token that may matter to more than the text: a grammar, a stop list, a thought, a scored prompt."""
         if token < 0:
             self._end_without_token(session, now_ns)
             return
@@ -143,7 +143,9 @@ class Output:
             self._steer(session, now_ns)
 
     def _end_without_token(self, session: Session, now_ns: int) -> None:
-        """End a session for which no token was drawn. What the client asked for is no fault of the engine."""
+        """End a session for which no token was drawn: either the request's constraints exclude every token, or the
+        sampler failed.
+        """
         if not self._is_none_allowed(session):
             self.fail(session, UmaError(ErrorCode.SAMPLER_FAILED), now_ns)
             return
@@ -162,8 +164,8 @@ class Output:
         return not any(sampler.force(int(token)) for token in allowed)
 
     def _steer(self, session: Session, now_ns: int) -> None:
-        """Tell the sampler the next token where there is no choice: the end of a thought that is over its budget
-        comes before a grammar.
+        """Force the next token where there is no choice. The end of a thought over its budget takes precedence over a
+        grammar.
         """
         sampler, thinking, matcher = session.sampler, session.thinking, session.matcher
         if sampler is None:
@@ -187,7 +189,7 @@ class Output:
         sampler.force(None)
 
     def _think(self, session: Session, thinking: Thinking, token: TokenId) -> None:
-        """Count a thought's token; where the budget is spent, the next tokens are those that end it."""
+        """Count a thought's token. Once the budget is spent, force the tokens that end the thought."""
         if thinking.forced and thinking.forced[0] == token:
             thinking.forced.popleft()
         thinking.push(self._engine.piece(token, True))
@@ -199,8 +201,8 @@ class Output:
         assert wanted is not None
         tokens = self._engine.tokenize(wanted.message + wanted.end, False, True)
         if session.matcher is not None and not session.matcher.takes(tokens):
-            return  # in the midst of a character, or of what is not a thought: the next token may change that
-        session.was_forced = True  # once: a model that thinks on after the end text is not stopped again
+            return  # in the middle of a character, or not in a thought: the next token may change that
+        session.was_forced = True  # only once: a model that keeps thinking after the end text is not stopped again
         thinking.forced.extend(tokens)
 
     def _piece(self, session: Session, token: TokenId) -> bytes:
@@ -209,7 +211,7 @@ class Output:
     def _take_back(self, session: Session, now_ns: int) -> None:
         try:
             error = self.banned_strings.take_back(session)
-        except UmaError as failure:  # of its grammar
+        except UmaError as failure:  # its grammar failed
             error = failure
         if error is not None:
             self._break_off(session, error, now_ns)
@@ -231,7 +233,7 @@ class Output:
         return token_logprob(self._engine, token, found)
 
     def _echo(self, session: Session) -> None:
-        """Return the text that the answer begins with, once."""
+        """Send the text that the answer begins with, once."""
         text, session.echo = session.echo, ""
         self._send(session, text, int(session.prompt[-1]))
 
@@ -250,7 +252,7 @@ class Output:
         self.finish(session, FinishReason.ERROR, now_ns, error)
 
     def _break_off(self, session: Session, error: UmaError, now_ns: int) -> None:
-        """End with an error an answer that cannot meet its request. Its last row was good, so its KV stays usable."""
+        """End an answer that cannot satisfy its request, with an error. Its last row was good, so its KV is usable."""
         session.is_kv_good = True
         self.finish(session, FinishReason.ERROR, now_ns, error)
 
@@ -262,7 +264,7 @@ class Output:
         error: UmaError | None = None,
         stop: dict[str, Any] | None = None,
     ) -> None:
-        """The session's one final event; its sequence, cells, prefill slot and sampler are free afterwards."""
+        """End the session with its one final event, and free its sequence, cells, prefill slot and sampler."""
         if session.phase is Phase.DONE:
             return
         if session.echo and reason in GOOD_ENDS:
@@ -336,8 +338,8 @@ class Output:
         session.thinking = self._thinking(session)
         session.is_plain = is_plain(session)
         is_limited = request.reasoning is not None and request.reasoning.budget_tokens is not None
-        is_held_to = session.matcher is not None or is_limited or session.bans is not None
-        if not params.needs_sampler and not self._engine.info.suppressed and not is_held_to:
+        is_restricted = session.matcher is not None or is_limited or session.bans is not None
+        if not params.needs_sampler and not self._engine.info.suppressed and not is_restricted:
             return
         session.sampler = self._engine.sampler(params, session.seed)
         n_recent = params.n_recent(self._engine.info.n_ctx_seq)
@@ -363,6 +365,6 @@ def _is_banning(session: Session) -> bool:
 
 
 def is_plain(session: Session) -> bool:
-    """Its tokens are text and nothing else, as long as it lives."""
+    """Whether the session's tokens are only ever text."""
     watchers = session.answer, session.matcher, session.thinking, session.bans, session.request.prompt_logprobs
     return watchers.count(None) == len(watchers) and not session.stop_tokens and not session.preserved_tokens

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 ERROR, TRUNCATE, SHIFT = "error", "truncate-middle", "shift"
-N_SINK = 4  # tokens kept in front where no message ends early enough
-ANSWER_SHARE = 4  # of the context: at least 1 / this stays free for the answer of a prompt that is cut
+N_SINK = 4  # tokens kept at the front if no message ends early enough
+ANSWER_SHARE = 4  # 1 / this of the context stays free for the answer to a prompt that is cut, unless it needs less
 
 
 def room_for_answer(n_ctx: int, n_wanted: int) -> int:
@@ -45,6 +45,6 @@ def without_oldest(tokens: np.ndarray, n_head: int) -> np.ndarray:
 
 
 def newest(tokens: np.ndarray, n_head: int, n_ctx: int) -> np.ndarray:
-    """Return a text's tokens, the last of which is not computed yet, as shifts of the context would leave them."""
+    """Return the tokens of a text that shifts of the context would leave. The last token is not computed yet."""
     n_tail = (n_ctx - n_head) // 2 + 1
     return tokens if len(tokens) <= n_ctx else np.concatenate([tokens[:n_head], tokens[len(tokens) - n_tail :]])

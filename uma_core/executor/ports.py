@@ -11,8 +11,8 @@ from uma_core.session.events import Event
 
 class Ports(NamedTuple):
     events: deque[Event]  # for the I/O thread, in order
-    announce: Callable[[], None]  # events may wait; called before the engine is entered, when the GIL comes free
-    wake_fd: Callable[[], int]  # the same for decode calls: what the engine writes to when the GIL is free; -1: nothing
+    announce: Callable[[], None]  # called when events may wait, just before the engine releases the GIL
+    wake_fd: Callable[[], int]  # the same for decode calls: what the engine writes to once the GIL is free; -1: nothing
     wake: Callable[[], None]  # ends the compute thread's sleep; any thread
 
 

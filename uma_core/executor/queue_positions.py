@@ -1,9 +1,9 @@
 """Tells waiting requests that asked for it (`queue_updates`) their place in the queue and their expected wait.
 
 The prediction gives the sequences to the waiting requests, in the policy's order, as the running requests are expected
-to end. Most answers end before their `max_tokens`, so the mean length of recent answers is expected.
+to end. Most answers end before their `max_tokens`, so it expects the mean length of recent answers.
 
-Rules: on the compute thread; costs nothing while no request asked; at most one event per request and UPDATE_NS.
+Rules: on the compute thread; costs nothing unless a request asked; at most one event per request and UPDATE_NS.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from uma_core.session.session import Session
 from uma_core.session.table import SessionTable
 
 UPDATE_NS = 500_000_000  # a person reads positions no faster
-GROWN = 1.5  # the wait is reported again when it exceeds the last report by this factor: shrinking is what waits do
+GROWN = 1.5  # the wait is reported again when it exceeds the last report by this factor; waits normally shrink
 LEAST_GROWTH_NS = 1_000_000_000
 PACED_FROM = 8  # tokens after which a stream's own pace is a better guess than the cost model
-LEAST_LEFT = 0.25  # of a mean answer, for streams that are longer than it already
+LEAST_LEFT = 0.25  # share of a mean answer that is expected of streams that are already longer
 
 
 class QueuePositions:
     """Owned by the executor."""
 
     def __init__(self) -> None:
-        self._fresh: list[Session] = []  # accepted and not yet told anything
-        self._told: dict[int, tuple[int, int]] = {}  # position and wait by session number; of those that wait
+        self._fresh: list[Session] = []  # accepted, but nothing was reported yet
+        self._told: dict[int, tuple[int, int]] = {}  # last report of each waiting session: position and wait, by number
         self._due_ns = 0
 
     def accepted(self, session: Session) -> None:

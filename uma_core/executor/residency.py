@@ -1,8 +1,8 @@
 """The cells that running sessions share in one paged pool: each session reserves them, but memory holds one copy.
 
 Rules: only whole pages of positions that a session has computed count, because no session writes into them again; the
-page that it writes next may have to be copied. A session that may go on past the end of the context will read the
-context anew, so its whole reservation counts.
+page that it writes next may have to be copied. A session that may continue past the end of the context will read the
+context again, so its whole reservation counts.
 """
 
 from __future__ import annotations

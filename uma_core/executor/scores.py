@@ -23,9 +23,9 @@ class Scores:
         self._post = post
 
     def begin(self, session: Session) -> None:
-        """Before the session has a sequence.
+        """Called before the session has a sequence.
 
-        Of several answers to a request one does this; should it end early, the next one goes on.
+        One of a request's answers does this. If it ends early, the next one continues.
         """
         n_top = session.request.prompt_logprobs
         if n_top is None or (session.group is not None and session.group.has_scores):
@@ -40,10 +40,10 @@ class Scores:
             self._end(session, scoring)
 
     def n_more(self, session: Session, n_tokens: int, n_outputs: int) -> int:
-        """Rows of the prompt that may come on top of a call of `n_tokens` tokens, `n_outputs` of which want logits.
+        """Return how many prompt rows may be added to a call of `n_tokens` tokens, `n_outputs` of which want logits.
 
-        Alone in the daemon, as many as a call can give logits for; beside others, what fills the call to a size that
-        the engine calls cheap (`ride_rows`).
+        Alone in the daemon, as many as a call can give logits for; beside others, as many as fill the call to a size
+        that the engine reports as cheap (`ride_rows`).
         """
         assert session.scoring is not None
         info = self._engine.info
@@ -53,9 +53,9 @@ class Scores:
         return max(0, min(n_most - n_tokens, info.n_outputs - n_outputs, n_left - 1))
 
     def take(self, session: Session, scoring: Scoring, token: TokenId, now_ns: int) -> None:
-        """A row has given the next token of the prompt."""
+        """Take the prompt's next token and its log probability from a row."""
         scoring.found.append(token_logprob(self._engine, token, scoring.take()))
-        self._table.n_changes += 1  # another token comes next than the one that was drawn
+        self._table.n_changes += 1  # the prompt's token comes next, not the one that was drawn
         if session.read_on(now_ns):
             self._end(session, scoring)
         elif len(scoring.found) >= N_EVENT:
@@ -79,6 +79,6 @@ class Scores:
 
 
 def token_logprob(engine: Engine, token: TokenId, found: Logprobs) -> TokenLogprob:
-    """With the bytes of its token, and of the likeliest ones."""
+    """Add the bytes of the token, and of the likeliest ones."""
     top = tuple((t, engine.piece(t, True), p) for t, p in found.top)
     return TokenLogprob(token, engine.piece(token, True), found.logprob, top)

@@ -1,4 +1,4 @@
-"""Sequences change hands: parking, restoring, shifting. Carries out the plan's decisions about sequences and cells."""
+"""Parking, restoring, shifting: carries out the plan's decisions about sequences and cells."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Slots:
         self._housekeeper = housekeeper
         self._output = output
         self._meters = meters
-        self.can_shift = False  # some session may reach the context's end and go on
+        self.can_shift = False  # some session may continue past the context's end
 
     def park(self, plan: Plan) -> None:
         """Free the sequences of these sessions.
 
-        Nothing is copied before the sequence is needed; a paused chunk is given up.
+        Nothing is copied before the sequence is needed; a paused chunk is discarded.
         """
         for sid in plan.park:
             session = self._table.get(sid)
@@ -51,7 +51,7 @@ class Slots:
             session.drop_chunk()
             seq_id = self._table.detach(session)
             self._engine.prefill_close(seq_id)
-            if session.embedding is not None:  # what it holds is of one input, which begins anew
+            if session.embedding is not None:  # it holds the KV of one input, which starts over
                 self._engine.kv_truncate(seq_id, 0)
                 session.next_input()
             self._cache.park(session, seq_id)
@@ -60,9 +60,7 @@ class Slots:
             self._meters.preemptions.add()
 
     def take(self, plan: Plan) -> None:
-        """Admitted sessions take their sequences over; prompts between two chunks get what others have read
-        meanwhile.
-        """
+        """Give admitted sessions their sequences, and prompts between two chunks what others have read meanwhile."""
         restored = set(plan.restore)
         if plan.admit or restored:
             self._housekeeper.stop()
@@ -79,7 +77,7 @@ class Slots:
     def _make_cells(self) -> None:
         """Make idle sequences give up cells that running ones may need.
 
-        What a newcomer's sequence held before counts as taken until it is saved.
+        What an admitted session's sequence held before counts as taken until it is saved.
         """
         table, holdings = self._table, self._cache.holdings
         there = residency(self._engine, table)
@@ -94,7 +92,7 @@ class Slots:
         self.can_shift = bool(shifting)
         for session in shifting:
             if _is_full(session, n_ctx) and session.first_token is not None:
-                self._output.deliver_first(session)  # that token follows the context as it was read
+                self._output.deliver_first(session)  # that token was drawn before the shift
             if _is_full(session, n_ctx):
                 self._shift(session)
 

@@ -31,7 +31,7 @@ class ComputeThread:
         self.events: deque[Event] = deque()
         self.executors: tuple[Executor, ...] = ()  # replaced whole: other threads iterate over it
         self.current: Executor | None = None
-        self.turn_since_ns = 0  # when the current turn began; 0 while it sleeps: what hangs shows here
+        self.turn_since_ns = 0  # when the current turn began, which shows a hang; 0 while the thread sleeps
         self.on_retired: Callable[[Executor], None] = lambda executor: executor.engine.close()
         self.between_ticks: Callable[[bool], None] = lambda is_busy: None
         self._clock = clock or MonotonicClock()
@@ -96,7 +96,7 @@ class ComputeThread:
             self.turn_since_ns = self._clock.now_ns()
             try:
                 is_busy = self._turn()
-            except Exception:  # a bug of ours in one turn must not end the thread that everybody shares
+            except Exception:  # a bug in one turn must not end the thread that all sessions share
                 log.exception("a turn of the compute thread failed")
                 is_busy = False
             if not is_busy:
@@ -112,7 +112,7 @@ class ComputeThread:
         try:
             return min((s for s in [e.idle() for e in self.executors] if s is not None), default=None)
         except Exception:
-            log.exception("looking after the cache failed")
+            log.exception("the cache's housekeeping failed")
             return None
 
     def _turn(self) -> bool:
@@ -135,7 +135,7 @@ class ComputeThread:
     def _announce(self) -> None:
         """Wake the I/O thread if events wait.
 
-        This is called when the GIL is about to come free: earlier, both threads would contend for it.
+        This is called when the GIL is about to be released: earlier, both threads would contend for it.
         """
         if self.events:
             self._wake_io()
@@ -148,7 +148,7 @@ class ComputeThread:
     def _fd_to_wake(self) -> int:
         """Return the descriptor that the engine writes to as it is entered.
 
-        Nothing is lost if it does not write: events that stay are announced again.
+        Nothing is lost if it does not write: events that remain are announced again.
         """
         if not self.events:
             return -1
@@ -163,7 +163,7 @@ class ComputeThread:
             command = self._commands.popleft()
             try:
                 self._do(command)
-            except Exception:  # one command's bug must not end the thread that everybody shares
+            except Exception:  # a bug in one command must not end the thread that all sessions share
                 log.exception("command %s failed", type(command).__name__)
 
     def _do(self, command: Command) -> None:

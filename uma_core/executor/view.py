@@ -1,6 +1,6 @@
 """The I/O thread's view of an executor: a value, made between ticks on the compute thread.
 
-Rules: readers never wait for the compute thread; during a decode call of seconds they see the last view.
+Rules: readers never wait for the compute thread; during a decode call that takes seconds they see the last view.
 """
 
 from __future__ import annotations

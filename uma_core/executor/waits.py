@@ -14,7 +14,7 @@ from uma_core.types import Phase, Priority
 def predicted_waits_ms(executor: Executor, now_ns: int) -> dict[str, float]:
     """By priority. On the compute thread.
 
-    A newcomer waits for a sequence, and for the prompts that are read before its own: the longer of the two.
+    A new request waits for a sequence, and for the prompts that are read before its own: the longer wait counts.
     """
     table = executor.table
     device, config, memory = device_view(executor.engine), executor.config, PolicyMemory()
