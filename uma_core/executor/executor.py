@@ -421,9 +421,9 @@ class Executor:
         return self.housekeeper.idle()
 
     def relieve(self) -> int:
-        """Give memory back when it is short: snapshots first; if there are none, the KV of idle sequences.
+        """Free memory when it is short: snapshots first; if there are none, the KV of idle sequences.
 
-        Returns the bytes given up.
+        Returns the bytes that were freed.
         """
         n_bytes = trim_snapshots(self.cache) or drop_idle(self.cache)
         self.engine.trim()

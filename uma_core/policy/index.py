@@ -23,7 +23,7 @@ class SessionIndex(NamedTuple):
     interactive: list[SessionView]  # DECODE and ready, of interactive priority
     background: list[SessionView]  # DECODE and ready, of background priority
     arriving: list[SessionView]  # interactive and DECODE, but their KV is still being transferred
-    moving: list[SessionView]  # any session with a transfer under way
+    moving: list[SessionView]  # any session with a transfer in progress
     slots: list[SessionView]  # occupy a prefill slot: their chunk is there, or its KV is being moved out
     round_ns: int  # predicted time of a decode round of the interactive streams alone, arriving ones included
 

@@ -1,6 +1,6 @@
 """Programmable timing of the FakeEngine: shapes of real devices, so that schedules can be simulated.
 
-Rules: pure. The policy never sees these; it calibrates itself against them as against a real device.
+Rules: pure. The policy never sees these costs; it is calibrated against them as against a real device.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ CPU_SHAPE = FakeCost(
     copy_fixed_ns=30_000.0,
 )
 
-# 8B Q8_0 on a data-centre GPU: eight rows ride nearly free, half layers are 0.5 ms
+# 8B Q8_0 on a data-centre GPU: eight rows cost little more than one, half layers are 0.5 ms
 GPU_SHAPE = FakeCost(
     decode=((1, 3.9 * MS), (2, 4.4 * MS), (4, 5.5 * MS), (8, 7.9 * MS), (16, 8.5 * MS), (32, 10.5 * MS)),
     decode_cell_ns=30.0,

@@ -1,8 +1,8 @@
 """FakeEngine: a complete engine without a model. Deterministic tokens, programmable time and failures.
 
-Rules: the next token is a hash of the sequence's content, so that any mistake in positions, copies or
-restores changes the text. Time passes on the clock it is given: a ManualClock is advanced (simulation,
-tests), any other is waited for (`realtime`: daemon tests). Failures are injected through `faults`.
+Rules: the next token is a hash of the sequence's content, so that any mistake in positions, copies or restores changes
+the text. Time passes on the clock it is given: it advances a ManualClock (simulation, tests), and waits on any other
+(daemon tests). Failures are injected through `faults`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Faults:
     released: threading.Event = field(default_factory=threading.Event)
 
     def release(self) -> None:
-        """Let a hanging decode call go on."""
+        """Let a hanging decode call continue."""
         self.is_hanging = False
         self.released.set()
 

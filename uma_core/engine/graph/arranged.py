@@ -14,7 +14,7 @@ from uma_core.engine.lib import ffi, lib
 from uma_core.errors import ErrorCode, UmaError
 
 EMBEDDING = "token_embd.weight"
-LOOKED_UP = "per_layer_token_embd.weight"  # it is only read by rows
+LOOKED_UP = "per_layer_token_embd.weight"  # only its rows are looked up
 
 
 def arrangeable(header: Header) -> dict[str, int]:
@@ -45,7 +45,7 @@ class Place(NamedTuple):
 class Arranged:
     """Owns the memory of arranged tensors, which `set` fills.
 
-    `close` only after every graph that reads them is gone.
+    Call `close` only after every graph that reads them is gone.
     """
 
     def __init__(self, header: Header, names: list[str]) -> None:

@@ -32,7 +32,7 @@ class Experts(NamedTuple):
 
     gating: str = "softmax"  # softmax of all experts; "sigmoid"; "chosen": softmax of the chosen ones
     n_group: int = 0  # experts are in this many groups, ...
-    n_group_used: int = 0  # ... of which so many are considered: those with the highest sums of their best two
+    n_group_used: int = 0  # ... of which this many are considered: those with the highest sums of their best two
     is_normed: bool = True  # the chosen experts' weights are scaled to a sum of 1
     gate: Any = lib.ggml_swiglu_split
     has_scales: bool = False  # each expert's result is multiplied by a number of its own

@@ -36,7 +36,7 @@ class Cells:
             self.close()
             raise
         if not is_dry:
-            lib.ggml_backend_buffer_clear(self._buffer, 0)  # masked cells are read all the same: they must hold numbers
+            lib.ggml_backend_buffer_clear(self._buffer, 0)  # masked cells are read anyway, so they must hold numbers
 
     def tensor(self, layer: int, part: int) -> Any:
         """(dim * KV heads, cells): K (part 0) or V (part 1) that `layer` writes."""

@@ -1,4 +1,4 @@
-"""Decode calls: rows are checked, pages made ready, the graph of the rows' shape computed, and tokens sampled in the
+"""Decode calls: check the rows, make pages ready, compute the graph of the rows' shape, and sample the tokens in the
 same C call.
 """
 
@@ -74,10 +74,10 @@ class Decoder:
         span = self._attention.span(rows, self._pages)
         shape = BatchShape(batch.n, batch.n_rows, self._attention.room(span, batch.n), active, not batch.want_hidden)
         if self._last is None or shape != self._last.batch or span != self._last.span or scales != self._last_scales:
-            self.settle()  # the call that was begun uses another graph, which may have to make room
+            self.settle()  # the call that was started ahead uses another graph, which may have to make room
         try:
             self._last = forward = self.forwards.of(shape)
-        except UmaError as error:  # no memory for another graph: these rows fail, the others go on
+        except UmaError as error:  # no memory for another graph: these rows fail, the others continue
             log.error("a decode call has no graph: %s", error)
             for seq_id, pos0, _ in runs:
                 self._pages.truncate(seq_id, pos0)
@@ -127,12 +127,12 @@ class Decoder:
             lib.uma_forward_begin_next(self._last.native, self._rows)
 
     def settle(self) -> None:
-        """Wait for the call that was begun ahead, and forget it. Its pages stay with their sequences, uncounted."""
+        """Wait for the call that was started ahead, and discard it. Its pages stay with their sequences, uncounted."""
         if self._ahead.is_begun:
             lib.uma_forward_settle(self._ahead.handle)
 
     def _refusal(self, batch: Batch, runs: list[Run], reading: set[int]) -> DecodeStatus:
-        """Refuse bad batches. One that would crash C is our bug; one that does not fit is not. C checks the tokens."""
+        """Refuse bad batches. A batch that would crash C is our bug; one that does not fit is not. C checks tokens."""
         if not 0 < batch.n <= self._n_batch or len({seq_id for seq_id, _, _ in runs}) != len(runs):
             return DecodeStatus.BAD_BATCH
         for seq_id, pos0, _ in runs:

@@ -70,7 +70,7 @@ class GraphEngine(GeneratorBase[PrefillSlot]):
         self.decoder: Decoder | None = None
         self.prefill_slots: list[PrefillSlot] = []
         self._backends: list[Any] = []
-        self._broken: list[str] = []  # why the backends must neither compute nor be freed any more
+        self._broken: list[str] = []  # why the backends must neither compute nor be freed
         try:
             self._open(loaded, options)
         except BaseException:
@@ -115,8 +115,8 @@ class GraphEngine(GeneratorBase[PrefillSlot]):
         return self._backends[-1]
 
     def _warm_up(self, shapes: Iterable[tuple[int, int]]) -> None:
-        """Compute once at load: first calls pay for page faults and thread start, and from the first prompt on pieces
-        are predicted from measurements.
+        """Compute once at load: first calls pay for page faults and thread start, and pieces are then predicted from
+        measurements as of the first prompt.
         """
         batch = Batch(1)
         batch.add(0, 0, 0, True)
@@ -127,7 +127,7 @@ class GraphEngine(GeneratorBase[PrefillSlot]):
         n_most = min(self._loaded.n_ubatch, self._loaded.pages.n_ctx_seq)
         n = min(WARM_UP_TOKENS, n_most)
         for _ in self.prefill_slots:
-            # each slot takes its memory now: on a GPU, an allocation later waits for all work under way
+            # each slot takes its memory now: on a GPU, a later allocation waits for all work in progress
             self.prefill_open(0, np.zeros(n_most, np.int32), True)
             self.prefill_close(0)
             for _ in range(2):
@@ -207,7 +207,7 @@ class GraphEngine(GeneratorBase[PrefillSlot]):
         reading = {slot.seq_id for slot in self.prefill_slots if not slot.is_free}
         outcome = self.decoder.decode(batch, samplers, reading)
         if outcome.status is DecodeStatus.ABORTED:
-            self._abort_flag[0] = 0  # one abort stops one call
+            self._abort_flag[0] = 0  # an abort stops one call only
         return outcome
 
     def begin_next(self, wake_fd: int) -> None:
@@ -380,7 +380,7 @@ class GraphEngine(GeneratorBase[PrefillSlot]):
             return steps
         return StateImport(states, seq_id, state if n == origin + n_held else None, steps)
 
-    # life
+    # interrupts, memory, the end
 
     def abort(self) -> None:
         self._abort_flag[0] = 1

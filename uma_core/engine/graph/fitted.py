@@ -1,5 +1,5 @@
-"""A graph laid out for the longest chunk, which serves shorter chunks too: to build a graph takes as long as a decode
-step on a GPU.
+"""A graph laid out for the longest chunk, which serves shorter chunks too, because building a graph takes as long as a
+decode step on a GPU.
 """
 
 from __future__ import annotations

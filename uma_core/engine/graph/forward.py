@@ -104,7 +104,7 @@ class Compute(NamedTuple):
 
     backend: Any
     attention: Attention
-    broken: list[str]  # shared by all that use the backend; not empty: it must neither compute nor be freed any more
+    broken: list[str]  # shared by all that use the backend; if not empty, it must neither compute nor be freed
 
 
 class Forward:

@@ -165,7 +165,7 @@ def _share_of(progress: Progress | None, number: int, n: int) -> Progress | None
 
 
 def _memory_of(path: str, size: int, is_mapped: bool, progress: Progress | None) -> mmap.mmap:
-    """The whole file, addressable. Raises: MODEL_LOAD_FAILED when `progress` gives the load up."""
+    """Return the whole file, addressable. Raises: MODEL_LOAD_FAILED, also if `progress` cancels the load."""
     with open(path, "rb") as file:
         if is_mapped:
             memory = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
@@ -191,4 +191,4 @@ def _log_speed(what: str, n_bytes: int, begin: float) -> None:
 
 def report(path: str, progress: Progress | None, share: float) -> None:
     if progress is not None and not progress(share):
-        raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{path}: loading was given up", path=path)
+        raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{path}: loading was cancelled", path=path)

@@ -18,8 +18,8 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 NICE = 19  # a reload must not take a core from the streams; if nothing streams, it gets all cores
-# pieces per thread that the disk is asked for before they are read: for two threads, 32 MiB in pieces of 2 MiB keep a
-# fast disk busy
+# pieces per thread that are requested from the disk before they are read: for two threads, 32 MiB in pieces of 2 MiB
+# keep a fast disk busy
 N_PENDING = 8
 
 
@@ -28,8 +28,8 @@ def in_parallel(
 ) -> None:
     """Call `work` with each item on `n_threads` threads, and `done` with each result on this one, in order.
 
-    `items` is drawn from a little ahead of the work. The first exception, from any of them, ends it; what was begun is
-    waited for.
+    It draws from `items` a little ahead of the work. The first exception, from any of them, ends it, once the work in
+    progress is done.
     """
     pool = ThreadPoolExecutor(n_threads, "loader", _yield_to_streams)
     pending: deque[Future[Result]] = deque()

@@ -177,7 +177,7 @@ class PrefillSlot:
         self.drop()
 
     def drop(self) -> None:
-        """Become free. A paused chunk is simply forgotten, and positions that were not handed over are dropped."""
+        """Free the slot. A paused chunk is simply forgotten, and positions that were not handed over are dropped."""
         self._end_chunk(False)
         if self._state is not None:
             assert self._pages.states is not None

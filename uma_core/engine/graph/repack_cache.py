@@ -1,7 +1,7 @@
 """Repacked weights kept in a file, so that the next start with the same model reads them as they are
 (`engine.repack_cache`).
 
-Rules: a file that is damaged, cut short or of another layout is never used, and is written again. The load goes on
+Rules: a file that is damaged, cut short or of another layout is never used, and is written again. Loading continues
 whatever the disk does. A file that another user could have written, or that is not a regular file, is left alone.
 
 Layout of a file: magic (8), version (u32), bytes of the header (u32), sha256 of the header (32), header (JSON), zeros
@@ -191,7 +191,7 @@ class RepackCache:
             return False
 
     def tidy(self, n_more: int = 0) -> None:
-        """Remove files that no start can use any more, then the least recently used until `n_more` bytes fit the limit.
+        """Remove files that no start can use again, then the least recently used until `n_more` bytes fit the limit.
 
         Raises: OSError.
         """
@@ -313,7 +313,7 @@ def _write_all(fd: int, view: memoryview, offset: int) -> None:
 
 
 def _sync_folder(path: Path) -> None:
-    """Make the new name durable. If directories cannot be synced, the system decides when it is."""
+    """Make the new name durable. If directories cannot be synced, the system decides when it becomes durable."""
     with contextlib.suppress(OSError):
         fd = os.open(path, os.O_RDONLY)
         try:

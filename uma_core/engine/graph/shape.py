@@ -1,7 +1,7 @@
 """A model's shape from its metadata, or why this engine does not compute it.
 
-Rules: unknown keys are refused, never ignored. A metadata key that changes the result and that no code here reads would
-otherwise give fluent nonsense.
+Rules: unknown keys are refused, never ignored. A key that changes the result but that no code here reads would
+otherwise lead to fluent nonsense.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Meta:
     def __init__(self, header: Header) -> None:
         self.arch = header.arch
         self._values = header.of_arch()
-        # the last layers may draft tokens (multi-token prediction): they are no part of the model itself
+        # the last layers may draft tokens (multi-token prediction): they are not part of the model itself
         self.n_layer = self.number("block_count") - self.number("nextn_predict_layers", 0)
         if self.n_layer > N_LAYER_MOST:
             raise Unsupported(f"block_count of {self.n_layer}")
@@ -316,7 +316,7 @@ def _check_state(state: State) -> None:
 
 
 def _scaling(meta: Meta) -> tuple[Scaling, float]:
-    """How positions are scaled, and by how much, as in llama.cpp (llama_context's constructor)."""
+    """Return how positions are scaled, and by how much, as in llama.cpp (llama_context's constructor)."""
     kind = meta.text("rope.scaling.type", "linear")
     factor = 1.0 if kind == "none" else trained_factor(meta)
     n_ctx_orig = meta.number("rope.scaling.original_context_length", 0) or meta.number("context_length")

@@ -1,9 +1,9 @@
 """States of recurrent layers: of fixed size, one for each sequence beside its pages, and some of earlier positions.
 
 Rules: a state that counts is never overwritten. A call reads the state before its rows and writes another one, which
-replaces it when the call has succeeded. So a failed call, or a chunk that is given up, leaves the old state in place.
-Sequences that begin alike hold the same state, without a copy. A sequence can go back only to positions whose states
-are kept.
+replaces it when the call has succeeded. So a failed call, or a cancelled chunk, leaves the old state in place.
+Sequences with the same beginning hold the same state, without a copy. A sequence can go back only to positions whose
+states are kept.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from uma_core.engine.lib import ffi
 from uma_core.errors import ErrorCode, UmaError
 
 ZERO = -1  # stands for a state of all zeros, as before the first position
-UNKNOWN = -2  # the state is missing: the sequence cannot go on from its end
+UNKNOWN = -2  # the state is missing: the sequence cannot continue from its end
 # states of earlier positions, per sequence: at the ends of the instructions, the last message, and the prompt
 N_KEPT_SEQ = 3
 ALIGNMENT = 64
 
 
 class Next(NamedTuple):
-    """The states that a call makes for a sequence, by number. The caller holds them until `States.adopt` or
+    """The states that a call computes for a sequence, by number. The caller holds them until `States.adopt` or
     `States.drop`.
     """
 

@@ -14,8 +14,8 @@ RIDE_ROWS = (2, 3, 4, 5, 6, 8, 16)  # up to N_SMALL: each has a graph for every 
 
 
 def ride_rows(is_cpu: bool, n_batch: int) -> tuple[int, ...]:
-    """Sizes of calls that may hold a prompt's rows. Our kernels read the weights once for so few rows. On a GPU chunks
-    in gaps read as much, and masks would require many such graphs.
+    """Sizes of calls that may hold a prompt's rows. Our kernels read the weights once for these few rows. On a GPU
+    chunks in gaps read as much, and masks would require many such graphs.
     """
     return tuple(n for n in RIDE_ROWS if n <= n_batch) if is_cpu else ()
 

@@ -1,4 +1,4 @@
-"""Moves of KV between sequences and host bytes. Pages that can be shared are not moved; others move one by one."""
+"""Moves of KV between sequences and host bytes. Pages that can be shared are not moved; the others move one by one."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ class Steps:
         self._finish = both
 
     def close(self) -> None:
-        """Give up an unfinished transfer. The old content stays: nothing counts before `finish`."""
+        """Cancel an unfinished transfer. The old content stays: nothing counts before `finish`."""
         if self._is_open:
             self._is_open = False
             self._give_up()
 
 
 class HostExport(Steps):
-    """Owns the bytes. They are not zeroed: to touch 100 MB for the first time would be a long pause."""
+    """Owns the bytes. They are not zeroed: touching 100 MB for the first time would be a long pause."""
 
     def __init__(self, pages: Pages, seq: int, start: int, n: int, n_behind: int = 0) -> None:
         """`n_behind`: further bytes at the end, which other code fills."""
@@ -109,7 +109,7 @@ class WithState:
         self, n_state: int, move: Callable[[int, int], None], positions: Steps, end: Callable[[], None]
     ) -> None:
         """`move(b0, b1)` copies the state's bytes b0..b1 of `n_state`. `end` is called once, at the end or when the
-        transfer is given up.
+        transfer is cancelled.
         """
         self.n_bytes = positions.n_bytes + n_state
         self._at, self._n_state = 0, n_state
@@ -161,7 +161,7 @@ class StateExport(WithState):
 
 
 class StateImport(WithState):
-    """Positions of a blob, and the state after them if `state` has it; without it the sequence cannot go on from
+    """Positions of a blob, and the state after them if `state` has it; without it the sequence cannot continue from
     there.
     """
 
@@ -187,8 +187,8 @@ class StateImport(WithState):
 
 
 class SharedState(WithState):
-    """A copy of `n` positions. The transfer holds the state after them, because the source may go on meanwhile; at the
-    end both sequences have the state.
+    """A copy of `n` positions. The transfer holds the state after them, because the source may continue meanwhile; at
+    the end both sequences have the state.
     """
 
     def __init__(self, states: States, what: tuple[int, int, int], n_kv: int, positions: Steps) -> None:

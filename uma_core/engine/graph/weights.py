@@ -1,4 +1,4 @@
-"""The tensors of a GGUF by name, each checked for its shape when it is asked for.
+"""The tensors of a GGUF by name. The shape of each is checked when a caller gets it.
 
 Subclasses decide where their data is.
 """
@@ -68,7 +68,7 @@ class Weights:
         return tensor
 
     def unused(self) -> list[str]:
-        """Tensors that no code asked for: the model has something that its graph lacks."""
+        """Return the tensors that nothing has used: the model has something that its graph lacks."""
         return sorted(self._header.tensors.keys() - self.used)
 
     def close(self) -> None:

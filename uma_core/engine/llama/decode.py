@@ -78,7 +78,7 @@ class DecodeContext:
     """
 
     def __init__(self, model: LlamaModel, params: Any) -> None:
-        self.is_broken = False  # if True, it is neither used nor freed any more
+        self.is_broken = False  # if True, it must be neither used nor freed
         self.adapters: AdapterSet = ()  # adapters that it computes with
         self.gate = ffi.new("uma_gate *")
         self.abort_flag = ffi.new("int32_t *")

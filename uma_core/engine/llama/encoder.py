@@ -1,4 +1,4 @@
-"""EncoderEngine: models that make vectors or scores and never text (BERT and its kin, rerankers), through llama.h.
+"""EncoderEngine: models that compute vectors or scores, never text (BERT-like encoders, rerankers), through llama.h.
 
 Inputs are computed whole, several in one call, and llama.cpp pools them. The call pauses between pieces of its graph
 like a prompt's chunk (native/llama/prefill.c), so cancels and commands never wait for its end; only the next call does.
@@ -59,7 +59,7 @@ DENSE = "dense_2.weight"
 
 
 def is_encoder(path: str) -> bool:
-    """Whether the model cannot continue a text: it sees the tokens after a token, it ranks, or it only makes vectors.
+    """Whether the model cannot continue a text: it sees the tokens after a token, ranks, or only computes vectors.
 
     Raises: MODEL_LOAD_FAILED, also for files that would end the process: this is the first look at every model.
     """
@@ -74,12 +74,12 @@ def is_encoder(path: str) -> bool:
 
 
 class Encoder:
-    """A llama_context for one kind of pooling, and its one call under way."""
+    """A llama_context for one kind of pooling, and the one call that it may have in progress."""
 
     def __init__(self, model: LlamaModel, params: Any, pooling: str, bell: Any) -> None:
         """Raises: INSUFFICIENT_MEMORY."""
         self.handle: Any = None
-        self.is_broken = False  # neither used nor freed any more
+        self.is_broken = False  # if True, it must be neither used nor freed
         self.pooling = pooling
         self.native = lib.uma_prefill_new(params.n_batch)
         if not self.native:
@@ -98,7 +98,7 @@ class Encoder:
         self._memory = lib.llama_get_memory(self.handle)
         n_out = int(lib.llama_model_n_embd_out(model.handle))
         self._n_out = int(lib.llama_model_n_cls_out(model.handle)) if pooling == RANK else n_out
-        # llama.cpp sets aside a row of logits for each token, though there are no logits
+        # llama.cpp reserves a row of logits for each token, although there are no logits
         self.n_bytes = context_bytes(mark) + params.n_batch * (model.n_vocab + n_out) * 4
         self._sizes: list[int] = []
         self._run = ffi.new("uma_run *")
@@ -139,7 +139,7 @@ class Encoder:
         return rows
 
     def end(self) -> None:
-        """Give up the call under way, and empty the memory that causal models have."""
+        """Cancel the call in progress, and empty the KV memory that causal models have."""
         if self._sizes and not self.is_broken:
             lib.uma_prefill_cancel(self.native)
             if self._memory:
@@ -179,7 +179,7 @@ class EncoderEngine(EngineBase):
             raise
 
     def _warm_up(self) -> None:
-        """Compute once before the first request, which then pays for no page faults or thread start, and time pieces.
+        """Compute once, so that the first request does not pay for page faults and thread start, and pieces are timed.
 
         Raises: MODEL_LOAD_FAILED.
         """
@@ -269,15 +269,13 @@ class EncoderEngine(EngineBase):
             )
         encoder = self._encoder(pooling)
         if encoder.is_broken:
-            raise UmaError(
-                ErrorCode.DECODE_FAILED, "memory ran out while an input was computed; a reload loads the model anew"
-            )
+            raise UmaError(ErrorCode.DECODE_FAILED, "memory ran out while an input was computed; reload the model")
         encoder.start(inputs)
         self._busy = seq_id, encoder
         return True
 
     def _of(self, seq_id: SeqId) -> Encoder:
-        assert self._busy is not None and self._busy[0] == seq_id, "no call is under way for this sequence"
+        assert self._busy is not None and self._busy[0] == seq_id, "no call is in progress for this sequence"
         return self._busy[1]
 
     def prefill_run(self, seq_id: SeqId, until_ns: int, quantum_ns: int, min_pieces: int) -> PrefillOutcome:
@@ -291,10 +289,10 @@ class EncoderEngine(EngineBase):
             self._busy[1].end()
             self._busy = None
 
-    # methods for abilities that it lacks
+    # methods for what encoders cannot do
 
     def _refuse(self) -> NoReturn:
-        raise UmaError(ErrorCode.UNSUPPORTED, "this model makes vectors or scores, no text")
+        raise UmaError(ErrorCode.UNSUPPORTED, "this model computes vectors or scores, not text")
 
     def prepare(self, params: SamplingParams) -> None:
         """Do nothing: encoders sample no tokens."""
@@ -309,7 +307,7 @@ class EncoderEngine(EngineBase):
         """Do nothing: there are no decode calls."""
 
     def settle(self) -> None:
-        """Do nothing: no call is begun ahead."""
+        """Do nothing: no call is started ahead."""
 
     def logits(self, row: int) -> np.ndarray:
         self._refuse()
@@ -366,7 +364,7 @@ class EncoderEngine(EngineBase):
     def pretend(self, seq_id: SeqId, n: int) -> None:
         """Do nothing: there is no KV."""
 
-    # life
+    # interrupts, memory, the end
 
     def abort(self) -> None:
         """Do nothing: `ring` ends its calls between two pieces."""

@@ -203,20 +203,18 @@ class LlamaEngine(GeneratorBase[PrefillSlot]):
             place.adapters = adapters
 
     def begin_next(self, wake_fd: int) -> None:
-        """Begin nothing: with an eval callback, llama_decode returns only when all is computed."""
+        """Do nothing: with an eval callback, llama_decode returns only when all is computed."""
 
     def settle(self) -> None:
-        """Do nothing: no call is begun ahead."""
+        """Do nothing: no call is started ahead."""
 
     # resumable prefill
 
     def _pick_slot(self, seq_id: SeqId) -> PrefillSlot | None:
-        """Pick a slot for the sequence. Raises: DECODE_FAILED if no slot can be used any more."""
+        """Pick a slot for the sequence. Raises: DECODE_FAILED if every slot is broken."""
         usable = [slot for slot in self.prefill_slots if not slot.is_broken]
         if not usable:
-            raise UmaError(
-                ErrorCode.DECODE_FAILED, "memory ran out while a prompt was read; a reload loads the model anew"
-            )
+            raise UmaError(ErrorCode.DECODE_FAILED, "memory ran out while a prompt was read; reload the model")
         free = [slot for slot in usable if slot.is_free]
         warm = [slot for slot in free if slot.warm_seq == seq_id]
         cold = [slot for slot in free if slot.warm_seq < 0]
@@ -299,7 +297,7 @@ class LlamaEngine(GeneratorBase[PrefillSlot]):
         target = Span(self.decoder.gate, seq_id, self.n_ctx_seq)
         return Move(Span(None, origin, n_held, blob), target, start, n, (self.decoder, seq_id))
 
-    # life
+    # interrupts, memory, the end
 
     def abort(self) -> None:
         decoder = self.decoder
@@ -371,7 +369,7 @@ def use_kernels(is_wanted: bool, isa: str = "auto") -> str:
 
 
 def isa_notes(isa: str, kernels: str) -> tuple[str, ...]:
-    """Note what computes if `engine.isa` is set: only our own kernels follow it."""
+    """Note which kernels compute if `engine.isa` is set: only our own kernels obey it."""
     if isa == "auto":
         return ()
     ours = f"our kernels use {kernels}" if kernels else "our kernels are off"
@@ -382,7 +380,7 @@ def isa_notes(isa: str, kernels: str) -> tuple[str, ...]:
 
 
 def expert_bytes(path: str) -> int:
-    """Bytes of the tensors that hold experts, from the GGUF's header."""
+    """Return the bytes of the tensors that hold experts, from the GGUF's header."""
     params = ffi.new("struct gguf_init_params *", {"no_alloc": True, "ctx": ffi.NULL})
     header = lib.gguf_init_from_file(path.encode(), params[0])
     if not header:
@@ -398,8 +396,8 @@ def expert_bytes(path: str) -> int:
 
 
 def _bytes_per_cell(gate: Any) -> int:
-    """Count the bytes of K and V that a position has, in the layers that have any: recurrent ones have none. Windows
-    count as if they held every position.
+    """Count the bytes of K and V for one position. Recurrent layers have none; windows count as if they held every
+    position.
     """
     keys, values = (
         [int(each.nb[1]) if each else 0 for each in tensors[0 : gate.n_layer]] for tensors in (gate.k, gate.v)

@@ -27,7 +27,7 @@ from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import SeqId, TokenId
 
 MTP, EAGLE = "engine.mtp", "speculation.draft_model"  # the options that ask for them
-N_BATCH = 64  # most tokens of a text that are read at once: a stream waits for no more
+N_BATCH = 64  # most tokens of a text that are read at once: a stream never waits for more
 
 
 class LlamaHeads:
@@ -61,7 +61,7 @@ class LlamaHeads:
         model = owner.model.handle if owner is not None and option == MTP else self._load(path, options)
         self.n_embd = int(lib.llama_model_n_embd_out(model))
         n_vocab = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)))
-        self.n_vocab = min(n_vocab, info.n_vocab)  # an EAGLE 3 model may have some tokens more (draft.PADDING)
+        self.n_vocab = min(n_vocab, info.n_vocab)  # an EAGLE 3 model may have a few more tokens (draft.PADDING)
         self.state = np.zeros(self.n_embd, np.float32)
         self._view = ffi.from_buffer("float *", self.state)
         self._heads = ffi.new("uma_heads *", {"n_embd": self.n_embd, "state": self._view})

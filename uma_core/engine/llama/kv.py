@@ -11,7 +11,7 @@ from uma_core.engine.refusals import refusals
 from uma_core.errors import ErrorCode, UmaError
 
 NO_CELLS = 1  # llama_decode's code for a lack of cells
-MARK_TOKENS = 64  # cells marked per slice while a stream waits: marking fills an attention mask of so many rows
+MARK_TOKENS = 64  # cells marked per slice while a stream waits: marking fills an attention mask of this many rows
 MARK_TOKENS_MAX = 512  # ... and while no stream waits
 UNHURRIED_NS = 20_000_000
 
@@ -19,7 +19,7 @@ UNHURRIED_NS = 20_000_000
 class Span:
     """One end of a move: a stream of a cache, or host bytes that begin at position `stream`.
 
-    Keeps the objects alive that C points at.
+    It keeps alive the objects that C points at.
     """
 
     def __init__(self, gate: Any, stream: int, n_cells: int, host: Any = None) -> None:
@@ -31,7 +31,7 @@ class Span:
 
 
 class Cells(Protocol):
-    """A context that must be told of cells which others fill."""
+    """A context that must be told about cells that others fill."""
 
     handle: Any
     gate: Any
@@ -96,7 +96,7 @@ class Move:
 
 
 class HostExport(Move):
-    """A move into bytes that it owns. They are not zeroed: to touch 100 MB for the first time would be a long pause."""
+    """A move into bytes that it owns. They are not zeroed: touching 100 MB for the first time would be a long pause."""
 
     def __init__(self, source: Span, start: int, n: int) -> None:
         self.blob: bytearray | memoryview[int] = new_blob(int(lib.uma_kv_bytes(source.gate, n - start)))

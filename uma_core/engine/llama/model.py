@@ -21,7 +21,7 @@ from uma_core.types import TokenId
 PIECE_BYTES = 256  # first size of the buffer for a token's text; some are longer
 
 INT32_MIN = -(1 << 31)
-Progress = Callable[[float], bool]  # gets the loaded share, 0..1, on the loading thread; False gives the load up
+Progress = Callable[[float], bool]  # gets the loaded share, 0..1, on the loading thread; False cancels the load
 
 
 SPECIALS = (
@@ -89,7 +89,7 @@ class LlamaModel:
         self.suppressed: tuple[TokenId, ...] = tuple(found[i] for i in range(n[0]))  # never to be generated
 
     def piece(self, token: TokenId, unparse_special: bool) -> bytes:
-        """The token's bytes; b"" for control tokens unless `unparse_special`, as they have no text for readers.
+        """The token's bytes; b"" for control tokens unless `unparse_special`, because they are not text.
 
         Any thread.
         """
@@ -205,8 +205,8 @@ class LlamaModel:
 
 
 def new_context(model: LlamaModel, params: Any, what: str) -> Any:
-    """Make a context. Raises: INSUFFICIENT_MEMORY. Other reasons to refuse were found when llama.cpp laid out the same
-    context without memory.
+    """Make a context. Raises: INSUFFICIENT_MEMORY. Other causes of failure were ruled out when llama.cpp laid out the
+    same context without memory.
     """
     mark = tap.pump()
     keep_experts_in_place(model.handle, params)

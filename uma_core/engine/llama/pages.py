@@ -1,4 +1,4 @@
-"""Gives pages of empty KV and of mapped files back to the system, and gets them again. Only for host memory on Linux:
+"""Returns pages of empty KV and of mapped files to the system, and takes them back. Only for host memory on Linux:
 other systems have no such request.
 
 Rules: ctypes for the operating system alone. Cells that are not marked as used may read as zeros at any time.
@@ -20,7 +20,7 @@ MADV_DONTNEED = 4  # Linux: anonymous pages are dropped at once, and read as zer
 
 
 def release_stream(gate: Any, stream: int) -> int:
-    """Give back the pages that only this stream's cells use. Returns how many bytes these may be at most."""
+    """Give back the pages that only this stream's cells use. Returns the most bytes that these may be."""
     if not sys.platform.startswith("linux"):
         return 0
     n_bytes = 0

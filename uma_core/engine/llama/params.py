@@ -31,7 +31,7 @@ FLASH = {
     "off": "LLAMA_FLASH_ATTN_TYPE_DISABLED",
 }
 KV_BLOCK = 32  # elements that q8_0 and q4_0 quantize together
-# drafts of a call that a recurrent memory can take back, if speculation is on: llama.cpp keeps so many states of each
+# drafts of a call that a recurrent memory can take back, if speculation is on: llama.cpp keeps that many states of each
 # sequence
 N_UNDO = 7
 N_OUTPUTS_MIN = 16  # fewest rows with logits per decode call; the compute buffer grows with it
@@ -197,7 +197,7 @@ def check_threads(n_threads: int) -> None:
     if not lib.uma_threads_fit(2 * (n_threads - 1)):
         raise UmaError(
             ErrorCode.INSUFFICIENT_MEMORY,
-            f"the system starts no {n_threads} compute threads; engine.threads can be less",
+            f"the system cannot start {n_threads} compute threads; lower engine.threads",
         )
 
 
@@ -214,11 +214,11 @@ def meta_of(model: Any, key: str) -> str | None:
 
 
 def keep_experts_in_place(model: Any, params: Any) -> None:
-    """Set parameters of a context on this llama_model so that experts in the machine's memory are multiplied there, and
-    not copied to a GPU and multiplied there.
+    """Set parameters of a context on this llama_model so that experts in the machine's memory are multiplied there, not
+    copied to a GPU and multiplied on it.
 
-    Such a copy takes the experts that the call chose. A call that is cut short (a chunk is given up, cells are marked)
-    skips the rest of its part for one device and goes on with the next device, for which no experts were chosen. ggml
+    Such a copy takes the experts that the call chose. A call that is cut short (a chunk is cancelled, cells are marked)
+    skips the rest of its part for one device and continues with the next device, for which no experts were chosen. ggml
     ends the process on numbers that are not an expert's (GGML_ASSERT in ggml_backend_sched_compute_splits).
     """
     architecture = meta_of(model, "general.architecture")

@@ -32,7 +32,7 @@ class PrefillSlot:
 
     def __init__(self, model: LlamaModel, params: Any, bell: Any) -> None:
         self.handle: Any = None
-        self.is_broken = False  # if True, it is neither used nor freed any more
+        self.is_broken = False  # if True, it must be neither used nor freed
         self.adapters: AdapterSet = ()  # adapters that it computes with
         self.native = lib.uma_prefill_new(params.n_ubatch)
         if not self.native:
@@ -61,7 +61,7 @@ class PrefillSlot:
         self._run = ffi.new("uma_run *")
 
     def learn(self) -> None:
-        """Read a chunk once, so that from the first prompt on pieces are predicted from measurements."""
+        """Read a chunk once, so that pieces are predicted from measurements as of the first prompt."""
         self.take(WARM_UP_SEQ, None, 0, 0)
         for _ in range(2):
             self.start(np.zeros(min(WARM_UP_TOKENS, self.n_batch), np.int32), False)
@@ -149,11 +149,11 @@ class PrefillSlot:
         return int(lib.uma_sample(pointer, self.n_vocab, sampler)) if pointer else -1
 
     def release(self) -> None:
-        """Become free and stay warm, after a handover."""
+        """Free the slot after a handover; it stays warm."""
         self.seq_id = -1
 
     def drop(self) -> None:
-        """Become free and cold; a paused chunk is cancelled."""
+        """Free the slot, which is cold then. A paused chunk is cancelled."""
         if self.n_chunk:
             lib.uma_prefill_cancel(self.native)
             self.n_chunk = 0

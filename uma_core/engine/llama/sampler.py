@@ -235,7 +235,7 @@ class LlamaSampler:
         self._is_early = params.min_tokens > 0
         self._early = [*ends, *((token, -ALL) for token in params.stop_token_ids)] if self._is_early else []
         self._here: list[tuple[TokenId, float]] = []
-        # as sets: where no token can be drawn, `force` is asked for each of the vocabulary, and biases may be 20,000
+        # sets, because `force` checks the whole vocabulary if no token can be drawn, and biases may number 20,000
         self._never = frozenset(token for token, bias in self._fixed if bias == -ALL)
         self._set_edits()
         n_recent = params.n_recent(n_ctx)

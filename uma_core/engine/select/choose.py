@@ -69,7 +69,7 @@ def missing_in_graph(path: str, options: EngineOptions) -> str:
 
 
 def store(path: str, options: EngineOptions, choice: Choice) -> None:
-    """Store the choice. A failure is only worth a warning: it means just another comparison."""
+    """Store the choice. A failure is only worth a warning: its only effect is another comparison."""
     try:
         measured.save(stored_in(path, options), {"engine": choice.engine, "reason": choice.reason})
     except OSError as error:
@@ -77,7 +77,7 @@ def store(path: str, options: EngineOptions, choice: Choice) -> None:
 
 
 def stored_in(path: str, options: EngineOptions) -> Path:
-    """The file of the choice for this model, machine, and all that changes the engines' times."""
+    """Return the file that stores the choice, by the model, the machine, and all else that changes engines' times."""
     shape = (
         options.n_ctx,
         options.n_seq,

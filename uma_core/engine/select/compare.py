@@ -33,7 +33,7 @@ SHAPE_NS = 4_000_000_000  # a shape that takes this long gets no more than N_AGR
 CONTEXTS = (256, 2048)
 N_ROWS = 4
 N_CHUNK = 128
-SLOWEST_NS = 150_000_000  # time of one row: the comparison of a slower model would take more than some seconds
+SLOWEST_NS = 150_000_000  # time of one row: comparing the engines on a slower model would take more than a few seconds
 NO_WORSE = 0.97  # least share of llama.cpp's speed for the worst shape: anything below is slower, not noise
 FASTER = 1.05  # least gain over all shapes; a smaller one is not worth another engine
 
@@ -64,7 +64,7 @@ class Outcome(NamedTuple):
 def compare(open_as: Open, options: EngineOptions, needs: Sequence[MemoryUse], trial: Trial) -> Outcome:
     """Open both engines and time them. `needs`: memory of the llama and of the graph engine. Blocks for seconds.
 
-    Raises: the errors of opening the llama engine; SHUTTING_DOWN when the trial was given up.
+    Raises: the errors of opening the llama engine; SHUTTING_DOWN if the trial was cancelled.
     """
     free = device_of(options).free_bytes()
     if not all(trial.fits(need, free) for need in needs):
@@ -122,7 +122,7 @@ def _close(engines: dict[str, Engine]) -> None:
 def verdict(llama: Times, graph: Times, are_in_turn: bool = True) -> tuple[Choice, bool]:
     """Choose by the calls' times. Also returns whether the machine was calm enough to keep the choice. Pure.
 
-    are_in_turn: call i of one engine was next to call i of the other, so that other work slowed both.
+    are_in_turn: call i of one engine ran next to call i of the other, so that other work slowed both.
     """
     is_calm = _are_agreed(llama) and _are_agreed(graph)
     if not (is_calm or are_in_turn):
@@ -130,7 +130,7 @@ def verdict(llama: Times, graph: Times, are_in_turn: bool = True) -> tuple[Choic
     ratios = {shape: _ratio(calls, graph[shape]) for shape, calls in llama.items()}
     mean = geometric_mean(ratios.values())
     worst = min(ratios, key=lambda shape: ratios[shape])
-    # beside other work a single shape's times say little, the mean says more
+    # while other work runs, a single shape's times say little; the mean says more
     is_vetoed = is_calm and ratios[worst] < NO_WORSE
     each = ", ".join(f"{ratio:.2f} with {shape}" for shape, ratio in ratios.items())
     reason = f"the graph engine has {mean:.2f} times llama.cpp's speed ({each})"

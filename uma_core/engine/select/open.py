@@ -24,7 +24,7 @@ ONLY_DRAFT = {
     "dflash": "a DFlash model, which drafts for another; none is served here",
 }
 
-Progress = Callable[[float], bool]  # gets the loaded share, 0..1, on the loading thread; False gives the load up
+Progress = Callable[[float], bool]  # gets the loaded share, 0..1, on the loading thread; False cancels the load
 
 
 def open_engine(
@@ -32,7 +32,7 @@ def open_engine(
 ) -> Engine:
     """Load `path` (default: the configured model, else the embedded one). Blocks for seconds; releases the GIL.
 
-    With a `trial`, `auto` compares the engines if that is due. Without one it uses the present choice.
+    With a `trial`, `auto` compares the engines if that is due. Without one it uses the current choice.
 
     Raises: MODEL_LOAD_FAILED, ADAPTER_LOAD_FAILED, INSUFFICIENT_MEMORY, BINDINGS_MISMATCH, CONFIG_INVALID.
     """
@@ -89,7 +89,7 @@ def _open(name: str, options: EngineOptions, path: str, progress: Progress | Non
 
 
 def _open_chosen(options: EngineOptions, path: str, progress: Progress | None, trial: Trial | None) -> Engine:
-    """The faster engine that serves the model, with the reason among its notes."""
+    """Open the faster engine that can serve the model, with the reason among its notes."""
     choice = importlib.import_module("uma_core.engine.select.choose").choose(path, options)
     engine = None
     if choice.is_due and trial is not None:
@@ -111,7 +111,7 @@ def _open_chosen(options: EngineOptions, path: str, progress: Progress | None, t
 def _compared(
     options: EngineOptions, path: str, progress: Progress | None, trial: Trial
 ) -> tuple[Choice, Engine | None]:
-    """The choice after measuring, which is stored for later starts, and its engine if it is open already."""
+    """Measure, choose, and store the choice for later starts. Also returns the chosen engine if it is open already."""
     choosing = importlib.import_module("uma_core.engine.select.choose")
     compare = importlib.import_module("uma_core.engine.select.compare").compare
     need = _estimate("llama", options, path)

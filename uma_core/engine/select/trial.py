@@ -12,7 +12,7 @@ from uma_core.engine.api import MemoryUse
 class Trial:
     """All three are called on the loading thread."""
 
-    # whether so much memory can be loaded without pushing anything out, into a device with so many free bytes (None:
+    # whether this much memory can be loaded without evicting anything, into a device with this many free bytes (None:
     # into the machine's memory)
     fits: Callable[[MemoryUse, int | None], bool] = lambda need, free: True
     goes_on: Callable[[], bool] = lambda: True  # False: the daemon stops
