@@ -267,13 +267,13 @@ class Executor:
         cache.offer(sessions)
         is_awaited = any(s.phase in (Phase.QUEUED, Phase.PARKED) for s in sessions)
         held, loss = cache.losses(table.free_seqs, now) if is_awaited else ((), ())
-        there = residency(self.engine, sessions) if is_awaited else Residency()
+        sharing = residency(self.engine, sessions) if is_awaited else Residency()
         device = self._device._replace(
             free_seqs=tuple(table.free_seqs),
-            n_cells_free=table.n_cells_total - table.n_cells_reserved + there.n_saved,
+            n_cells_free=table.n_cells_total - table.n_cells_reserved + sharing.n_saved,
             seq_held=held,
             seq_loss_ns=loss,
-            seq_shared=there.shared,
+            seq_shared=sharing.shared,
             draft_token_ns=self.draft_model.token_ns if self.draft_model is not None else 0,
         )
         state = SchedulerState(

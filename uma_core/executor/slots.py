@@ -80,13 +80,15 @@ class Slots:
         What an admitted session's sequence held before counts as taken until it is saved.
         """
         table, holdings = self._table, self._cache.holdings
-        there = residency(self._engine, table)
+        sharing = residency(self._engine, table)
         taken = [(session, holdings[session.seq_id]) for session in table if session.seq_id >= 0]
         n_leaving = sum(max(0, holding.n - session.n_cells) for session, holding in taken if holding.is_claimed)
-        make_cells(self._cache, table.n_cells_total - table.n_cells_reserved + there.n_saved - n_leaving, there.pages)
+        make_cells(
+            self._cache, table.n_cells_total - table.n_cells_reserved + sharing.n_saved - n_leaving, sharing.pages
+        )
 
     def shift(self) -> None:
-        """Shift the contexts of sessions that reached the end of the context and may go on past it."""
+        """Shift the contexts of sessions that reached the end of the context and may continue past it."""
         n_ctx = self._engine.info.n_ctx_seq
         shifting = [session for session in self._table if session.is_shifting]
         self.can_shift = bool(shifting)

@@ -32,11 +32,11 @@ def sized(state: SchedulerState, item: PlanItem, view: SessionView, room: Room) 
     """
     cost = state.cost
     if item.mode is PrefillMode.OWN_CALL:
-        n = _in_call(cost, item, view, room)
+        n = _own_call_size(cost, item, view, room)
         return resized(item, view, n), cost.prefill_ns(n, view.n_past)
     if rows := mixed_rows(state, view, room.in_everyday_ns):
         return resized(item, view, rows[0])._replace(mode=PrefillMode.MIXED), rows[1]
-    n = view.n_chunk or _through_gaps(cost, view, chunk_limit(state), room)
+    n = view.n_chunk or _sliced_size(cost, view, chunk_limit(state), room)
     return resized(item, view, n), cost.piece_ns(n, view.n_past)
 
 
@@ -79,7 +79,7 @@ def mixed_rows(state: SchedulerState, view: SessionView, limit_ns: int) -> tuple
     return None
 
 
-def _in_call(cost: CostModel, item: PlanItem, view: SessionView, room: Room) -> int:
+def _own_call_size(cost: CostModel, item: PlanItem, view: SessionView, room: Room) -> int:
     """The largest size that fits, else the smallest. If no later gap has room for it either, as many tokens as fit."""
     sizes = [n for n in (*cost.chunks, item.n_tokens) if n <= item.n_tokens]
     if fitting := [n for n in sizes if cost.prefill_ns(n, view.n_past) <= room.in_everyday_ns]:
@@ -112,7 +112,7 @@ def efficient(cost: CostModel, view: SessionView, limit: int) -> int:
     return max(n for n, ns in zip(sizes, times, strict=True) if ns <= 1.01 * min(times))
 
 
-def _through_gaps(cost: CostModel, view: SessionView, limit: int, room: Room) -> int:
+def _sliced_size(cost: CostModel, view: SessionView, limit: int, room: Room) -> int:
     """The chunk size that reads the most tokens per gap. A gap holds whole pieces only, so a larger, more efficient
     chunk may progress more slowly than a small one.
     """

@@ -17,8 +17,8 @@ class Ledger(NamedTuple):
 class TbtMemory(NamedTuple):
     """What was learned about the time between a stream's tokens, and whose turn it is beside the streams."""
 
-    error: float = 0.05  # 98th percentile of (a tick's time / its planned time), less 1
-    credit: float = 0.0  # level of the token bucket: long gaps that may be spent
+    error: float = 0.05  # of planned times, and ...
+    credit: float = 0.0  # ... long gaps that may be spent: see tbt/controller.py
     tick: int = 0  # tick of the last plan beside a stream
     t_plan_ns: int = 0  # when that plan was made
     planned_ns: int = 0  # how long its tick was planned to take

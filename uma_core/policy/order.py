@@ -16,8 +16,8 @@ from uma_core.policy.index import index_of
 from uma_core.policy.state import SchedulerState, SessionView
 from uma_core.types import Priority
 
-# Share of the time waited: a session is not overtaken by one that arrives ten times its prefill time later. This bound
-# is the only gain: 0 and 0.4 change no figure by 1 %.
+# Share of the time waited that is subtracted: a session is not overtaken by one that arrives ten times its prefill time
+# later. This bound is the only gain: 0 and 0.4 change no figure by 1 %.
 AGE_RATE = 0.1
 # Clients whose charges differ by less than this rank equally, and the least work goes first. A session that came back
 # from parking keeps its sequence for at least this long. A tenth: TBT +1 %, TTFT +1 %; ten times: background +2 %.

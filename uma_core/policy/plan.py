@@ -51,8 +51,8 @@ class TbtDecision(NamedTuple):
     room_ns: int  # time for other work in an everyday gap
     long_room_ns: int  # ... and in a long one
     need_ns: int  # predicted time of the smallest work considered (piece, chunk or row); 0: none was considered
-    error: float  # 98th percentile of (a tick's time / its planned time), less 1
-    credit: float  # long gaps that may be spent; at least 1 lets one in
+    error: float  # learned error of planned times (tbt/controller.py)
+    credit: float  # long gaps that may be spent; one needs at least 1
 
 
 class Plan(NamedTuple):

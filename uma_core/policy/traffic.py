@@ -32,7 +32,7 @@ def chunk(device: DeviceView, n_tokens: int, n_past: int) -> int:
 
 
 def moved(device: DeviceView, report: CallReport) -> int:
-    """Bytes that a call moved, or a run, whose share of its chunk's bytes is its share of the chunk's time."""
+    """Bytes that a call or a run moved. A run's share of its chunk's bytes is its share of the chunk's time."""
     if report.is_full:
         return 0
     if report.phase is Phase.DECODE:

@@ -71,16 +71,16 @@ class Loaded:
         return attention_over(self.pages, self.network.shape, n_rows, self.n_threads)
 
     def promise_missing(self) -> str:
-        """Why a row's result may depend on the other rows of its calls; "": it does not, to the last bit.
+        """Return what is missing for a row's result to be bit-identical whatever else its calls compute; "": nothing.
 
         Attention cuts every row's cells at the same borders, our products sum in the same order for any number of rows,
         and all else is done row by row. ggml's products and attention compute one row differently from many.
         """
         if self.device.is_stock or not self.kernels:
-            return "products and attention of ours on a CPU"
+            return "our own products and attention on a CPU"
         factors = self.weights.factors | self.network.adapters.factors
         others = sorted(name for name, tensor in factors.items() if not lib.uma_accel_multiplies(tensor))
-        return f"a product of ours for {others[0]} as it lies in memory" if others else ""
+        return f"our own product for {others[0]} in its memory layout" if others else ""
 
     def n_verify(self, n_batch: int) -> int:
         """Most rows of a call that holds drafts."""

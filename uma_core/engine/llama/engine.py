@@ -346,7 +346,7 @@ def _n_drafts(batch: Batch) -> dict[SeqId, int]:
     return dict(zip(sequences.tolist(), (counts - 1).tolist(), strict=True))
 
 
-NO_COPIES = "its KV cannot be copied: a chat goes on in its own sequence only, and no snapshots of it are made"
+NO_COPIES = "its KV cannot be copied: a chat can continue only in its own sequence, and there are no snapshots of it"
 ALL_KERNELS = 7  # the bit set of native/runtime/uma_runtime.h
 
 

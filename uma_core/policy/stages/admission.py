@@ -3,10 +3,11 @@
 Rules: sessions are admitted in the order of policy/order.py, while a sequence is free and so are all cells that the
 session may ever use. So no session runs out of cells later. Smaller requests may pass one that does not fit until that
 one has aged. A chat may always pass a background request: the chat would take its place later anyway. Background
-requests never pass a chat: they would take the room that is being made for it. The background prompts that hold
-sequences number at most the prefill slots, or two: they are read one after another anyway, and the other sequences stay
-free for chats. When an interactive request finds no room, one background session at a time is parked. Before that, and
-for any waiting request, held sessions are parked: they cannot continue, and others need their sequences and cells.
+requests never pass a chat: they would take the room that is being made for it. At most as many background prompts as
+there are prefill slots (but at least two) hold sequences: prompts are read one after another anyway, and the other
+sequences stay free for chats. When an interactive request finds no room, one background session at a time is parked.
+Before that, and for any waiting request, held sessions are parked: they cannot continue, and others need their
+sequences and cells.
 """
 
 from __future__ import annotations

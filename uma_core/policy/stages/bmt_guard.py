@@ -133,5 +133,5 @@ def _fewer_rows(state: SchedulerState, plan: Plan, budget: int, why: str) -> Pla
         return plan
     items = decode_items(state, interactive, background[:n])
     first = 1 + max((i.call for i in items), default=-1)
-    moved = tuple(i._replace(call=first + k) if i.mode is PrefillMode.OWN_CALL else i for k, i in enumerate(others))
-    return plan._replace(items=items + moved).note(f"bmt_guard: {n} of {n_all} background rows: {why}")
+    prompts = tuple(i._replace(call=first + k) if i.mode is PrefillMode.OWN_CALL else i for k, i in enumerate(others))
+    return plan._replace(items=items + prompts).note(f"bmt_guard: {n} of {n_all} background rows: {why}")

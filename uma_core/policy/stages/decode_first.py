@@ -34,13 +34,13 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
 
 def _served(state: SchedulerState, plan: Plan, index: SessionIndex) -> list[SessionView]:
     """Background sessions that are served in this tick."""
-    config, everybody = state.config, index.background
-    cap = config.max_background_decoders or len(everybody)
+    config, streams = state.config, index.background
+    cap = config.max_background_decoders or len(streams)
     if index.interactive and state.device.n_expert:
         cap = min(cap, config.moe_max_decoders)
-    if cap >= len(everybody):
-        return everybody
-    ordered = in_turn(everybody, state.memory.decode_first)
+    if cap >= len(streams):
+        return streams
+    ordered = in_turn(streams, state.memory.decode_first)
     if plan.charged:
         ordered.sort(key=fair_share(plan.charged))
     return starved_first(state, ordered)[:cap]

@@ -100,7 +100,7 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
     item = plan.prompts[0] if plan.prompts else None
     planned = {i.sid for i in plan.decodes}
     wanted = [v for v in index.background if v.sid in planned]
-    grant = _shared(gap, item, wanted)
+    grant = _divide(gap, item, wanted)
     grant = grant._replace(kind=max(grant.kind, kind))
     plan = _applied(gap, plan, grant)
     plan = plan._replace(guard=_decision(gap, grant, len(grant.rows) < len(wanted)))
@@ -136,7 +136,7 @@ def n_rounds_held(state: SchedulerState, plan: Plan) -> int:
     return n_rounds - 1
 
 
-def _shared(gap: Gap, item: PlanItem | None, wanted: list[SessionView]) -> Grant:
+def _divide(gap: Gap, item: PlanItem | None, wanted: list[SessionView]) -> Grant:
     """Divide the gap between prompt and background rows. The rows come first if one of them starves, or if they had
     less time and the prompt is not pressing.
     """
@@ -243,7 +243,7 @@ def _with_prompt(gap: Gap, grant: Grant, item: PlanItem, view: SessionView) -> G
     if view.n_chunk and gap.state.cost.piece_ns(item.n_tokens, view.n_past) <= left:
         return grant._replace(prefill=item, run_ns=left)
     return grant._replace(
-        holds_prompt=True, notes=(*grant.notes, "latency_guard: the prompt waits, background streams had less time")
+        holds_prompt=True, notes=(*grant.notes, "latency_guard: the prompt waits: background streams had less time")
     )
 
 
@@ -348,7 +348,7 @@ def _remembered(gap: Gap, plan: Plan, grant: Grant) -> TbtMemory:
 
 
 def _decision(gap: Gap, grant: Grant, holds_rows: bool) -> TbtDecision:
-    """The decision, and the numbers that led to it."""
+    """Return the decision with the numbers that led to it."""
     return TbtDecision(
         holds_prompt=grant.holds_prompt,
         holds_rows=holds_rows,

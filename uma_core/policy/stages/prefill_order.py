@@ -1,6 +1,6 @@
 """Prefill order: which prompt is read next.
 
-Rules: policy/order.py orders prompts (priority, fairness, least remaining work, aging). A paused chunk goes on unless
+Rules: policy/order.py orders prompts (priority, fairness, least remaining work, aging). A paused chunk continues unless
 a more urgent prompt can begin one in another prefill slot. Background prompts never take the last slot, so that a new
 chat can start at the next piece: with two slots, a second background chunk waits for the end of the first one. While a
 chat streams, a prompt without progress for `starvation_ticks` decode rounds goes first. A prompt whose piece exceeds a

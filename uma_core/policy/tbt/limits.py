@@ -1,4 +1,4 @@
-"""The guard's limits of the gap between two tokens of a stream (drawn in docs/POLICY.md). `seal` sets the limits by
+"""The guard's limits on the gap between two tokens of a stream (drawn in docs/POLICY.md). `seal` sets the limits by
 which metrics judge a gap.
 """
 
