@@ -61,7 +61,7 @@ def test_experts_are_served(serve_model):
 def test_what_it_lacks_ends_the_start_with_a_reason(serve_model, tmp_path):
     model = write(Model("phi2"), tmp_path / "phi2.gguf")
     with pytest.raises(
-        AssertionError, match=r"ended with 1: (.|\n)*it lacks architecture phi2 (.|\n)*; use --engine llama"
+        AssertionError, match=r"ended with 1: (.|\n)*it does not support architecture phi2 (.|\n)*; use --engine llama"
     ):
         serve_model(*GRAPH, model=model)
 

@@ -48,5 +48,5 @@ def test_recurrent_layers_are_seen_in_the_header(name: str, tmp_path: Path) -> N
     """They are found before anything is loaded."""
     served, _ = both(tmp_path)
     path = write(RECURRENT[name], tmp_path / "recurrent.gguf")
-    with pytest.raises(UmaError, match="cannot drop the tokens"):
+    with pytest.raises(UmaError, match="cannot drop rejected draft tokens"):
         check_draft(replace(SMALL, model=served), path)

@@ -25,7 +25,7 @@ def new_blob(n_bytes: int) -> memoryview:
     Raises: INSUFFICIENT_MEMORY.
     """
     if not lib.uma_guard_reserve():
-        raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory for snapshots: what is left is for computing")
+        raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory for snapshots: the rest is reserved for computing")
     flags = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
     if n_bytes >= MAP_FROM_BYTES and flags:
         with contextlib.suppress(OSError):  # the system limits the number of mappings: beyond it, the heap is used
@@ -33,4 +33,4 @@ def new_blob(n_bytes: int) -> memoryview:
     try:
         return np.empty(n_bytes, np.uint8).data
     except MemoryError as error:
-        raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, f"no {n_bytes >> 10} KiB for a snapshot") from error
+        raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, f"cannot allocate {n_bytes >> 10} KiB for a snapshot") from error

@@ -30,6 +30,7 @@ EAGLE_TOKENS = ("token_embd.weight", "d2t")
 EAGLE_COUNTS = ("embedding_length", "attention.head_count", "attention.head_count_kv", "context_length")
 F16_BYTES = 2
 SPECIAL = ("bos", "eos", "eot")
+NO_ROLLBACK = "its memory cannot drop rejected draft tokens"
 # metadata keys of models whose memory, in llama.cpp's engine, cannot drop its last tokens
 NO_WAY_BACK = (
     ".ssm.",
@@ -48,7 +49,7 @@ def open_draft(engine: EngineOptions, path: str) -> Engine:
     draft = open_engine(_options(engine, path))
     if not draft.info.capabilities.can_rollback or not draft.info.can_generate:
         draft.close()
-        raise _unfit(path, "its memory cannot drop the tokens that were drafted wrongly")
+        raise _unfit(path, NO_ROLLBACK)
     return draft
 
 
@@ -157,7 +158,7 @@ def check_draft(engine: EngineOptions, path: str) -> None:
     if engine.engine == "fake":
         return
     if importlib.import_module("uma_core.engine.llama.encoder").is_encoder(path):
-        raise _unfit(path, "it does not continue texts")
+        raise _unfit(path, "it does not generate text")
     draft, target = Header(path), None
     try:
         target = Header(engine.model or str(default_model_path()))
@@ -167,7 +168,7 @@ def check_draft(engine: EngineOptions, path: str) -> None:
             return
         parts = NO_WAY_BACK if _engine(engine, path) == "llama" else STATES
         if any(part in key for part in parts for key in draft.meta):
-            raise _unfit(path, "its memory cannot drop the tokens that were drafted wrongly")
+            raise _unfit(path, NO_ROLLBACK)
         _check_kv(engine, path)
     finally:
         draft.close()
@@ -189,7 +190,7 @@ def _check_eagle(draft: Header, target: Header, path: str) -> None:
     width, n_layer = (target.of_arch().get(key) for key in ("embedding_length", "block_count"))
     wanted = draft.of_arch().get("target_hidden_size")
     if wanted != width:
-        raise _unfit(path, f"it reads {wanted} numbers a layer, the model has {width}")
+        raise _unfit(path, f"it reads {wanted} numbers per layer, the model has {width}")
     layers = _target_layers(draft)
     if not layers or not isinstance(n_layer, int) or not all(0 <= layer <= n_layer for layer in layers):
         raise _unfit(path, f"it reads layers {list(layers)}, the model has {n_layer}")
@@ -203,7 +204,7 @@ def _check_eagle(draft: Header, target: Header, path: str) -> None:
     is_whole = listed.type == lib.GGML_TYPE_I64 and 0 < n == listed.n_bytes // 8 <= os.path.getsize(file) // 8
     tokens = np.fromfile(file, np.int64, n if is_whole else 0, offset=listed.offset)
     if len(tokens) < n or not n or tokens.min() < 0 or tokens.max() >= n_vocab:
-        raise _unfit(path, f"its list of tokens names some that are none of {n_vocab}")
+        raise _unfit(path, f"its list of tokens is damaged, or names tokens beyond the vocabulary of {n_vocab}")
 
 
 def _compare(draft: Header, target: Header, path: str) -> None:

@@ -63,14 +63,14 @@ _OF_LAYER = re.compile(r"^(?:\w+\.)?blk\.\d+\.")
 # Files that are not models, or not models that can be served, by their `general.type` or their architecture. llama.cpp
 # would report that something is missing, or name one of its own options. Decoding with T5 before its encoder has read
 # something ends the process.
-_PROJECTOR = "a projector (mmproj) of pictures or sound for another model: only text is served here"
+_PROJECTOR = "a projector (mmproj) of images or audio for another model: only text is served"
 _T5 = "a model with an encoder of its own (T5), which is not served"
 NO_MODELS = {
-    "adapter": "a LoRA adapter, no model: give its model, and this file with engine.lora",
+    "adapter": "a LoRA adapter, not a model: give its model, and this file with engine.lora",
     "mmproj": _PROJECTOR,
     "clip": _PROJECTOR,
-    "imatrix": "an importance matrix for a quantization, no model",
-    "controlvector": "a control vector, no model; none is served here",
+    "imatrix": "an importance matrix for quantization, not a model",
+    "controlvector": "a control vector, not a model; control vectors are not served",
     "t5": _T5,
     "t5encoder": _T5,
 }
@@ -214,9 +214,9 @@ class Header:
         for name, place in self.tensors.items():
             if name.endswith(".weight") and not is_of_weights(place.type):
                 kind = text(lib.ggml_type_name(place.type))
-                raise self._damaged(f"{name} of type {kind}, which no weights have")
+                raise self._damaged(f"{name} of type {kind}, which weights cannot have")
             if place.type != lib.GGML_TYPE_F32 and is_of_floats(name):
-                raise self._damaged(f"{name} of type {text(lib.ggml_type_name(place.type))}, which has to be f32")
+                raise self._damaged(f"{name} of type {text(lib.ggml_type_name(place.type))}, which must be f32")
         for key, value in self.of_arch().items():
             if key.endswith("epsilon") and not (isinstance(value, (int, float)) and 0.0 <= value < math.inf):
                 raise self._damaged(f"{key} of {value}")
@@ -233,7 +233,7 @@ class Header:
             if isinstance(kind, str) and kind in NO_MODELS:
                 raise self._damaged(NO_MODELS[kind])
         if not self.tensors:
-            raise self._damaged("a file without weights, such as one of a vocabulary alone")
+            raise self._damaged("a file without weights, such as a vocabulary alone")
 
     def _damaged(self, what: str) -> UmaError:
         return UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{self.path}: {what}", path=self.path)

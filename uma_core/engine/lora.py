@@ -73,9 +73,9 @@ class AdapterFile:
             if meta.get(key) != wanted:
                 raise self._refusal(f"{path}: {key} is {meta.get(key)!r}, not {wanted!r}")
         if len(self.header.paths) > 1:
-            raise self._refusal(f"{path}: it is in several files, which is not served")
+            raise self._refusal(f"{path}: it is split into several files, which is not supported")
         if ACTIVATED in self.header.arrays():
-            raise self._refusal(f"{path}: it is to be activated by some tokens (aLoRA), which is not served")
+            raise self._refusal(f"{path}: some tokens activate it (aLoRA), which is not supported")
         alpha = meta.get("adapter.lora.alpha", 0.0)
         if not isinstance(alpha, float) or alpha != alpha or abs(alpha) == float("inf"):
             raise self._refusal(f"{path}: adapter.lora.alpha is not a finite float")
@@ -118,7 +118,7 @@ class AdapterFile:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return (f"adapter {self.name}: its {self.n_unused} vectors for norms are not applied",) if self.n_unused else ()
+        return (f"adapter {self.name}: its {self.n_unused} norm vectors are not applied",) if self.n_unused else ()
 
     def close(self) -> None:
         self.header.close()

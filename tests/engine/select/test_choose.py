@@ -65,7 +65,7 @@ def test_what_is_due_is_compared_only_where_somebody_lets_it() -> None:
 def test_what_the_graph_engine_lacks_is_the_reason() -> None:
     for calibrate in ("auto", "force"):
         choice = choose(DRAFT, replace(AUTO, flash_attn="off", calibrate=calibrate))
-        assert choice == Choice("llama", "the graph engine lacks attention that is not fused")
+        assert choice == Choice("llama", "the graph engine does not support attention that is not fused")
 
 
 def test_status_names_an_architecture_that_llama_cpp_alone_serves(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_status_names_an_architecture_that_llama_cpp_alone_serves(tmp_path: Path
     )  # fmt: skip
     engine = open_engine(replace(AUTO, model=write(model, tmp_path / "phi2.gguf"), n_ctx=1024), trial=Trial())
     assert engine.info.engine == "llama"
-    assert any("the graph engine lacks architecture phi2" in note for note in engine.info.notes)
+    assert any("the graph engine does not support architecture phi2" in note for note in engine.info.notes)
     assert len(generate(engine, 0, 50, 3)) == 4
     engine.close()
 

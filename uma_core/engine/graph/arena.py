@@ -109,7 +109,7 @@ def _memory(n_bytes: int) -> mmap.mmap:
     try:
         memory = mmap.mmap(-1, n_bytes, flags=flags) if flags else mmap.mmap(-1, n_bytes)
     except (OSError, OverflowError) as error:
-        raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, f"no {n_bytes >> 20} MiB for KV: {error}") from error
+        raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, f"cannot allocate {n_bytes >> 20} MiB for KV: {error}") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without them
             memory.madvise(mmap.MADV_HUGEPAGE)

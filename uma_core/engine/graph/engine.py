@@ -98,7 +98,7 @@ class GraphEngine(GeneratorBase[PrefillSlot]):
         if options.deterministic and missing:
             raise UmaError(
                 ErrorCode.CONFIG_INVALID,
-                f"engine.deterministic lacks {missing}",
+                f"engine.deterministic needs {missing}",
                 option="engine.deterministic",
                 missing=missing,
             )
@@ -240,7 +240,7 @@ class GraphEngine(GeneratorBase[PrefillSlot]):
             raise UmaError(ErrorCode.BAD_BATCH, "a chunk is in progress, or it does not fit")
         if not pages.has_room([(seq_id, n_kv, n)]):
             refusals.add()
-            raise UmaError(ErrorCode.KV_FULL, "no pages for a chunk of a prompt")
+            raise UmaError(ErrorCode.KV_FULL, "no free pages for a chunk of a prompt")
         if slot.is_free:
             slot.take(seq_id, n_kv, scales)
         pages.reserve(seq_id, n_kv, n)
@@ -315,7 +315,7 @@ class GraphEngine(GeneratorBase[PrefillSlot]):
             raise UmaError(ErrorCode.BAD_BATCH, f"sequence {seq_id} does not end at position {start}")
         if not self._pages.has_room([(seq_id, start, n - start)]):
             refusals.add()
-            raise UmaError(ErrorCode.KV_FULL, "no pages to move KV into")
+            raise UmaError(ErrorCode.KV_FULL, "no free pages to move KV into")
         self._pages.reserve(seq_id, start, n - start)
 
     def _count(self, seq_id: SeqId, n: int) -> None:
@@ -334,7 +334,7 @@ class GraphEngine(GeneratorBase[PrefillSlot]):
         own_end = min(n, first * PAGE)
         states, n_kv = pages.states, self.kv_len(src)
         if n > n_kv or (states is not None and states.resumable(src, n, n_kv) != n):
-            raise UmaError(ErrorCode.BAD_BATCH, f"sequence {src} has no position {n}, or no state there")
+            raise UmaError(ErrorCode.BAD_BATCH, f"sequence {src} has no position {n}, or no state at it")
         self._append(dst, start, own_end)
 
         def move(p0: int, p1: int) -> None:

@@ -18,7 +18,7 @@ from uma_core.engine.lib import ffi, lib
 def estimate(path: str, options: EngineOptions, is_stock: bool = False) -> MemoryUse:
     """Estimate weights, KV, and graphs of prompt chunks and decode ticks. Blocks: reads the header and vocabulary.
 
-    Raises: MODEL_LOAD_FAILED, CONFIG_INVALID (names what the engine lacks).
+    Raises: MODEL_LOAD_FAILED, CONFIG_INVALID (names what the engine does not support).
     """
     mapped = replace(options, load_mode="mmap") if options.load_mode in LOAD_MODES else options
     loaded = load(path, mapped, Wish(is_stock=is_stock, is_dry=True))

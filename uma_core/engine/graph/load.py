@@ -99,7 +99,7 @@ class Loaded:
 
 
 def refuse(missing: Unsupported) -> UmaError:
-    message = f"the graph engine does not serve this model: it lacks {missing}; use --engine llama"
+    message = f"the graph engine cannot serve this model: it does not support {missing}; use --engine llama"
     return UmaError(ErrorCode.CONFIG_INVALID, message, option="engine.engine", missing=str(missing))
 
 
@@ -113,7 +113,7 @@ class Wish:
 
 
 def load(path: str, options: EngineOptions, wish: Wish = Wish()) -> Loaded:
-    """Raises: MODEL_LOAD_FAILED, INSUFFICIENT_MEMORY, CONFIG_INVALID (names what the engine lacks)."""
+    """Raises: MODEL_LOAD_FAILED, INSUFFICIENT_MEMORY, CONFIG_INVALID (names what the engine does not support)."""
     header = Header(path)
     kept: list[Any] = [header]
     try:

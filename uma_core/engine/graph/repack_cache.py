@@ -49,7 +49,7 @@ Done = Callable[[int], None]  # gets the number of bytes that were read or writt
 
 
 class Damaged(ValueError):
-    """The bytes are not a whole file of ours. The text names the cause in few words."""
+    """The bytes are not a complete file of ours. The text names the cause in a few words."""
 
 
 class Key(NamedTuple):

@@ -67,7 +67,9 @@ class States:
         try:
             self._memory = mmap.mmap(-1, max(1, self.n) * self.n_bytes_each)
         except (OSError, OverflowError) as error:
-            raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, f"no {self.n_bytes >> 20} MiB for states: {error}") from error
+            raise UmaError(
+                ErrorCode.INSUFFICIENT_MEMORY, f"cannot allocate {self.n_bytes >> 20} MiB for states: {error}"
+            ) from error
         self._base = ffi.from_buffer("char *", self._memory)
 
     @property

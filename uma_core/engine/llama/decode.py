@@ -42,7 +42,7 @@ class Hidden:
         if self._gate.n_hidden != rows.size:
             raise UmaError(
                 ErrorCode.UNSUPPORTED,
-                "llama.cpp's graph of this architecture shows no hidden states to make a vector of",
+                "llama.cpp's graph of this architecture exposes no hidden states to compute a vector from",
             )
         return rows
 

@@ -132,7 +132,7 @@ class Encoder:
 
     def _rows(self, pointer: Any, n: int) -> np.ndarray:
         if not pointer:
-            raise UmaError(ErrorCode.DECODE_FAILED, "the model gave no vector")
+            raise UmaError(ErrorCode.DECODE_FAILED, "the model returned no vector")
         rows: np.ndarray = (
             np.frombuffer(ffi.buffer(pointer, 4 * n * self._n_out), np.float32).reshape(n, self._n_out).copy()
         )
@@ -199,7 +199,7 @@ class EncoderEngine(EngineBase):
         model, options = self.model, self._options
         n_ctx_train = int(lib.llama_model_n_ctx_train(model.handle))
         if n_ctx_train < 1:  # llama.cpp keeps it in 32 bits, and returns it with a sign
-            message = f"{model.path}: a context_length that is too large"
+            message = f"{model.path}: its context_length is too large"
             raise UmaError(ErrorCode.MODEL_LOAD_FAILED, message, path=model.path)
         n_input, n_batch, n_inputs = encoder_shape(options, n_ctx_train, model.n_vocab)
         can_rank = self._default_pooling == RANK

@@ -359,7 +359,7 @@ def use_kernels(is_wanted: bool, isa: str = "auto") -> str:
     """
     if lib.uma_accel_use(ffi.NULL if isa == "auto" else isa.encode()) != 0:
         raise UmaError(
-            ErrorCode.CONFIG_INVALID, f"engine.isa is {isa}, which this processor does not have", option="engine.isa"
+            ErrorCode.CONFIG_INVALID, f"engine.isa is {isa}, which this processor does not support", option="engine.isa"
         )
     if is_wanted and lib.uma_accel_register() == 0:
         lib.uma_accel_enable(ALL_KERNELS)
@@ -374,7 +374,7 @@ def isa_notes(isa: str, kernels: str) -> tuple[str, ...]:
         return ()
     ours = f"our kernels use {kernels}" if kernels else "our kernels are off"
     return (
-        f"{ours}, as engine.isa asks; ggml's own operations use what they were built for "
+        f"{ours}, as engine.isa asks; ggml's own operations use the instructions that they were built for "
         f"({text(lib.llama_print_system_info()).strip(' |')})",
     )
 

@@ -85,7 +85,7 @@ class LlamaHeads:
         if not context:
             raise UmaError(
                 ErrorCode.CONFIG_INVALID,
-                f"{option}: llama.cpp opens no context for {self.name}: {words_of_failure(mark)}",
+                f"{option}: llama.cpp cannot open a context for {self.name}: {words_of_failure(mark)}",
                 option=option,
             )
         self._contexts.append(context)

@@ -83,7 +83,7 @@ class Move:
         if rc != 0:
             raise UmaError(
                 ErrorCode.KV_FULL if rc == NO_CELLS else ErrorCode.STATE_RESTORE_FAILED,
-                f"no cells to move KV into (rc {rc})",
+                f"no free cells to move KV into (rc {rc})",
             )
         self._n_marked += n
 

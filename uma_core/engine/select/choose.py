@@ -38,7 +38,7 @@ def choose(path: str, options: EngineOptions) -> Choice:
     """Choose without loading the model. Blocks: reads the header. Raises: MODEL_LOAD_FAILED."""
     missing = missing_in_graph(path, options)
     if missing:
-        return Choice("llama", f"the graph engine lacks {missing}")
+        return Choice("llama", f"the graph engine does not support {missing}")
     if options.deterministic:
         return Choice("graph", "engine.deterministic is its promise")
     if options.calibrate == "off":
@@ -49,7 +49,7 @@ def choose(path: str, options: EngineOptions) -> Choice:
         known = Choice(values["engine"], values["reason"])
     except (OSError, ValueError, KeyError) as error:
         if not isinstance(error, FileNotFoundError):
-            log.warning("the stored comparison %s is not usable (%s): it is ignored", stored.name, error)
+            log.warning("ignoring the stored comparison %s, which is not usable: %s", stored.name, error)
         return Choice(
             "llama", "the engines were not compared yet; the daemon's next start with this model compares them", True
         )
@@ -57,7 +57,7 @@ def choose(path: str, options: EngineOptions) -> Choice:
 
 
 def missing_in_graph(path: str, options: EngineOptions) -> str:
-    """What the graph engine lacks for the model, judged by the header; "" if nothing is known to be missing."""
+    """Return what the graph engine does not support, judged by the header; "" if nothing is known to be missing."""
     header = Header(path)
     try:
         check(header, options)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # architectures that read the hidden states of another model
 ONLY_DRAFT = {
     "eagle3": "an EAGLE 3 model, which drafts for another: give that one, and this file with speculation.draft_model",
-    "dflash": "a DFlash model, which drafts for another; none is served here",
+    "dflash": "a DFlash model, which drafts for another; such models are not served",
 }
 
 Progress = Callable[[float], bool]  # gets the loaded share, 0..1, on the loading thread; False cancels the load
@@ -59,8 +59,8 @@ def open_engine(
 
 
 def as_trained(options: EngineOptions, path: str) -> tuple[EngineOptions, str]:
-    """Limit the cells to those that the sequences can use: past the positions of its training a model writes nonsense.
-    Also returns a note about it; "": nothing was changed.
+    """Limit the cells to those that the sequences can use: beyond its trained context a model writes nonsense. Also
+    returns a note about it; "": nothing was changed.
 
     Raises: MODEL_LOAD_FAILED.
     """
@@ -71,17 +71,15 @@ def as_trained(options: EngineOptions, path: str) -> tuple[EngineOptions, str]:
         return options, ""
     n_ctx = n_trained * options.n_seq
     note = (
-        f"engine.n_ctx {options.n_ctx} is lowered to {n_ctx}: {options.n_seq} sequences of the {n_trained} tokens that "
-        "the model was trained with"
+        f"engine.n_ctx {options.n_ctx} is lowered to {n_ctx}: {options.n_seq} sequences of {n_trained} tokens each, "
+        "the model's trained context"
     )
     return replace(options, n_ctx=n_ctx), note
 
 
 def _open(name: str, options: EngineOptions, path: str, progress: Progress | None) -> Engine:
     if name != "graph" and options.deterministic:
-        message = (
-            "engine.deterministic is what llama.cpp's engine does not promise: its results depend on what shares a call"
-        )
+        message = "llama.cpp's engine does not support engine.deterministic: its results depend on what shares a call"
         raise UmaError(ErrorCode.CONFIG_INVALID, message, option="engine.deterministic")
     if name == "graph":
         return importlib.import_module("uma_core.engine.graph.engine").GraphEngine(path, options, progress)  # type: ignore[no-any-return]
