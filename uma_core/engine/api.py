@@ -113,9 +113,7 @@ class Capabilities:
     can_mix_adapters: bool = True
     # `hidden` and `prefill_hidden` have rows for prediction heads after every decode call, and after every chunk
     keeps_hidden: bool = False
-    computes_ahead: bool = (
-        False  # `begin_next` starts a decode call, which the device computes while the host does other work
-    )
+    computes_ahead: bool = False  # the device computes the call of `begin_next` while the host does other work
     has_states: bool = False  # recurrent layers: sequences can be cut, copied and continued at `resumable` places only
 
 

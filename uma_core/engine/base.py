@@ -17,9 +17,7 @@ from uma_core.engine.llama.sampler import LlamaSampler
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import SamplingParams, SeqId, TokenId
 
-DEFAULT_POOLING = (
-    "last"  # for models that generate, if the file names none: only the last token has seen all the others
-)
+DEFAULT_POOLING = "last"  # for generating models whose file names none: only the last token has seen all the others
 
 
 class EngineBase:

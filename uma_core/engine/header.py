@@ -378,9 +378,7 @@ class Header:
             lib.ggml_free(self.contexts.pop())
 
 
-MOST_READ = (
-    4096  # longest array of numbers that is read: enough for all layers, while a vocabulary's arrays are skipped
-)
+MOST_READ = 4096  # longest array of numbers that is read: enough for all layers. A vocabulary's arrays are not needed
 
 
 def _read_array(handle: Any, i: int) -> list[int] | list[float] | list[bool] | None:

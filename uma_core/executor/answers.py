@@ -36,9 +36,7 @@ class Group:
             session.index, session.group = index, self
             session.is_waiting = index > 0
             session.first_sid = sessions[0].sid
-            session.seed = (
-                sessions[0].seed + index
-            ) & 0xFFFFFFFF  # in sequence, so that each answer can be reproduced alone
+            session.seed = (sessions[0].seed + index) & 0xFFFFFFFF  # so that each answer can be reproduced alone
 
     @property
     def is_over(self) -> bool:

@@ -77,7 +77,7 @@ class BannedStrings:
         session.n_seen = max(session.n_seen, session.n_past)
         n_left, n_kept = session.n_content - n, session.n_past - n
         tokens = session.content(n_left)
-        if session.is_shifting and n_left <= session.n_head:  # a shift dropped the text before the string
+        if session.is_shifting and n_left <= session.n_head:  # a shift dropped the beginning of the string
             tokens = overflow.newest(session.text_without(n), session.n_head, self._engine.info.n_ctx_seq)
             n_kept = min(session.n_head, len(tokens) - 1)
         session.take_back(n, tokens)

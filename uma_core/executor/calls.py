@@ -280,8 +280,8 @@ class Calls:
     def _accept(self, session: Session, tokens: Sequence[TokenId], first_row: int, now: int) -> None:
         """Hand out one session's tokens up to its first wrong draft.
 
-        `tokens`: drawn for the session's own row and its drafts' rows; NOT_DRAWN after a wrong draft, or to be drawn
-        here.
+        `tokens`: drawn for the session's own row and its drafts' rows; NOT_DRAWN for rows after a wrong draft, and for
+        rows whose token is drawn here.
         """
         drafts = session.draft.tokens[: len(tokens) - 1]
         n_accepted, session.n_drafted = 0, session.n_drafted + len(drafts)
@@ -465,9 +465,7 @@ class Calls:
         self._prompt_progress.on_progress(session)
         is_first = item.want_logits and not session.generated
         token = self._engine.prefill_sample(session.seq_id, self._sampler(session)) if is_first else -1
-        session.transfer = self._engine.handover(
-            session.seq_id
-        )  # before the session may end: the cache wants the last chunk too
+        session.transfer = self._engine.handover(session.seq_id)  # even if the session ends: the cache wants the chunk
         self._meters.kv_copied.add(session.transfer.n_bytes)
         session.touch()
         if session.can_decode:

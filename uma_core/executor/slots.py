@@ -83,9 +83,8 @@ class Slots:
         sharing = residency(self._engine, table)
         taken = [(session, holdings[session.seq_id]) for session in table if session.seq_id >= 0]
         n_leaving = sum(max(0, holding.n - session.n_cells) for session, holding in taken if holding.is_claimed)
-        make_cells(
-            self._cache, table.n_cells_total - table.n_cells_reserved + sharing.n_saved - n_leaving, sharing.pages
-        )
+        n_free = table.n_cells_total - table.n_cells_reserved + sharing.n_saved - n_leaving
+        make_cells(self._cache, n_free, sharing.pages)
 
     def shift(self) -> None:
         """Shift the contexts of sessions that reached the end of the context and may continue past it."""
