@@ -55,12 +55,12 @@ def why_first(first: Rank, second: Rank) -> str:
     if first[0] < second[0]:
         return " by priority"
     if first[1] < second[1]:
-        return f", its client had less ({first[1]} < {second[1]} times {FAIR_QUANTUM_NS // 1_000_000} ms)"
+        return f", its client was charged less ({first[1]} < {second[1]} times {FAIR_QUANTUM_NS // 1_000_000} ms)"
     if first[2] < second[2]:
         return f", its client holds fewer sequences ({first[2]} < {second[2]})"
     if first[3] < second[3]:
         return f", less is left to read ({first[3] / 1e6:.1f} < {second[3] / 1e6:.1f} ms, less a tenth of the wait)"
-    return ", it came first"
+    return ", it arrived first"
 
 
 def fair_share(charged: Mapping[int, int]) -> Callable[[SessionView], int]:

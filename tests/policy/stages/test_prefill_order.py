@@ -111,7 +111,7 @@ class TestWithoutResumablePrefill:
             (reading(1, n_prompt=400), reading(2, n_prompt=90), reading(3, BACK)),
             "2 goes first, 2 others wait: before 1, less is left to read (LESS ms, less a tenth of the wait)",
         ),
-        ((reading(1, BACK), reading(2, BACK)), "1 goes first, 1 other waits: before 2, it came first"),
+        ((reading(1, BACK), reading(2, BACK)), "1 goes first, 1 other waits: before 2, it arrived first"),
         (
             (reading(1, BACK, **CHUNK), reading(2, BACK)),
             "1 goes first, 1 other waits: no prefill slot is free for it",
@@ -130,7 +130,9 @@ def test_a_note_says_why_prompts_wait_for_another(views, note):
 def test_a_note_says_whose_client_had_less():
     views = reading(1, client=1, n_prompt=90), reading(2, client=2, n_prompt=900)
     (note,) = prefill_order.run(state_of(*views), Plan(charged={1: 3 * S, 2: 0})).notes
-    assert note == "prefill_order: 2 goes first, 1 other waits: before 1, its client had less (0 < 6 times 500 ms)"
+    assert (
+        note == "prefill_order: 2 goes first, 1 other waits: before 1, its client was charged less (0 < 6 times 500 ms)"
+    )
 
 
 def test_a_note_says_who_starves():

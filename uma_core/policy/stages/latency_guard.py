@@ -269,7 +269,7 @@ def _prompt(gap: Gap, item: PlanItem, view: SessionView) -> Grant:
         note = f"latency_guard: one {what} against starvation: {why}"
         return Grant(Kind.FORCED, (), item, 0, 1, need_ns=need, notes=(note,))
     if fills:
-        note = f"latency_guard: no piece fits, a slot may fill: {why}"
+        note = f"latency_guard: no piece fits, but the slot may fill: {why}"
         return Grant(everyday, (), item, room.in_everyday_ns, need_ns=need, holds_prompt=True, notes=(note,))
     forced_ns = gap.limits.patience(need) * gap.state.config.starvation_ticks * gap.sessions.round_ns
     idle_ns = gap.state.now_ns - view.t_progress_ns
