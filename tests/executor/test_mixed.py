@@ -16,6 +16,7 @@ from uma_core.executor.meters import Meters
 from uma_core.metrics import catalog as m
 from uma_core.metrics.catalog import new_registry
 from uma_core.policy.cost import Curve, guess
+from uma_core.session.events import Token
 from uma_core.trace import Recorder
 from uma_core.types import Peer, Phase, Priority
 
@@ -64,6 +65,29 @@ def test_the_text_is_that_of_prompts_read_in_chunks(priority: Priority, opened: 
         rig.check_all_free()
     assert texts[0] == texts[1]
     assert n_opened[0] == 1 < n_opened[1], "only the chat's own prompt was read in a chunk"
+
+
+@pytest.mark.parametrize("priority", Priority)
+def test_a_prompt_of_one_token_is_answered_by_the_streams_next_step(priority: Priority, opened: list[int]) -> None:
+    """Before, it was read as a chunk, in pieces: it took several steps more than a prompt of two tokens."""
+    rig = rig_of(MIXES)
+    rig.submit("chat", "hello", conn_id=1, max_tokens=N)
+    for _ in range(5):
+        rig.tick()
+    opened.clear()
+    n_seen = len(rig.seen)
+    rig.submit("other", tokens=[104], conn_id=2, peer=Peer(2, 2, 2), max_tokens=9, priority=priority)
+    while not any(isinstance(event, Token) and event.request_id == "other" for event in rig.seen):
+        rig.tick()
+    assert sum(isinstance(event, Token) and event.request_id == "chat" for event in rig.seen[n_seen:]) == 1
+    assert opened == []
+    rig.run()
+    alone = rig_of(MIXES)
+    alone.submit("other", tokens=[104], max_tokens=9)
+    alone.run()
+    assert rig.text("other") == alone.text("other")
+    rig.check_one_final_each()
+    rig.check_all_free()
 
 
 def test_every_token_of_the_prompt_is_counted_once() -> None:

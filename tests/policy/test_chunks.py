@@ -59,7 +59,7 @@ class TestHowMany:
                 assert not n or n + n_streams in MIX_ROWS
 
     @pytest.mark.parametrize(
-        ("n_left", "n_generated", "n"), [(8, 0, 7), (3, 0, 1), (2, 0, 1), (1, 0, 0), (2, 5, 1), (1, 5, 1), (8, 5, 7)]
+        ("n_left", "n_generated", "n"), [(8, 0, 7), (3, 0, 1), (2, 0, 1), (1, 0, 1), (2, 5, 1), (1, 5, 1), (8, 5, 7)]
     )
     def test_the_last_token_of_a_new_prompt_stays_for_the_step_that_answers(self, n_left, n_generated, n):
         view = reading(1, n_prompt=100, n_past=100 - n_left, n_generated=n_generated)

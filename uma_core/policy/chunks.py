@@ -56,7 +56,7 @@ def mixed_rows(state: SchedulerState, view: SessionView, limit_ns: int) -> tuple
     None if the streams and this prompt cannot share a call, if no token fits, or if a chunk would read more in that
     time. (Decodes and prompts in one batch: Sarathi-Serve, OSDI 2024.) Calibration must have measured mixed calls, and
     the prompt must have no chunk in progress. A new prompt's last token is left out: it becomes a decode row of the
-    next step, like the last token of every stream.
+    next step, like the last token of every stream. A prompt of one token is such a row at once.
     """
     index, cost = index_of(state), state.cost
     n_streams = len(index.interactive)
@@ -66,7 +66,7 @@ def mixed_rows(state: SchedulerState, view: SessionView, limit_ns: int) -> tuple
         return None
     if state.device.one_set_per_call and any(v.adapters != view.adapters for v in index.interactive):
         return None
-    n_most = view.n_left - (not view.n_generated)
+    n_most = view.n_left - (view.n_left > 1 and not view.n_generated)
     sizes = [rows - n_streams for rows in state.device.mixed_rows if rows > n_streams]
     if n_most <= 0 or not sizes:
         return None
