@@ -71,6 +71,11 @@ MECHANISMS: dict[str, Mechanism] = {
             "token bucket of long gaps",
             ((_P + "stages.latency_guard", "Gap.has_long", property(lambda gap: False)),),
         ),
+        Mechanism(
+            "awaited-gaps",
+            "long gaps for prompts whose first token is awaited",
+            ((_P + "stages.latency_guard", "_on_credit", _none),),
+        ),
         Mechanism("many-streams", "limits of many streams in steps of one", ((_P + "tbt.limits", "_limit", _rounds),)),
         Mechanism(
             "deadlines",
@@ -87,7 +92,7 @@ MECHANISMS: dict[str, Mechanism] = {
         Mechanism(
             "mixed-cost", "learned cost of mixed rows", ((_P + "cost.learn", "_with_mixed", lambda model, *_: model),)
         ),
-        Mechanism("gap-chunks", "chunks sized for gaps", ((_P + "chunks", "_through_gaps", _efficient),)),
+        Mechanism("gap-chunks", "chunks sized for gaps", ((_P + "chunks", "_sliced_size", _efficient),)),
         Mechanism("splits", "split of rows into several calls", ((_P + "cost.calibrate", "best_splits", _one_call),)),
         Mechanism(
             "row-counts",
