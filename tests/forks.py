@@ -35,6 +35,7 @@ class Order(NamedTuple):
     environ: dict[str, str]
     has_new_session: bool
     limits: dict[int, int]
+    children: str  # a module whose `install` gets what the fork can start its own processes with; "": none
 
 
 class Forked:
@@ -54,7 +55,9 @@ class Forked:
 
     def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:
-            if not select.select([self._answers], [], [], timeout)[0]:
+            looks = select.poll()
+            looks.register(self._answers, select.POLLIN)
+            if not looks.poll(None if timeout is None else timeout * 1e3):
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
             self.returncode = int(self._answer()["status"])
             self._answers.close()
@@ -78,23 +81,11 @@ class Forked:
         return answer
 
 
-class ForkServer:
-    """A process that has imported `modules`, and forks on request.
+class Forks:
+    """Orders forks of a fork server, at its socket."""
 
-    `environ` is its own environment: libraries that read the environment when they are loaded see this one.
-    """
-
-    def __init__(self, modules: Sequence[str], environ: Mapping[str, str] | None = None) -> None:
-        self._control, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.forks", str(theirs.fileno()), *modules],
-                cwd=ROOT,
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-            )
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
 
     def start(
         self,
@@ -106,30 +97,53 @@ class ForkServer:
         has_pipes: bool = False,
         start_new_session: bool = False,
         limits: Mapping[int, int] | None = None,
+        children: str = "",
+        pass_fds: Sequence[int] = (),
     ) -> Forked:
         """Run `python -m MODULE ARGS`. Standard input and output are pipes, or nothing.
 
-        `limits`: by number, as in `resource`.
+        `limits`: by number, as in `resource`. `pass_fds`: the fork gets them under other numbers, which follow ARGS.
         """
-        order = Order(module, list(args), dict(environ or os.environ), start_new_session, dict(limits or {}))
+        order = Order(module, list(args), dict(environ or os.environ), start_new_session, dict(limits or {}), children)
         if not has_pipes:
             with open(os.devnull, "r+b") as null:
-                return Forked(self._send(order, null.fileno(), null.fileno(), stderr))
+                return Forked(self._send(order, null.fileno(), null.fileno(), stderr, *pass_fds))
         (theirs_in, ours_in), (ours_out, theirs_out) = os.pipe(), os.pipe()
-        answers = self._send(order, theirs_in, theirs_out, stderr)
+        answers = self._send(order, theirs_in, theirs_out, stderr, *pass_fds)
         os.close(theirs_in)
         os.close(theirs_out)
         return Forked(answers, os.fdopen(ours_in, "wb"), os.fdopen(ours_out, "rb"))
 
-    def _send(self, order: Order, *standard: int) -> socket.socket:
+    def _send(self, order: Order, *fds: int) -> socket.socket:
         """Send an order. Return the socket on which the process's number and status will be told."""
         ours, theirs = socket.socketpair()
         with theirs:
-            socket.send_fds(self._control, [b"."], [theirs.fileno(), *standard])
+            socket.send_fds(self._control, [b"."], [theirs.fileno(), self._control.fileno(), *fds])
         ours.sendall(json.dumps(order).encode() + b"\n")
         return ours
 
+
+class ForkServer(Forks):
+    """A process that has imported `modules`, and forks on request.
+
+    `environ` is its own environment: libraries that read the environment when they are loaded see this one.
+    """
+
+    def __init__(self, modules: Sequence[str], environ: Mapping[str, str] | None = None) -> None:
+        ours, theirs = socket.socketpair()
+        super().__init__(ours)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.forks", str(theirs.fileno()), *modules],
+                cwd=ROOT,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
+
     def close(self) -> None:
+        self._control.shutdown(socket.SHUT_RDWR)  # forks may have the socket, too
         self._control.close()
         self._process.wait()
 
@@ -149,13 +163,23 @@ def server_of(*modules: str) -> ForkServer:
 
 # the code of the process that forks
 
+MOST_FDS = 16  # in one message
 
-def serve(control: socket.socket) -> Order | None:
+
+class Fork(NamedTuple):
+    """What a fork has got."""
+
+    order: Order
+    control: socket.socket
+    passed: list[int]  # further descriptors
+
+
+def serve(control: socket.socket) -> Fork | None:
     """Fork for every message. In the parent: return None once no sender is left. In a fork: return what it shall
     run.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the forks that wait for a status
-    while fds := socket.recv_fds(control, 1, 4)[1]:
+    while fds := socket.recv_fds(control, 1, MOST_FDS)[1]:
         if os.fork() == 0:
             control.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -164,18 +188,20 @@ def serve(control: socket.socket) -> Order | None:
     return None
 
 
-def fork_and_wait(answers: socket.socket, standard: list[int]) -> Order:
+def fork_and_wait(answers: socket.socket, fds: list[int]) -> Fork:
     """Fork, then tell the fork's number and, once it has ended, its status. Only the fork returns."""
     with answers.makefile() as orders:
         order = Order(*json.loads(orders.readline()))
     pid = os.fork()
     if pid == 0:
         answers.close()
+        control, standard, passed = fds[0], fds[1:4], fds[4:]
         for target, fd in enumerate(standard):
             os.dup2(fd, target)
         close(standard)
-        return order
-    close(standard)
+        os.set_inheritable(control, False)
+        return Fork(order, socket.socket(fileno=control), passed)
+    close(fds)
     tell(answers, pid=pid)
     tell(answers, status=os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     os._exit(0)
@@ -191,14 +217,18 @@ def tell(answers: socket.socket, **answer: int) -> None:
         answers.sendall(json.dumps(answer).encode() + b"\n")
 
 
-def become(order: Order) -> None:
+def become(order: Order, control: socket.socket, passed: list[int]) -> None:
     os.environ.clear()
     os.environ.update(order.environ)
     if order.has_new_session:
         os.setsid()
     for number, most in order.limits.items():
         resource.setrlimit(int(number), (most, most))
-    sys.argv = [order.module, *order.args]
+    if order.children:
+        importlib.import_module(order.children).install(Forks(control))
+    else:
+        control.close()
+    sys.argv = [order.module, *order.args, *map(str, passed)]
     runpy.run_module(order.module, run_name="__main__", alter_sys=True)
 
 
@@ -207,8 +237,8 @@ def main() -> None:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
-    if order := serve(socket.socket(fileno=int(sys.argv[1]))):
-        become(order)
+    if fork := serve(socket.socket(fileno=int(sys.argv[1]))):
+        become(*fork)
 
 
 if __name__ == "__main__":

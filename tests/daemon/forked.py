@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.daemon.support import IMPORTED, Event, Wire
+from tests.daemon.support import FORKED_HELPER, IMPORTED, Event, Wire
 from tests.forks import Forked, ForkServer
 
 LONGEST_S = 300.0  # longer than any start, answer or stop takes with 1,000 threads on a busy machine: it is a hang
@@ -63,7 +63,14 @@ class Nursery:
         limits = {resource.RLIMIT_CORE: 0} | ({resource.RLIMIT_DATA: data_bytes} if data_bytes else {})
         arguments = ["daemon", "--socket", self._socket, "--model", str(model), *as_arguments(flags)]
         with self._log.open("wb") as log:
-            daemon = self._forks.start("uma_core", arguments, environ=self._environ, stderr=log.fileno(), limits=limits)
+            daemon = self._forks.start(
+                "uma_core",
+                arguments,
+                environ=self._environ,
+                stderr=log.fileno(),
+                limits=limits,
+                children="" if data_bytes else FORKED_HELPER,
+            )
         try:
             return self._live(daemon)
         finally:

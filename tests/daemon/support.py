@@ -29,8 +29,14 @@ IMPORTED = (
     "uma_core.engine.fake.open",
     "uma_core.engine.graph.engine",
     "uma_core.engine.llama.engine",
+    "uma_core.engine.llama.encoder",
     "uma_core.engine.select.compare",
+    "uma_core.server.operations.helper_child",
+    "tests.daemon.helper",
+    "numpy.random",
+    "click",
 )
+FORKED_HELPER = "tests.daemon.helper"  # forks the process that reads large requests
 
 Event = dict[str, Any]
 
@@ -183,6 +189,7 @@ class DaemonProcess:
                 environ=environ,
                 has_pipes=has_levers,
                 stderr=spawn.pop("log", log.fileno()),
+                children=spawn.pop("children", FORKED_HELPER),
                 **spawn,
             )
 

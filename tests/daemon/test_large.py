@@ -24,7 +24,9 @@ def helpers(pid: int) -> list[int]:
 def test_what_a_large_request_gives_does_not_depend_on_who_reads_it(serve_model, engine):
     answers = []
     for switch in ("--read-apart", "--no-read-apart"):
-        daemon = serve_model("--engine", engine, "--n-ctx", "16384", "--parallel", "1", "--max-tokens", "64", switch)
+        daemon = serve_model(
+            "--engine", engine, "--n-ctx", "16384", "--parallel", "1", "--max-tokens", "64", switch, children=""
+        )
         events = daemon.generate(LONG, max_tokens=20, overflow="truncate-middle")
         counted = daemon.ask("count", prompt=LONG)["n_tokens"]
         eventually(lambda daemon=daemon, switch=switch: len(helpers(daemon.process.pid)) == (switch == "--read-apart"))
@@ -36,7 +38,7 @@ def test_what_a_large_request_gives_does_not_depend_on_who_reads_it(serve_model,
 
 
 def test_the_end_of_the_process_costs_no_stream(serve):
-    daemon = serve()
+    daemon = serve(children="")
     daemon.pull(step_ms=5)
     stream = daemon.stream(max_tokens=200).begun()
     for _ in range(3):
@@ -47,7 +49,7 @@ def test_the_end_of_the_process_costs_no_stream(serve):
 
 
 def test_it_ends_with_the_daemon_even_when_that_is_killed(serve):
-    daemon = serve()
+    daemon = serve(children="")
     (helper,) = eventually(lambda: helpers(daemon.process.pid))
     daemon.signal(signal.SIGKILL)
     daemon.wait()

@@ -161,18 +161,8 @@ class Helper:
     def _start(self) -> socket.socket:
         self._end()
         here, there = socket.socketpair()
-        fds = (there.fileno(), self.is_crowded.fd)
-        command = [sys.executable, "-I", "-c", BOOT, json.dumps(sys.path), *map(str, fds)]
         try:
-            # a session of its own: Ctrl-C reaches only the daemon, which then ends the process
-            self._process = subprocess.Popen(
-                command,
-                env={**os.environ, **NO_GPU},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=fds,
-                start_new_session=True,
-            )
+            self._process = spawn(there.fileno(), self.is_crowded.fd)
         except OSError:
             here.close()
             raise
@@ -194,6 +184,19 @@ class Helper:
             return None
         process.kill()
         return process.wait()
+
+
+def spawn(*fds: int) -> subprocess.Popen[bytes]:
+    """Start the process with its end of the socket and the flag. Raises: OSError."""
+    # a session of its own: Ctrl-C reaches only the daemon, which then ends the process
+    return subprocess.Popen(
+        [sys.executable, "-I", "-c", BOOT, json.dumps(sys.path), *map(str, fds)],
+        env={**os.environ, **NO_GPU},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        pass_fds=fds,
+        start_new_session=True,
+    )
 
 
 def _vocabulary(text: TextPort) -> tuple[str, str, str]:
