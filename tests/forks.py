@@ -224,6 +224,10 @@ def become(order: Order, control: socket.socket, passed: list[int]) -> None:
         os.setsid()
     for number, most in order.limits.items():
         resource.setrlimit(int(number), (most, most))
+    # Python's own belong to what was open before: a file has a position, which a pipe lacks
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout = os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     if order.children:
         importlib.import_module(order.children).install(Forks(control))
     else:

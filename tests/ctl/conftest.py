@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.ctl.commands import run
 from uma_core.protocol.framing import FrameReader, encode_frame
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -136,12 +137,12 @@ def environment(socket_path):
 @pytest.fixture
 def ctl(environment):
     """`ctl("status", "--json")` runs uma-ctl in a separate process until it ends."""
-    return lambda *args, **more: finish(arguments("uma_ctl", *args), environment, **more)
+    return lambda *args, **more: run("uma_ctl", *args, environment=environment, **more)
 
 
 @pytest.fixture
 def cli(environment):
-    return lambda *args, **more: finish(arguments("uma_ctl.cli", *args), environment, **more)
+    return lambda *args, **more: run("uma_ctl.cli", *args, environment=environment, **more)
 
 
 @pytest.fixture
@@ -149,20 +150,16 @@ def start(environment):
     """`start("uma_ctl", "chat")` starts a command with pipes; it is killed if the test leaves it running."""
     started: list[subprocess.Popen] = []
 
-    def run(module: str, *args: str, **more) -> subprocess.Popen:
+    def begin(module: str, *args: str, **more) -> subprocess.Popen:
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         started.append(subprocess.Popen(arguments(module, *args), env=environment, text=True, **{**pipes, **more}))
         return started[-1]
 
-    yield run
+    yield begin
     for process in started:
         if process.poll() is None:
             process.kill()
         process.communicate()
-
-
-def finish(command: list[str], environment: dict[str, str], input: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, env=environment, input=input, capture_output=True, text=True, timeout=WAIT_S * 3)
 
 
 @pytest.fixture

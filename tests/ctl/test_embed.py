@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.ctl.commands import run
 from tests.daemon.support import DaemonProcess, running
 from tests.engine.encoders import ENCODERS, N_EMBD, write
 
@@ -27,8 +28,7 @@ def daemons(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
 
 
 def ctl(daemon: DaemonProcess, *args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "uma_ctl", "--socket", daemon.path, *args]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60)
+    return run("uma_ctl", "--socket", daemon.path, *args, input=stdin)
 
 
 @pytest.mark.parametrize("daemons", ["bert"], indirect=True)
