@@ -40,9 +40,14 @@ def pair(is_stock: bool) -> Iterator[Pair]:
 
 @pytest.fixture(scope="session")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Model], str]:
+    """Writes a model, once, and returns its path. No test changes the file."""
     folder = tmp_path_factory.mktemp("models")
+    paths: dict[str, str] = {}
 
     def make(model: Model) -> str:
-        return write(model, folder / f"{len(list(folder.iterdir()))}.gguf")
+        key = repr(model)
+        if key not in paths:
+            paths[key] = write(model, folder / f"{len(paths)}.gguf")
+        return paths[key]
 
     return make

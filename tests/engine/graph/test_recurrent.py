@@ -21,11 +21,20 @@ from uma_core.errors import ErrorCode, UmaError
 TOLERANCE = 0.001  # in standard deviations of the logits, with f32 weights
 
 
-@pytest.fixture(params=RECURRENT)
-def engine(request: pytest.FixtureRequest, written: Callable[[Model], str]) -> Iterator[GraphEngine]:
-    opened = GraphEngine(written(RECURRENT[request.param]), SMALL)
-    yield opened
-    opened.close()
+@pytest.fixture(scope="module", params=RECURRENT)
+def opened(request: pytest.FixtureRequest, written: Callable[[Model], str]) -> Iterator[GraphEngine]:
+    engine = GraphEngine(written(RECURRENT[request.param]), SMALL)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def engine(opened: GraphEngine) -> GraphEngine:
+    """An engine whose sequences are empty. Earlier tests have used it."""
+    for seq in range(SMALL.n_seq):
+        opened.keep_states(seq, [])
+        assert opened.kv_truncate(seq, 0)
+    return opened
 
 
 def alone(engine: GraphEngine, tokens: np.ndarray) -> np.ndarray:
