@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +22,7 @@ class Scripted(Server):
     path: Path
 
     def command(self) -> list[str]:
-        return [sys.executable, "-c", "import time; time.sleep(60)"]
+        return ["sleep", "60"]
 
     def endpoint(self) -> Endpoint:
         return frames_endpoint(str(self.path))
