@@ -512,7 +512,8 @@ def test_large_counts_are_told_whole():
 
 def test_a_schema_s_type_may_go_without_saying(tiny_gateway):
     """As in the examples in llama-server's README."""
-    people = {"properties": {"name": {"type": "string", "maxLength": 5}}, "required": ["name"]}
+    name = {"name": {"type": "string", "maxLength": 5}}
+    people = {"properties": name, "required": ["name"], "additionalProperties": False}  # else texts without a limit
     texts = {"items": {"type": "string", "maxLength": 5}, "minItems": 1, "maxItems": 2}
     for schema, kind in ((people, dict), (texts, list)):
         fields = {"n_predict": 200, "json_schema": schema}

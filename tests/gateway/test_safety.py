@@ -433,7 +433,7 @@ def test_a_reader_that_takes_nothing_is_dropped_and_its_request_cancelled(serve,
     sock.sendall(
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
     )
-    gateway.logs("a reader took nothing")
+    gateway.logs("a client read nothing")
     eventually(lambda: n_busy(daemon) == 0, "its request still runs")
     sock.close()
 
