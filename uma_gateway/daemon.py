@@ -319,6 +319,11 @@ class Generation:
         self.close()
 
 
+def _stopping() -> GatewayError:
+    message = "the gateway is stopping, and ended the answer before it was complete"
+    return GatewayError(Kind.UNAVAILABLE, message, code="draining", retry_after_ms=RETRY_AFTER_MS)
+
+
 class Daemon:
     """See the module's docstring. There is one for the life of the gateway."""
 
@@ -332,6 +337,7 @@ class Daemon:
         self._calls: dict[str, asyncio.Future[Event]] = {}
         self._reader: asyncio.Task[None] | None = None
         self._working: weakref.WeakSet[Link] = weakref.WeakSet()  # connections with a request of their own
+        self._is_ending = False
 
     async def generate(self, fields: Mapping[str, Any], request_id: str) -> Generation:
         """Send a generate request on a connection of its own. Raises: GatewayError."""
@@ -363,14 +369,19 @@ class Daemon:
 
     async def _connect(self) -> Link:
         link = await connect(self.path)
+        if self._is_ending:
+            link.close()
+            raise _stopping()
         self._working.add(link)
         return link
 
     def end_answers(self) -> None:
-        """End what is being computed, because the gateway stops. Those who wait for it get an error."""
+        """End what is being computed, because the gateway stops, and begin nothing more. Those who wait for it get an
+        error.
+        """
+        self._is_ending = True
         for link in list(self._working):
-            message = "the gateway is stopping, and ended the answer before it was complete"
-            link.end(GatewayError(Kind.UNAVAILABLE, message, code="draining", retry_after_ms=RETRY_AFTER_MS))
+            link.end(_stopping())
 
     async def loaded(self) -> None:
         """Wait until the daemon runs and has a model. Only `health` is asked, because the daemon logs other operations

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
 import resource
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -192,6 +195,29 @@ def test_an_answer_that_outlasts_the_drain_ends_with_an_error(serve, before, pat
     assert gateway.wait() in (0, -signal.SIGTERM)
     assert "Traceback" not in gateway.log
     eventually(lambda: n_busy(daemon) == 0)
+
+
+def listens(port: int) -> bool:
+    with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False
+
+
+def test_a_request_whose_body_comes_after_the_drain_begins_no_answer(serve, before):
+    daemon = serve()
+    daemon.pull(step_ms=20)
+    gateway = before(daemon, "--drain-s", "0")
+    body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2000}).encode()
+    with Raw(gateway.port) as raw:
+        raw.send("POST", "/v1/chat/completions", body[:10], {"content-length": str(len(body))})
+        eventually(lambda: gateway.get("/health").status == 200)
+        gateway.signal(signal.SIGTERM)
+        eventually(lambda: not listens(gateway.port))
+        raw.sock.sendall(body[10:])
+        answer = Answer(raw.rest())
+    assert (answer.status, answer.error["code"]) == (503, "draining"), answer.raw
+    assert gateway.wait() in (0, -signal.SIGTERM)
+    assert "Traceback" not in gateway.log
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
