@@ -261,6 +261,19 @@ def test_an_awaited_prompt_takes_more_rows_of_a_long_gap():
     assert planned(24, 1.0, BACK) == (1, "normal", 1.0)
 
 
+def test_a_call_that_reads_no_more_of_an_awaited_prompt_leaves_the_long_gap():
+    """The largest chunk that the configuration allows fits an everyday gap already."""
+
+    def planned(burst):
+        config = SchedulerConfig(guard_cap=3.5, pause_cap=6.0, prefill_burst=burst)
+        views = (talking(0), reading(1, n_prompt=1200))
+        plan = run(state_of(*views, cost=GPU, config=config, n_prefill_slots=0, memory=guarded(credit=1.0)))
+        return prefill_item(plan).n_tokens, plan.guard.kind
+
+    assert planned(16) == (16, "normal")
+    assert planned(64) == (32, "long")
+
+
 def test_background_prompts_have_no_deadline():
     late = reading(1, BACK, n_prompt=1200, t_queued_ns=NOW - 60 * S, t_progress_ns=NOW - MS)
     assert run(state_of(talking(0), late)).run_ns + SOLO <= 1.2 * SOLO
