@@ -274,6 +274,15 @@ def test_a_call_that_reads_no_more_of_an_awaited_prompt_leaves_the_long_gap():
     assert planned(64) == (32, "long")
 
 
+def test_the_last_piece_of_an_awaited_prompts_chunk_leaves_the_long_gap():
+    def planned(fraction):
+        view = reading(1, n_prompt=1200, n_chunk=128, chunk_fraction=fraction, slo_ttft_ns=10**11)
+        return run(state_of(talking(0), view, cost=GPU, memory=guarded(credit=1.0))).guard.kind
+
+    assert planned(0.5) == "long"
+    assert planned(0.999) == "normal"
+
+
 def test_background_prompts_have_no_deadline():
     late = reading(1, BACK, n_prompt=1200, t_queued_ns=NOW - 60 * S, t_progress_ns=NOW - MS)
     assert run(state_of(talking(0), late)).run_ns + SOLO <= 1.2 * SOLO

@@ -289,14 +289,16 @@ def _on_credit(gap: Gap, wanted: PlanItem, item: PlanItem, view: SessionView, ro
     None without credit, or where a long gap would not read more. A short prompt saves several everyday gaps, while any
     other work can wait for the next long gap.
     """
-    ns, is_sliced = room.in_long_ns, item.mode is PrefillMode.SLICED
+    ns = room.in_long_ns
     if not gap.has_long or left_to_read_ns(gap.state, view) <= room.in_everyday_ns:
         return None
-    if is_sliced:
+    if item.mode is PrefillMode.SLICED:
         longer, need = item, ns
+        chunk_ns = gap.state.cost.prefill_ns(item.n_tokens, view.n_past) * (1.0 - view.chunk_fraction)
+        is_more = min(ns, chunk_ns) > room.in_everyday_ns  # a run ends with its chunk
     else:
         longer, need = sized(gap.state, wanted, view, room._replace(in_everyday_ns=ns))
-    is_more = ns > room.in_everyday_ns if is_sliced else longer.n_tokens > item.n_tokens
+        is_more = longer.n_tokens > item.n_tokens
     if longer.mode is not item.mode or not is_more:
         return None
     note = f"latency_guard: long gap on credit {gap.memory.credit:.2f}: a first token is awaited"
