@@ -64,7 +64,7 @@ class PrefixCache:
         self._on_free = on_free
         self.engine = engine
         self.clock = clock
-        self._variants: dict[AdapterSet, str] = {}  # names of the adapter sets in use
+        self._variants: dict[AdapterSet, str] = {}  # names of adapter sets, made once
         self._chains: dict[int, Chain] = {}  # by the sequence that they fill
         # sequences of ended sessions whose last chunk is still in progress
         self._lingering: dict[int, tuple[Session, Transfer]] = {}

@@ -108,9 +108,8 @@ class Node:
             for name in idle:
                 if need <= self._free_mb():
                     break
-                if (
-                    name not in self.evictable()
-                ):  # a request has used it meanwhile, because stopping the others takes time
+                # stopping the others takes time, and a request may have used it meanwhile
+                if name not in self.evictable():
                     return {"error": f"{model} needs {need} MiB, {self._free_mb()} are free"}
                 log.info("%s is evicted for %s", name, model)
                 await self._unload(name)
