@@ -9,6 +9,8 @@ import numpy as np
 from uma_core.engine.lib import ffi, lib
 from uma_core.engine.llama.model import LlamaModel
 
+TOKEN_DATA = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # as `llama_token_data`
+
 
 class LlamaGrammar:
     def __init__(self, model: LlamaModel, source: str) -> None:
@@ -28,11 +30,13 @@ class LlamaGrammar:
 
     def allowed(self, tokens: list[int] | None = None) -> list[int]:
         """Return which of these tokens may come next (None: of all tokens)."""
-        tokens = list(range(self._n_vocab)) if tokens is None else tokens
-        data = ffi.new("llama_token_data[]", [(token, 0.0, 0.0) for token in tokens])
-        candidates = ffi.new("llama_token_data_array *", {"data": data, "size": len(tokens), "selected": -1})
+        rows = np.zeros(self._n_vocab if tokens is None else len(tokens), TOKEN_DATA)
+        rows["id"] = np.arange(self._n_vocab) if tokens is None else tokens
+        data = ffi.from_buffer("llama_token_data[]", rows)
+        candidates = ffi.new("llama_token_data_array *", {"data": data, "size": len(rows), "selected": -1})
         lib.llama_sampler_apply(self._handle, candidates)
-        return [data[i].id for i in range(len(tokens)) if np.isfinite(data[i].logit)]
+        found: list[int] = rows["id"][np.isfinite(rows["logit"])].tolist()
+        return found
 
     def accept(self, token: int) -> None:
         """Accept a token that is allowed: the sampler throws on any other."""
