@@ -42,8 +42,8 @@ OPTIONS = EngineOptions(
     threads=1, n_seq=2, n_ctx=1024, n_batch=64, n_ubatch=64, calibrate="off", mtp=True, takes_back=True
 )
 N_TOKENS = 40
-N_ANSWERS = 5
-N_GROUPS = 60 if os.environ.get("UMA_FUZZ") == "full" else 6
+N_ANSWERS = 3
+N_GROUPS = 60 if os.environ.get("UMA_FUZZ") == "full" else 3
 
 
 @pytest.fixture(params=WITH_HEADS)
