@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import io
 import json
@@ -17,6 +18,7 @@ from native.pin import load_pin
 from native.progress import Progress
 from uma_gateway.chat import Applied, Templates, check
 from uma_gateway.chat import templates as templates_module
+from uma_gateway.chat.library import call
 
 FOLDER = chat_source(load_pin(), Progress(io.StringIO())) / "models" / "templates"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.jinja"))
@@ -97,6 +99,7 @@ WITHOUT_CALLS = {
 
 
 ENDS_OF_TEXT = {"bos": "<s>", "eos": "</s>"}
+KEPT_POINTERS: set[int | None] = set()  # of templates that are never freed, so no others get the same ones
 
 
 def source(name: str) -> str:
@@ -110,7 +113,27 @@ def templates(name: str) -> Templates:
     test_check.py tries them all: a process for each would take most of the time of many files.
     """
     with mock.patch.object(templates_module, "check_template", lambda _: check.DEPTHS[0]):
-        return Templates(source(name), **ENDS_OF_TEXT)
+        made = Templates(source(name), **ENDS_OF_TEXT)
+    KEPT_POINTERS.update(handle.pointer.value for handle in (made._handle, made._parse_handle))
+    return made
+
+
+@functools.cache
+def _applied(pointer: int, request: bytes) -> Any:
+    return call("uma_chat_apply", ctypes.c_void_p(pointer), request)
+
+
+@pytest.fixture
+def each_request_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library analyses a template again for each request, for 10 ms and more. Tests of what is made of the result
+    get that of an equal request before. test_templates.py sends equal requests again and again.
+    """
+
+    def once(function: str, *arguments: Any) -> Any:
+        is_apply = function == "uma_chat_apply" and arguments[0].value in KEPT_POINTERS
+        return _applied(arguments[0].value, arguments[1]) if is_apply else call(function, *arguments)
+
+    monkeypatch.setattr(templates_module, "call", once)
 
 
 @functools.cache

@@ -30,6 +30,8 @@ from uma_gateway.chat import Applied, ChatCode, ChatError, constraint
 from uma_gateway.chat.generic import END, START
 from uma_gateway.chat.parser import Parser
 
+pytestmark = pytest.mark.usefixtures("each_request_once")
+
 WITH_CONSTRAINT = [kind for kind in REQUESTS if kind not in ("plain", "none")]
 UNMARKED = [
     name for name in NAMES if name.startswith("meta-llama-Llama-3.")

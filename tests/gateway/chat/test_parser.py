@@ -21,6 +21,8 @@ from tests.gateway.chat.conftest import (
 )
 from uma_gateway.chat import Applied, Message, Parser
 
+pytestmark = pytest.mark.usefixtures("each_request_once")
+
 TEXTS = (
     "Hello < world <",
     "I like <tool",
