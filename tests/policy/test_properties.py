@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +21,9 @@ from uma_core.policy.state import SchedulerState, SessionView
 from uma_core.policy.tbt.limits import tbt_limits
 from uma_core.types import Phase, Priority
 
+pytestmark = pytest.mark.fuzz
+
+N_STATES = 1000 if os.environ.get("UMA_FUZZ") == "full" else 100
 ADAPTERS = ((), (), (("tone", 1.0),), (("tone", 0.5), ("topic", 1.0)))
 SLACK_NS = MS // 5  # the smallest slice of a transfer in progress
 
@@ -90,27 +95,27 @@ def planned(state: SchedulerState) -> Plan:
 
 
 @given(states())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=N_STATES, deadline=None)
 def test_every_plan_is_sound(state):
     assert check_plan(state, planned(state)) == []
 
 
 @given(states(), st.sets(st.sampled_from(DEFAULT_STAGES)))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=N_STATES, deadline=None)
 def test_every_subset_of_stages_gives_a_sound_plan(state, names):
     state = state._replace(config=SchedulerConfig(stages=tuple(n for n in DEFAULT_STAGES if n in names)))
     assert check_plan(state, planned(state)) == []
 
 
 @given(states())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=N_STATES, deadline=None)
 def test_every_ready_interactive_stream_is_served_every_tick(state):
     served = {i.sid for i in planned(state).items if i.phase is Phase.DECODE}
     assert {v.sid for v in begin_together(indexed(state)).index_.interactive} <= served
 
 
 @given(states())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=N_STATES, deadline=None)
 def test_the_predicted_gap_stays_within_its_limit(state):
     index = begin_together(indexed(state)).index_
     if not index.round_ns or "latency_guard" not in state.config.stages:
@@ -131,7 +136,7 @@ def test_the_predicted_gap_stays_within_its_limit(state):
 
 
 @given(states())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=N_STATES, deadline=None)
 def test_what_is_mixed_in_is_planned_with_what_it_costs(state):
     plan = planned(state)
     mixed = [item for item in plan.items if item.mode is PrefillMode.MIXED]
@@ -158,7 +163,7 @@ def _beside(state: SchedulerState, plan: Plan) -> int:
 
 
 @given(states())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=N_STATES, deadline=None)
 def test_a_recorded_state_gives_the_same_plan_again(state):
     plan = planned(state)
     out = io.StringIO()
@@ -167,7 +172,7 @@ def test_a_recorded_state_gives_the_same_plan_again(state):
 
 
 @given(states())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=N_STATES, deadline=None)
 def test_something_is_done_whenever_something_can_be(state):
     """A state with ready work never gets an empty plan, unless a chat is protected from that work or the work's prefill
     slots are busy.
