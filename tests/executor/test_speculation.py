@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import random
 import weakref
 from collections.abc import Callable, Sequence
@@ -29,6 +30,7 @@ from uma_core.speculation.settings import Settings
 from uma_core.speculation.speculator import Speculator
 from uma_core.types import Constraint, FinishReason, Priority, SamplingParams, TokenId
 
+IS_FULL = os.environ.get("UMA_FUZZ") == "full"
 MODEL = FakeModel(n_seq_max=3, n_ctx=768, is_unified=True, eog_every=60)
 
 
@@ -203,7 +205,8 @@ ASK = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@pytest.mark.fuzz
+@settings(max_examples=1000 if IS_FULL else 60, deadline=None)
 @given(st.lists(ASK, min_size=1, max_size=6), st.integers(0, 99), st.sampled_from((0.0, 0.1, 0.6)))
 def test_answers_are_the_same_with_drafts(asks: list[dict[str, Any]], seed: int, error: float) -> None:
     named = {f"r{i}": fields for i, fields in enumerate(asks)}
@@ -262,7 +265,8 @@ def test_a_draft_model_is_not_asked_where_it_may_not_be() -> None:
         assert not fast.executor.meters.drafted["draft"].value
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.fuzz
+@settings(max_examples=400 if IS_FULL else 25, deadline=None)
 @given(st.lists(ASK, min_size=1, max_size=5))
 def test_answers_are_the_same_with_a_draft_model(asks: list[dict[str, Any]]) -> None:
     named = {f"r{i}": {**fields, "speculate": "draft"} for i, fields in enumerate(asks)}
