@@ -140,6 +140,7 @@ def test_drafts_that_do_not_hold_change_nothing(opened: Opened, model: Model) ->
     assert n_held < 0.3 * n_drafted
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("says_next", [True, False])
 def test_random_requests_are_answered_the_same(opened: Opened, model: Model, says_next: bool) -> None:
     """Requests are cancelled, sampled, constrained and preempted, and share prompts."""
