@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from native import cache
+from tests.forks import ForkServer
 
 
 def site(requirement: str) -> Path:
@@ -40,8 +41,6 @@ def site(requirement: str) -> Path:
     return entry / "site"
 
 
-def command_of(requirement: str, script: Path, *args: str) -> subprocess.Popen[str]:
-    environ = {**os.environ, "PYTHONPATH": str(site(requirement))}
-    return subprocess.Popen(
-        [sys.executable, str(script), *args], env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
-    )
+def fork_server(requirement: str, *modules: str) -> ForkServer:
+    """Return a process that has imported these modules, with the package's folder first in its path."""
+    return ForkServer(modules, {**os.environ, "PYTHONPATH": str(site(requirement))})
