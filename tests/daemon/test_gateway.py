@@ -11,12 +11,14 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from tests.daemon.support import ENDLESS, DaemonProcess, eventually
+from tests.daemon.fixtures import short_folder
+from tests.daemon.support import ENDLESS, DaemonProcess, eventually, running
 from uma_core.config.options import HttpOptions
 from uma_core.errors import UmaError
 from uma_core.server.lifecycle.gateway import check_http
@@ -195,9 +197,38 @@ def test_a_port_that_another_program_has_is_refused_at_the_start_and_by_a_reload
     eventually(lambda: answers(port), f"no endpoint: {daemon.log}")
 
 
+class Serving(NamedTuple):
+    daemon: DaemonProcess
+    config: Path  # the daemon's file
+    port: int  # of the gateway
+
+
+@pytest.fixture(scope="module")
+def serving() -> Iterator[Serving]:
+    """A daemon whose gateway serves. Tests may only try reloads that are refused."""
+    with short_folder() as own:
+        port, config = free_port(), own / "config.yaml"
+        config.write_text(f"http: {{port: {port}}}\n")
+        with running(own, "--engine", "fake", "--config", str(config)) as daemon:
+            eventually(lambda: answers(port), f"no endpoint: {daemon.log}")
+            yield Serving(daemon, config, port)
+
+
+def check_refused(folder: Path, serving: Serving, path: Path, named: str) -> None:
+    """Check that this file of the gateway starts no daemon, and that a running one keeps its gateway."""
+    failed = DaemonProcess(folder, "--engine", "fake", "--http", str(free_port()), "--http-config", str(path))
+    assert failed.wait() == 1
+    failed.logs(named)
+    daemon, config, port = serving
+    config.write_text(f"http: {{port: {port}, config: '{path}'}}\n")
+    refusal = daemon.ask("reload")
+    assert refusal["name"] == "config_invalid" and named in refusal["message"]
+    assert answers(port) and daemon.status()["http"]["restarts"] == 0
+
+
 @pytest.mark.parametrize("kind", ["pipe", "folder", "nowhere", "damaged", "descriptor"])
-def test_a_file_that_would_keep_ending_it_is_refused_at_the_start_and_by_a_reload(serve, folder, port, kind):
-    path, config = folder / "gateway.yaml", folder / "config.yaml"
+def test_a_file_that_would_keep_ending_it_is_refused_at_the_start_and_by_a_reload(serving, folder, kind):
+    path = folder / "gateway.yaml"
     if kind == "pipe":
         os.mkfifo(path)
     elif kind == "folder":
@@ -206,16 +237,7 @@ def test_a_file_that_would_keep_ending_it_is_refused_at_the_start_and_by_a_reloa
         path.write_text("access: {")
     elif kind == "descriptor":
         path = Path("/dev/fd/63")
-    daemon = DaemonProcess(folder, "--engine", "fake", "--http", str(port), "--http-config", str(path))
-    assert daemon.wait() == 1
-    daemon.logs(str(path) if kind != "descriptor" else f"{path} is a descriptor of the daemon")
-    config.write_text(f"http: {{port: {port}}}\n")
-    daemon = serve("--config", str(config))
-    eventually(lambda: answers(port), f"no endpoint: {daemon.log}")
-    config.write_text(f"http: {{port: {port}, config: '{path}'}}\n")
-    refusal = daemon.ask("reload")
-    assert refusal["name"] == "config_invalid" and str(path) in refusal["message"]
-    assert answers(port) and daemon.status()["http"]["restarts"] == 0
+    check_refused(folder, serving, path, f"{path} is a descriptor of the daemon" if kind == "descriptor" else str(path))
 
 
 @pytest.mark.parametrize(
@@ -227,19 +249,10 @@ def test_a_file_that_would_keep_ending_it_is_refused_at_the_start_and_by_a_reloa
         ("access: {api_key_file: /nowhere/keys.yaml}", "/nowhere/keys.yaml"),
     ],
 )
-def test_a_file_with_wrong_options_is_refused_at_the_start_and_by_a_reload(serve, folder, port, text, named):
-    path, config = folder / "gateway.yaml", folder / "config.yaml"
+def test_a_file_with_wrong_options_is_refused_at_the_start_and_by_a_reload(serving, folder, text, named):
+    path = folder / "gateway.yaml"
     path.write_text(f"{text}\n")
-    daemon = DaemonProcess(folder, "--engine", "fake", "--http", str(port), "--http-config", str(path))
-    assert daemon.wait() == 1
-    daemon.logs(named)
-    config.write_text(f"http: {{port: {port}}}\n")
-    daemon = serve("--config", str(config))
-    eventually(lambda: answers(port), f"no endpoint: {daemon.log}")
-    config.write_text(f"http: {{port: {port}, config: '{path}'}}\n")
-    refusal = daemon.ask("reload")
-    assert refusal["name"] == "config_invalid" and named in refusal["message"]
-    assert answers(port) and daemon.status()["http"]["restarts"] == 0
+    check_refused(folder, serving, path, named)
 
 
 @pytest.mark.parametrize(
