@@ -16,6 +16,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
+from uma_gateway.cluster.router import READY
 from uma_gateway.cluster.transport import Event, UnitLost
 from uma_gateway.daemon import Daemon, Link, LinkLost, connect
 from uma_gateway.errors import GatewayError, Kind
@@ -28,7 +29,6 @@ HANG_S = 30.0  # limit without an answer; a daemon answers `health` even while i
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0  # pauses before a restart; each is twice as long as the previous one
 PROVEN_S = 60.0  # a daemon that ran this long is restarted after the shortest pause again
 STOP_S = 15.0
-READY = frozenset({"ready", "degraded"})  # states in which it accepts requests
 COMPUTED = frozenset({"embed", "rerank"})
 
 

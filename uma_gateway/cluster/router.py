@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
+READY = frozenset({"ready", "degraded"})  # states in which a daemon accepts requests
 PRIORITIES = ("interactive", "background")
 NS_PER_MS = 1_000_000
 EWMA = 0.1
@@ -253,7 +254,7 @@ class Router:
         node.spoke_ns = max(node.heard_ns, now_ns)
         node.is_told = False
         node.group.t_open_ns = node.group.t_open_ns or t_asked_ns
-        node.is_open = digest["state"] in ("ready", "degraded")
+        node.is_open = digest["state"] in READY
         node.n_seq, node.token_ms = max(1, digest["n_seq_max"]), digest["token_ms"]
         node.n_most = digest.get("max_requests", INFINITE)
         n_all = digest["active"] + sum(digest["queued"].values())
