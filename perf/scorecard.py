@@ -87,13 +87,20 @@ def criteria_of(results: Results) -> tuple[Criterion, ...]:
         return TICK_CRITERIA
     if set(results.cells) == {"gateway"}:
         return GATEWAY_CRITERIA
-    if set(results.cells) == {"rates"}:
-        return of_weights(results.settings["model"])
+    rates = _of_rates(results)
     if set(results.cells) <= {"rates", "rates-16"}:
-        return of_many_streams(bool(results.settings.get("gpu_layers")))
+        return rates
     engine = results.settings.get("engine", "auto")
     rows = ON_HTTP if any(label.startswith(HTTP) for row in results.cells.values() for label in row) else ()
-    return on_gpu(engine) if results.settings.get("gpu_layers") else (*for_engine(engine), *rows)
+    if results.settings.get("gpu_layers"):
+        return (*on_gpu(engine), *rates)
+    return (*for_engine(engine), *rows, *rates)
+
+
+def _of_rates(results: Results) -> tuple[Criterion, ...]:
+    if "rates-16" in results.cells:
+        return of_many_streams(bool(results.settings.get("gpu_layers")))
+    return of_weights(results.settings["model"]) if "rates" in results.cells else ()
 
 
 def run_name(results: Results) -> str:
