@@ -91,6 +91,24 @@ def test_going_back_reads_no_token_again(compiler, fake, monkeypatch, trigger):
             alone.accept(token)
 
 
+@pytest.mark.parametrize("kind", ["word", "pattern"])
+def test_a_token_that_goes_on_as_the_grammar_refuses_is_refused_and_changes_nothing(compiler, tiny, kind):
+    def refused_and_taken(*pieces: str) -> Matcher:
+        matcher = compiler.compile(tiny, Constraint("regex", " [0-9]+", (Trigger(kind, "the", True),)))
+        assert [matcher.accept(token) for token in tokens_of(*pieces)] == [piece != " their" for piece in pieces]
+        return matcher
+
+    def tokens_of(*pieces: str) -> list[int]:
+        found = [tiny.tokenize(piece, False, False) for piece in pieces]
+        assert all(len(tokens) == 1 for tokens in found)
+        return [tokens[0] for tokens in found]
+
+    matcher = refused_and_taken(" and", " their", " th", " their")
+    assert matcher.mask is None, "the trigger is still awaited"
+    matcher, other = refused_and_taken(" their", " the", " ", "4"), refused_and_taken(" the", " ", "4")
+    assert (matcher.mask == other.mask).all()
+
+
 HOSTILE = [Trigger("pattern", f"((a?){{20}}){{20}}b{i}") for i in range(20)]
 
 

@@ -56,6 +56,9 @@ def test_the_documented_example_and_every_kind(serve_model, engine):
                 **common,
             )
             assert re.fullmatch("(?s).*?[a-z][0-9]{2}#", text_of(wire.until_final("t")))
+            then = {"regex": " is [0-9]{2}#", "triggers": [{"type": "word", "value": " th", "after": True}]}
+            wire.send(id="w", constraint=then, **common | {"logit_bias": [[" the", 30], [" th", 20]]})
+            assert text_of(wire.until_final("w")).endswith("#"), "no ` the`, which goes on as the grammar refuses"
             wire.send(id="p", constraint={"regex": "is a [a-z]{4}", "prefix": "is a"}, **common)
             assert re.fullmatch(" [a-z]{4}", text_of(wire.until_final("p")))
     assert set(daemon.ask("props")["capabilities"]["constraints"]) == {

@@ -101,6 +101,25 @@ def test_free_text_until_the_trigger_and_then_the_grammar(compiler):
     assert len(text) == n_free + 4 and text[n_free:-1].isdigit() and text[-1] == "!"
 
 
+@pytest.mark.parametrize("overflow", ["error", "shift"])
+@pytest.mark.parametrize("sampling", [SamplingParams(), HOT, SamplingParams(logprobs=1)], ids=["", "hot", "logprobs"])
+@pytest.mark.parametrize("n_prefill_slots", [0, 2])
+def test_a_token_that_no_grammar_after_its_trigger_takes_is_drawn_again(compiler, n_prefill_slots, sampling, overflow):
+    refused = Constraint("regex", "[0-9]+", triggers=(Trigger("pattern", "[a-m]"),))
+    rig = Rig(FakeModel(n_prefill_slots=n_prefill_slots, n_ctx=256))
+    for name in "abc":
+        ask(rig, compiler, name, refused, prompt=name, max_tokens=90, sampling=sampling, overflow=overflow)
+    rig.submit("free", max_tokens=90, ignore_eos=True)
+    rig.run()
+    for name in "abc":
+        assert [final.error for final in rig.finals(name)] == [None]
+        assert rig.text(name) and not set("abcdefghijklm") & set(rig.text(name))
+    alone = Rig(FakeModel(n_prefill_slots=n_prefill_slots, n_ctx=256))
+    alone.submit("free", max_tokens=90, ignore_eos=True)
+    alone.run()
+    assert rig.text("free") == alone.text("free")
+
+
 def test_answers_do_not_change_each_other_nor_free_ones(compiler):
     def texts(*names: str) -> dict[str, str]:
         rig = Rig()
@@ -161,10 +180,11 @@ class Failing:
     def __init__(self, error: Exception | None, n: int = 3, spent_ns: int = 0) -> None:
         self.error, self.n, self.spent_ns = error, n, spent_ns
 
-    def accept(self, token: int) -> None:
+    def accept(self, token: int) -> bool:
         self.n -= 1
         if self.error is not None and not self.n:
             raise self.error
+        return True
 
     def fork(self) -> Failing:
         return self

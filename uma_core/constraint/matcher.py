@@ -61,17 +61,21 @@ class Matcher:
         self.is_done = self._grammar.is_done
         self.forced.extend(self._grammar.forced)
 
-    def accept(self, token: TokenId) -> None:
+    def accept(self, token: TokenId) -> bool:
         """Take one more token, which is not an end-of-generation token.
+
+        False: it completes a trigger and contains text that the grammar refuses; nothing has changed.
 
         Raises: CONSTRAINT_FAILED; then only `close` may follow.
         """
         begun_ns = time.monotonic_ns()
+        is_taken = True
         if self._scanner is None:
             self._go_on(token)
         else:
-            self._await(token, self._scanner)
+            is_taken = self._await(token, self._scanner)
         self.spent_ns = time.monotonic_ns() - begun_ns
+        return is_taken
 
     def _go_on(self, token: TokenId) -> None:
         if self._lib.llg_matcher_consume_token(self._handle, token):
@@ -105,17 +109,24 @@ class Matcher:
         if self._lib.llg_matcher_compute_mask_into(self._handle, self._pointer, self.mask.nbytes):
             raise self._failure()
 
-    def _await(self, token: TokenId, scanner: Scanner) -> None:
+    def _await(self, token: TokenId, scanner: Scanner) -> bool:
+        mark = scanner.mark()
         tokens = scanner.push(token)
         if tokens is None:
-            return
+            return True
         self._scanner = None
+        if tokens and not self.takes(tokens):
+            assert self._first is not None
+            self._scanner = self._first.fork()
+            self._scanner.go_back(mark)
+            return False
         self._begin()
         if tokens:
             if self._lib.llg_matcher_consume_tokens(self._handle, tokens, len(tokens)):
                 raise self._failure()
             self.forced.clear()
             self._look()
+        return True
 
     def mark(self) -> Any:
         """Return what `rewind` needs to go back to here; None: nothing, because no trigger is awaited."""

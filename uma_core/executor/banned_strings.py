@@ -11,13 +11,14 @@ from __future__ import annotations
 from typing import Any
 
 from uma_core.cache.manager import PrefixCache
-from uma_core.engine.api import Engine
+from uma_core.engine.api import Engine, Sampler
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.executor import overflow
 from uma_core.executor.meters import Meters
+from uma_core.session.bans import Bans
 from uma_core.session.session import Session
 from uma_core.session.table import SessionTable
-from uma_core.types import Phase
+from uma_core.types import Phase, TokenId
 
 NO_TOKEN = "every token that could come here would complete one of `banned_strings`"
 
@@ -59,15 +60,35 @@ class BannedStrings:
         bans.is_set = True
         sampler.ban(banned)
         sampler.allow_end(place >= session.request.sampling.min_tokens)
-        n_recent = session.request.sampling.n_recent(self._engine.info.n_ctx_seq)
-        if n_recent:
-            sampler.recount(session.content(session.n_content)[-n_recent:])
+        self._recount(session, sampler)
         if session.thinking is not None:
             session.thinking.go_back(thought)
         if session.matcher is not None:
             session.matcher.rewind(n, searched)
             sampler.set_mask(session.matcher.mask)
         return None
+
+    def refuse(self, session: Session, token: TokenId) -> bool:
+        """Have the session's last row computed again and another token drawn than this one, which its grammar refused.
+
+        False: that happened too often.
+        """
+        sampler = session.sampler
+        assert sampler is not None
+        bans = session.bans = session.bans or Bans(session.n_max)
+        session.generated.append(token)  # as if it had been taken
+        self._rewind(session, 1)
+        self._table.n_changes += 1
+        banned = bans.add(len(session.generated), token, 1, session.answer.n_pending if session.answer else 0)
+        bans.is_set = True
+        sampler.ban(banned)
+        self._recount(session, sampler)
+        return not bans.is_spent
+
+    def _recount(self, session: Session, sampler: Sampler) -> None:
+        n_recent = session.request.sampling.n_recent(self._engine.info.n_ctx_seq)
+        if n_recent:
+            sampler.recount(session.content(session.n_content)[-n_recent:])
 
     def _rewind(self, session: Session, n: int) -> None:
         """Take back the last n generated tokens of a running session, and their KV.

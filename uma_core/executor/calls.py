@@ -292,8 +292,9 @@ class Calls:
             is_accepted = i < len(drafts) and drawn == drafts[i]
             n_accepted += is_accepted
             session.n_accepted += is_accepted  # before `deliver`, which may end the session: its usage counts them all
+            n_generated = len(session.generated)
             self._output.deliver(session, drawn, now)
-            if session.phase is not Phase.DECODE or not is_accepted:
+            if session.phase is not Phase.DECODE or not is_accepted or len(session.generated) == n_generated:
                 break
         if session.phase is not Phase.DONE and session.n_unverified:
             self._engine.kv_truncate(session.seq_id, session.n_past)
@@ -471,7 +472,7 @@ class Calls:
         if session.can_decode:
             session.become(Phase.DECODE)
         can_wait = session.n_max > 1 and session.n_past < self._engine.info.n_ctx_seq  # else the context shifts first
-        is_late = session.bans is not None or (session.priority is Priority.INTERACTIVE and can_wait)
+        is_late = session.may_redraw or (session.priority is Priority.INTERACTIVE and can_wait)
         if is_first and is_late:  # a token that may be taken back has to wait for its prompt's KV
             session.first_token = token
         elif is_first:

@@ -33,24 +33,27 @@ class Constraints:
         assert session.matcher is not None and session.sampler is not None
         session.sampler.set_mask(session.matcher.mask)
 
-    def accept(self, session: Session, token: TokenId, tick_ns: int) -> UmaError | None:
-        """Pass a token to the session's grammar. `tick_ns`: a tick's time. Returns the error that ends the session."""
+    def accept(self, session: Session, token: TokenId, tick_ns: int) -> bool:
+        """Pass a token to the session's grammar. `tick_ns`: a tick's time. False: another token must be drawn.
+
+        Raises: the error that ends the session.
+        """
         matcher = session.matcher
         assert matcher is not None and session.sampler is not None
         was_open = matcher.mask is None
         try:
-            matcher.accept(token)
-        except UmaError as error:
-            return error
+            is_taken = matcher.accept(token)
+        except UmaError:
+            raise
         except Exception as error:  # a grammar's bug ends only its own session
             log.exception("the grammar of request %s failed", session.id)
-            return UmaError(ErrorCode.INTERNAL, f"the grammar failed: {type(error).__name__}")
+            raise UmaError(ErrorCode.INTERNAL, f"the grammar failed: {type(error).__name__}") from None
         if was_open and matcher.mask is not None:
             session.sampler.set_mask(matcher.mask)
         self._meters.steps_ns.append(matcher.spent_ns)
         if matcher.spent_ns > LEAST_NS:
             self._rest(session, matcher.spent_ns, max(LEAST_NS, tick_ns // SHARE))
-        return None
+        return is_taken
 
     def _rest(self, session: Session, spent_ns: int, budget_ns: int) -> None:
         """Skip enough ticks that the grammars' time, spread over them, stays within the budget."""

@@ -26,6 +26,7 @@ from uma_core.types import Ended, FinishReason, Phase, TokenId, TokenLogprob
 
 PROMPT_TAIL = 64  # tokens of the prompt in which a template may have begun a thought
 NONE_ALLOWED = "every token that the constraint allows here is banned, for example by `logit_bias`"
+NO_WAY_ON = "the grammar refused too many tokens that complete one of its triggers"
 GOOD_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
 
@@ -113,12 +114,18 @@ class Output:
         if token in session.stop_tokens:
             self.finish(session, FinishReason.STOP, now_ns, stop={"token_id": token})
             return
-        mark = self.banned_strings.mark(session) if session.bans is not None else None
+        mark = self.banned_strings.mark(session) if session.request.banned_strings else None
         if session.matcher is not None:
-            error = self.constraints.accept(session, token, self.tick_ns)
-            if error is not None:
+            try:
+                is_taken = self.constraints.accept(session, token, self.tick_ns)
+            except UmaError as error:
                 self._break_off(session, error, now_ns)
                 return
+            if not is_taken:
+                self._redraw(session, token, now_ns)
+                return
+        if session.bans is not None:
+            self.banned_strings.lift(session)
         if session.thinking is not None:
             self._think(session, session.thinking, token)
         last_ns = session.t_last_ns if session.t_first_ns else 0
@@ -127,7 +134,6 @@ class Output:
         if session.answer is None:
             self._send(session, session.text.push(self._piece(session, token)), token)
         else:
-            self.banned_strings.lift(session)
             self._watch(session, session.answer, token, mark)
             if session.answer.must_rewind:
                 self._take_back(session, now_ns)
@@ -149,7 +155,7 @@ class Output:
         if not self._is_none_allowed(session):
             self.fail(session, UmaError(ErrorCode.SAMPLER_FAILED), now_ns)
             return
-        what = NO_TOKEN if _is_banning(session) else NONE_ALLOWED
+        what = NO_TOKEN if session.request.banned_strings and _is_banning(session) else NONE_ALLOWED
         self._break_off(session, UmaError(ErrorCode.CONSTRAINT_FAILED, what), now_ns)
 
     def _is_none_allowed(self, session: Session) -> bool:
@@ -217,6 +223,13 @@ class Output:
             self._break_off(session, error, now_ns)
         else:
             self._steer(session, now_ns)
+
+    def _redraw(self, session: Session, token: TokenId, now_ns: int) -> None:
+        """Have another token drawn in the place of one that the grammar refuses."""
+        if self.banned_strings.refuse(session, token):
+            self._steer(session, now_ns)
+        else:
+            self._break_off(session, UmaError(ErrorCode.CONSTRAINT_FAILED, NO_WAY_ON), now_ns)
 
     def _watch(self, session: Session, answer: Answer, token: TokenId, mark: Any) -> None:
         """Handle a token of an answer whose tokens matter one by one."""

@@ -1,4 +1,6 @@
-"""Tokens that must not be drawn again at the places where they began a banned string."""
+"""Tokens that must not be drawn again at the places where they began a banned string, or where a grammar that begins
+with them refused them.
+"""
 
 from __future__ import annotations
 

@@ -50,8 +50,8 @@ class Matcher(Protocol):
     is_done: bool  # the answer is complete, and nothing may follow
     spent_ns: int  # time of the last `accept`
 
-    def accept(self, token: TokenId) -> None:
-        """Take one more token. Raises: CONSTRAINT_FAILED."""
+    def accept(self, token: TokenId) -> bool:
+        """Take one more token. False: the grammar refuses it, and nothing has changed. Raises: CONSTRAINT_FAILED."""
 
     def takes(self, tokens: Sequence[TokenId]) -> bool:
         """Whether these tokens may come next, one after the other; true while any token may come."""
@@ -238,6 +238,11 @@ class Session:
         then drawn in separate calls.
         """
         return self.matcher is not None or self.answer is not None or self.thinking is not None
+
+    @property
+    def may_redraw(self) -> bool:
+        """Whether another token may be drawn in the place of the next one."""
+        return self.bans is not None or (self.matcher is not None and self.matcher.mask is None)
 
     @property
     def can_decode(self) -> bool:
