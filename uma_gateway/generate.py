@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence, Set
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
@@ -127,14 +127,17 @@ async def _relay(
 ) -> None:
     """Write the events until the last one. Raises: GatewayError."""
     if len(generations) > 1:
-        async for number, events in _merged(exchange, generations, is_sse):
-            data = b"".join([encode(number, event) for event in events])
-            if data:
-                await exchange.write(data)
+        async with contextlib.aclosing(_merged(exchange, generations, is_sse)) as merged:
+            async for number, events in merged:
+                data = b"".join([encode(number, event) for event in events])
+                if data:
+                    await exchange.write(data)
         return
     (generation,) = generations
     if exchange.writer is not None:
         generation.divert(encode, exchange.writer)
+    if is_sse:
+        generation.ping_every(exchange.gateway.config.answers.ping_s)
     async for events in _batches(exchange, generation, is_sse):
         data = b"".join([encode(0, event) for event in events])
         if data:
@@ -147,8 +150,6 @@ async def _batches(exchange: Exchange, generation: Generation, is_sse: bool) -> 
     them as comments.
     """
     is_told = is_sse and exchange.asked.get("queue_updates") is not False
-    if is_sse:
-        generation.ping_every(exchange.gateway.config.answers.ping_s)
     while True:
         events = await generation.events()
         told = [event for event in events if event.get("event") == "queued"]
@@ -166,20 +167,30 @@ async def _batches(exchange: Exchange, generation: Generation, is_sse: bool) -> 
 
 async def _merged(
     exchange: Exchange, generations: Sequence[Generation], is_sse: bool
-) -> AsyncIterator[tuple[int, list[Event]]]:
+) -> AsyncGenerator[tuple[int, list[Event]], None]:
     """Yield (number of the generation, its events) for several generations, until all of them have ended."""
     arrived: asyncio.Queue[tuple[int, list[Event], Exception | None]] = asyncio.Queue(MERGED_WAITING)
+    is_silent = True  # no events since the last ping
 
     async def pump(number: int) -> None:
+        nonlocal is_silent
         try:
             async for events in _batches(exchange, generations[number], is_sse and number == 0):
-                for generation in generations:
-                    generation.is_silent = False
+                is_silent = False
                 await arrived.put((number, events, None))
         except Exception as error:  # raised where the events are read
             await arrived.put((number, [], error))
 
-    pumps = [asyncio.ensure_future(pump(number)) for number in range(len(generations))]
+    async def ping() -> None:
+        """Fill a silence, whichever answers are still to come."""
+        nonlocal is_silent
+        while is_sse:
+            await asyncio.sleep(exchange.gateway.config.answers.ping_s)
+            if is_silent:
+                await exchange.write(PING)
+            is_silent = True
+
+    pumps = [asyncio.ensure_future(ping()), *(asyncio.ensure_future(pump(n)) for n in range(len(generations)))]
     n_left = len(generations)
     try:
         while n_left:

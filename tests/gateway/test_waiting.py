@@ -112,3 +112,13 @@ def test_a_silent_stream_is_kept_alive(serve, before):
     answer = gateway.chat(max_tokens=3, stream=True)
     assert answer.chunks.count(b"\n\n") >= 2 and answer.comments == [] and answer.data[-1] == "[DONE]"
     assert '""' not in answer.data, "an event with an empty text breaks some clients"
+
+
+def test_a_stream_of_several_prompts_is_kept_alive_after_the_first_has_ended(serve, before):
+    """Only the first answer's connection told that it was time for a blank line, and only as long as it was read."""
+    daemon = serve("--parallel", "1")
+    gateway = before(daemon, "--ping-s", "0.05")
+    daemon.pull(step_ms=300)
+    answer = gateway.post("/v1/completions", prompt=["once", "upon"], max_tokens=3, stream=True)
+    ended = next(i for i, chunk in enumerate(answer.chunks) if b'"finish_reason":"length"' in chunk)
+    assert answer.chunks[ended:].count(b"\n\n") >= 2 and answer.data[-1] == "[DONE]"
