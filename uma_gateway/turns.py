@@ -90,21 +90,23 @@ def _read_calls(calls: Any, path: str) -> list[Any]:
     if not isinstance(calls, list):
         raise invalid(f"`{path}` must be an array", path)
     for i, call in enumerate(calls):
-        if isinstance(call, dict) and not isinstance(call.get("id"), str | None):
+        if not isinstance(call, dict):
+            raise invalid(f"`{path}[{i}]` must be an object", f"{path}[{i}]")
+        if not isinstance(call.get("id"), str | None):
             raise invalid(f"`{path}[{i}].id` must be a string", f"{path}[{i}].id")
-        function = call.get("function") if isinstance(call, dict) else None
-        if isinstance(function, dict) and not isinstance(function.get("name"), str):
+        function = call.get("function")
+        if not isinstance(function, dict):
+            raise invalid(f"`{path}[{i}].function` must be an object", f"{path}[{i}].function")
+        if not isinstance(function.get("name"), str):
             raise invalid(f"`{path}[{i}].function.name` must be a string", f"{path}[{i}].function.name")
     return [_read_call(call) for call in calls]
 
 
-def _read_call(call: Any) -> Any:
+def _read_call(call: dict[str, Any]) -> dict[str, Any]:
     """Read a call of an earlier answer. The library refuses arguments that are not JSON, but an answer may have been
     cut off in the middle of them; their text is then wrapped in JSON.
     """
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict):
-        return call
+    function = call["function"]
     # the later pieces of a streamed call have no type, and clients that join the pieces may lose it
     made = {"type": "function"} | {name: value for name, value in call.items() if value is not None}
     arguments = function.get("arguments")

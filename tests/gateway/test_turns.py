@@ -82,6 +82,14 @@ def test_a_refusal_is_a_text_that_the_assistant_wrote():
         ([{"role": "assistant", "reasoning_content": 5}], Kind.INVALID, "messages[0].reasoning_content"),
         ([{"role": "user", "content": "x", "name": 7}], Kind.INVALID, "messages[0].name"),
         ([{"role": "tool", "content": "x", "tool_call_id": [5]}], Kind.INVALID, "messages[0].tool_call_id"),
+        ([{"role": "assistant", "tool_calls": [None]}], Kind.INVALID, "messages[0].tool_calls[0]"),
+        ([{"role": "assistant", "tool_calls": ["f"]}], Kind.INVALID, "messages[0].tool_calls[0]"),
+        ([{"role": "assistant", "tool_calls": [{"id": "c"}]}], Kind.INVALID, "messages[0].tool_calls[0].function"),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": "f"}]}],
+            Kind.INVALID,
+            "messages[0].tool_calls[0].function",
+        ),
         ([{"role": "assistant", "tool_calls": [{"id": 5}]}], Kind.INVALID, "messages[0].tool_calls[0].id"),
         (
             [{"role": "assistant", "tool_calls": [{"function": {"name": 5}}]}],
