@@ -28,7 +28,7 @@ _TIERS = {
     "flex": "background",
 }  # OpenAI's service tiers; with auto and default the daemon decides
 
-P = TypeVar("P", bound="Plan")
+P = TypeVar("P")
 
 
 class Plan(NamedTuple):
@@ -54,17 +54,33 @@ async def begin(
 
 
 async def _begun(exchange: Exchange, plan_for: Callable[[Model], Awaitable[Plan]]) -> tuple[Plan, Generation]:
-    for n in range(TRIES):
-        model = await exchange.gateway.model(is_new=n > 0, asked=exchange.asked)
+    async def checked(model: Model) -> Plan:
         if not model.has_completion:  # checked first, or the error would be that the model has no chat template
             raise unsupported("this model makes vectors or scores, no text")
-        plan = await plan_for(model)
+        return await plan_for(model)
+
+    for n in range(TRIES):
+        plan = await planned(exchange, checked, is_new=n > 0)
         try:
             return plan, await send(exchange, plan)
         except GatewayError as error:
             if error.code != "model_changed" or n == TRIES - 1:
                 raise
     raise AssertionError("unreachable")
+
+
+async def planned(exchange: Exchange, plan_for: Callable[[Model], Awaitable[P]], is_new: bool = False) -> P:
+    """Plan for the served model. What is known of it may be old: if the plan is refused, and the daemon serves another
+    model by now, that model decides. Raises: GatewayError.
+    """
+    model = await exchange.gateway.model(is_new, asked=exchange.asked)
+    try:
+        return await plan_for(model)
+    except GatewayError:
+        served = await exchange.gateway.model(is_new=True)
+        if served is model:
+            raise
+    return await plan_for(served)
 
 
 async def send(exchange: Exchange, plan: Plan, suffix: str = "") -> Generation:

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon.support import ROOT, eventually
+from tests.daemon.support import ROOT, eventually, running
+from tests.engine.encoders import ENCODERS, write
 from tests.gateway.support import Answer, GatewayProcess, Raw, n_busy
 
 
@@ -99,6 +100,26 @@ def test_without_a_daemon_it_says_so_and_comes_back_by_itself(serve, before, fol
     assert gateway.chat().status == 503
     serve()
     assert gateway.chat(max_tokens=3).status == 200, "the daemon was restarted, the gateway not"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/chat/completions",
+        "/v1/chat/completions/input_tokens",
+        "/v1/responses/input_tokens",
+        "/v1/messages/count_tokens",
+        "/apply-template",
+    ],
+)
+def test_the_first_request_to_another_model_is_read_for_that_model(before, folder, path):
+    """The gateway still had the description of the encoder that was served before, however long ago."""
+    body = {"messages": [{"role": "user", "content": "hi"}], "input": "hi", "max_tokens": 3}
+    with running(folder, "--model", write(ENCODERS["bert"], folder / "bert.gguf"), "--threads", "1") as encoder:
+        gateway: GatewayProcess = before(encoder)
+        assert gateway.post(path, **body).status in (400, 501)
+    with running(folder, "--engine", "fake"):
+        assert gateway.post(path, **body).status == 200
 
 
 def test_who_waits_for_the_start_is_no_warning(before, folder):

@@ -56,7 +56,7 @@ async def on_messages(exchange: Exchange) -> None:
 async def on_count_tokens(exchange: Exchange) -> None:
     body = await exchange.json()
     ask = await exchange.read(read_request, body)
-    n_tokens = await count_tokens(exchange, await exchange.gateway.model(), ask.chat)
+    n_tokens = await count_tokens(exchange, await exchange.gateway.model(is_new=True), ask.chat)
     await exchange.send_json({"input_tokens": n_tokens})
 
 

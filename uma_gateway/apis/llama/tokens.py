@@ -118,7 +118,7 @@ async def _written(exchange: Exchange, body: dict[str, Any]) -> str:
     """Return the prompt of a chat request, without the BOS that the daemon adds. Raises: GatewayError."""
     ask = read_chat(body)
     response_format(body, ask.chat)
-    prompt = await render(exchange, await exchange.gateway.model(), ask.chat)
+    prompt = await render(exchange, await exchange.gateway.model(is_new=True), ask.chat)
     written = prompt.fields.get("prompt")
     if written is None:
         reply = await exchange.gateway.daemon.call(

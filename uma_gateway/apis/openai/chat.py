@@ -34,7 +34,7 @@ async def on_input_tokens(exchange: Exchange) -> None:
     body = await exchange.json()
     ask = read_chat(body)
     response_format(body, ask.chat)
-    n_tokens = await count_tokens(exchange, await exchange.gateway.model(), ask.chat)
+    n_tokens = await count_tokens(exchange, await exchange.gateway.model(is_new=True), ask.chat)
     await exchange.send_json({"object": "response.input_tokens", "input_tokens": n_tokens})
 
 

@@ -36,7 +36,18 @@ from uma_gateway.fields import (
     table,
     text,
 )
-from uma_gateway.generate import Plan, answers_of, ended, final, note_end, priority_fields, relay, send, stop_told
+from uma_gateway.generate import (
+    Plan,
+    answers_of,
+    ended,
+    final,
+    note_end,
+    planned,
+    priority_fields,
+    relay,
+    send,
+    stop_told,
+)
 from uma_gateway.model import Model
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -100,8 +111,10 @@ def _logprobs_wanted(body: dict[str, Any]) -> int | None:
 
 
 async def _answer(exchange: Exchange, body: dict[str, Any], ask: Ask) -> None:
-    model = await exchange.gateway.model(asked=exchange.asked)
-    plans = [_plan(exchange, body, ask, model, prompt) for prompt in ask.prompts]
+    async def plans_for(model: Model) -> tuple[Model, list[Plan]]:
+        return model, [_plan(exchange, body, ask, model, prompt) for prompt in ask.prompts]
+
+    model, plans = await planned(exchange, plans_for)
     shape = Shape.of(exchange, model, "cmpl-", body)
     echoes = [await _echo(exchange, model, prompt) if ask.has_echo else Echo() for prompt in ask.prompts]
     generations: list[Generation] = []

@@ -69,7 +69,7 @@ async def on_responses(exchange: Exchange) -> None:
 
 async def on_input_tokens(exchange: Exchange) -> None:
     request = await _read(exchange, await exchange.json())
-    n_tokens = await count_tokens(exchange, await exchange.gateway.model(), request.ask.chat)
+    n_tokens = await count_tokens(exchange, await exchange.gateway.model(is_new=True), request.ask.chat)
     await exchange.send_json({"object": "response.input_tokens", "input_tokens": n_tokens})
 
 
