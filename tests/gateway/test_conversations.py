@@ -124,3 +124,19 @@ def test_a_response_is_no_conversation(gateway: GatewayProcess, client: openai.O
     conversation = client.conversations.create()
     assert gateway.get(f"/v1/conversations/{made.id}").status == 404
     assert gateway.get(f"/v1/responses/{conversation.id}").status == 404
+
+
+def test_what_is_too_large_to_be_kept_is_refused_and_costs_nothing(fake: Any, before: Any) -> None:
+    """It was answered as if it were kept, and adding items to a conversation lost all of it."""
+    with client_of(before(fake, "--responses-kept-mb", "0.002")) as client:
+        made = client.conversations.create(items=[FIRST])
+        large: Any = {"type": "message", "role": "user", "content": "x" * 3000}
+        with pytest.raises(openai.APIStatusError) as created:
+            client.conversations.create(items=[large])
+        with pytest.raises(openai.APIStatusError) as added:
+            client.conversations.items.create(made.id, items=[large])
+        with pytest.raises(openai.APIStatusError) as updated:
+            client.conversations.update(made.id, metadata={"text": "x" * 3000})
+        for caught in (created, added, updated):
+            assert (caught.value.status_code, caught.value.code) == (413, "request_too_large")
+        assert texts_of(client, made.id) == ["My name is Ada."]

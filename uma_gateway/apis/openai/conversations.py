@@ -10,7 +10,7 @@ from typing import Any
 from uma_gateway.apis.openai import items
 from uma_gateway.apis.openai.items import Item
 from uma_gateway.apis.openai.kept import find, found, list_object, not_kept, referred, send_page, store_of
-from uma_gateway.apis.openai.store import Stored
+from uma_gateway.apis.openai.store import Stored, size_of
 from uma_gateway.errors import GatewayError, Kind, invalid, unsupported
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import array, table
@@ -25,7 +25,9 @@ async def on_create(exchange: Exchange) -> None:
         message = "conversations are not kept here: `answers.responses_kept_s` or `responses_kept_mb` is 0"
         raise unsupported(message, None)
     facts = {"created_at": int(time.time()), "metadata": table(body, "metadata")}
-    await _put(exchange, {"id": items.new_id("conv"), "object": KIND, **facts}, _given(exchange, body))
+    conversation, listed = {"id": items.new_id("conv"), "object": KIND, **facts}, _given(exchange, body)
+    _check_size(exchange, size_of(conversation, listed))
+    await _put(exchange, conversation, listed)
 
 
 async def on_get(exchange: Exchange) -> None:
@@ -35,8 +37,9 @@ async def on_get(exchange: Exchange) -> None:
 async def on_update(exchange: Exchange) -> None:
     """Change the metadata, the only part that may change."""
     body = await exchange.json()
-    stored = _asked(exchange)
-    await _put(exchange, {**stored.response, "metadata": table(body, "metadata")}, stored.items)
+    stored, metadata = _asked(exchange), table(body, "metadata")
+    _check_size(exchange, stored.n_bytes + size_of(metadata))
+    await _put(exchange, {**stored.response, "metadata": metadata}, stored.items)
 
 
 async def on_delete(exchange: Exchange) -> None:
@@ -47,10 +50,11 @@ async def on_delete(exchange: Exchange) -> None:
 
 async def on_add_items(exchange: Exchange) -> None:
     body = await exchange.json()
-    conversation_id, added = _asked(exchange).response["id"], _given(exchange, body)
+    stored, added = _asked(exchange), _given(exchange, body)
     if not added:
         raise invalid("`items` is required: an array of items", "items")
-    append(exchange, conversation_id, added)
+    _check_size(exchange, stored.n_bytes + size_of(added))
+    append(exchange, stored.response["id"], added)
     await exchange.send_json(list_object(added))
 
 
@@ -86,6 +90,13 @@ def append(exchange: Exchange, conversation_id: str, more: list[Item]) -> None:
     stored = find(exchange, KIND, conversation_id)
     if stored is not None:
         store_of(exchange).put(exchange.caller.account, stored.response, [], [*stored.items, *more])
+
+
+def _check_size(exchange: Exchange, n_bytes: int) -> None:
+    """Refuse a conversation that the store would drop. Raises: GatewayError (413)."""
+    if not store_of(exchange).can_hold(n_bytes):
+        message = "the conversation would be larger than all that is kept (`answers.responses_kept_mb`)"
+        raise GatewayError(Kind.TOO_LARGE, message, code="request_too_large")
 
 
 def _asked(exchange: Exchange) -> Stored:

@@ -82,6 +82,10 @@ class Store:
         self.n_bytes += n_bytes
         self._tidy()
 
+    def can_hold(self, n_bytes: int) -> bool:
+        """Whether an object of this size would be stored."""
+        return n_bytes <= self._max_bytes
+
     def get(self, account: str, response_id: str) -> Stored | None:
         """Return a stored object. None: it was never stored, belongs to another account, or was dropped."""
         self._tidy()
