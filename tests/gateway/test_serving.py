@@ -110,11 +110,13 @@ def test_without_a_daemon_it_says_so_and_comes_back_by_itself(serve, before, fol
         "/v1/responses/input_tokens",
         "/v1/messages/count_tokens",
         "/apply-template",
+        "/api/pull",
     ],
 )
 def test_the_first_request_to_another_model_is_read_for_that_model(before, folder, path):
     """The gateway still had the description of the encoder that was served before, however long ago."""
     body = {"messages": [{"role": "user", "content": "hi"}], "input": "hi", "max_tokens": 3}
+    body |= {"model": "fake"} if path == "/api/pull" else {}
     with running(folder, "--model", write(ENCODERS["bert"], folder / "bert.gguf"), "--threads", "1") as encoder:
         gateway: GatewayProcess = before(encoder)
         assert gateway.post(path, **body).status in (400, 501)

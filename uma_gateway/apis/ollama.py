@@ -475,7 +475,7 @@ async def on_pull(exchange: Exchange) -> None:
     """Answer a request to fetch a model. Clients fetch a model before they use it; the served one is already there."""
     body = await exchange.json()
     name = str(body.get("model") or body.get("name") or "")
-    model = await exchange.gateway.model()
+    model = await exchange.gateway.model(is_new=True)
     if name.split(":")[0] != model.name.split(":")[0]:
         raise unsupported(f"only {model.name!r} is served here: the daemon's configuration says which model", "model")
     if boolean(body, "stream", True):
