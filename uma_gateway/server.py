@@ -101,6 +101,7 @@ def protocol_class(config: Config) -> type[asyncio.Protocol]:
             super().__init__(*args, **kwargs)
             self._n_head = 0  # bytes of the head that is being read
             self._is_in_head = True  # or before it
+            self._refusal = b""  # answers a request that the parser was told to stop reading
             self._is_in_trailer = False  # after a chunk's size and before its data: after the last size come trailers
             self._data = b""  # data that is being parsed
             self._again = b""  # data to be parsed after `_data`
@@ -195,6 +196,14 @@ def protocol_class(config: Config) -> type[asyncio.Protocol]:
             self._n_head = 0
             self._again = b"\r\n".join(lines) + b"\r\n\r\n" + self._data[error.args[0] :]
 
+        def send_400_response(self, msg: str) -> None:
+            """Answer what cannot be parsed."""
+            if not self._refusal:
+                super().send_400_response(msg)
+                return
+            self.transport.write(self._refusal)
+            self.transport.close()
+
         def on_headers_complete(self) -> None:
             if self._wants_upgrade():
                 return
@@ -202,7 +211,8 @@ def protocol_class(config: Config) -> type[asyncio.Protocol]:
                 self._head_timer.cancel()
                 self._head_timer = None
             if sum(len(name) + len(value) for name, value in self.headers) + len(self.url) > max_head_bytes:
-                raise ValueError("the head is too large")  # a head that arrived together with its body
+                self._refusal = TOO_LARGE  # of a head that arrived at once, perhaps together with its body
+                raise ValueError("the head is too large")
             self._is_in_head = False
             self.server_state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
             super().on_headers_complete()

@@ -336,6 +336,7 @@ def test_log_probabilities_where_they_are_included(gateway):
         ),
         ({"given": [{"type": "item_reference", "id": "x"}]}, 404, "input[0]"),
         ({"given": [{"type": "item_reference"}]}, 400, "input[0].id"),
+        ({"given": [{"role": "user", "content": "x", "id": 5}]}, 400, "input[0].id"),
         (
             {"given": [{"type": "function_call", "name": "f", "arguments": {}, "call_id": "c"}]},
             400,

@@ -328,6 +328,13 @@ def test_a_head_that_is_too_large(strict, is_one_line):
         assert raw.rest().startswith((b"HTTP/1.1 431", b"HTTP/1.1 400"))
 
 
+def test_a_head_that_is_too_large_and_comes_at_once(strict):
+    """The parser has read all of it before its size is known: that was "Invalid HTTP request received"."""
+    with Raw(strict.port) as raw:
+        raw.sock.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 5000 + b"\r\n\r\n")
+        assert raw.rest().startswith(b"HTTP/1.1 431")
+
+
 CHUNKED = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
 
 

@@ -96,6 +96,8 @@ def to_messages(items: list[Item], name: str = "input") -> list[Item]:
     for i, item in enumerate(items):
         path = f"{name}[{i}]"
         kind = item.get("type") or ("message" if "role" in item else None)
+        if not isinstance(item.get("id"), str | None):
+            raise invalid(f"`{path}.id` must be a string", f"{path}.id")
         if kind == "message":
             _add_message(messages, item, path)
         elif kind == "function_call":
