@@ -114,6 +114,10 @@ class Forks:
         os.close(theirs_out)
         return Forked(answers, os.fdopen(ours_in, "wb"), os.fdopen(ours_out, "rb"))
 
+    def fileno(self) -> int:
+        """Return the socket's number, for a process that shall order forks here, too."""
+        return self._control.fileno()
+
     def _send(self, order: Order, *fds: int) -> socket.socket:
         """Send an order. Return the socket on which the process's number and status will be told."""
         ours, theirs = socket.socketpair()

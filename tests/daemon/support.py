@@ -37,6 +37,7 @@ IMPORTED = (
     "click",
 )
 FORKED_HELPER = "tests.daemon.helper"  # forks the process that reads large requests
+OF_GATEWAYS = ("uma_gateway.cli", "uma_gateway.server")  # modules that gateways import at their start
 
 Event = dict[str, Any]
 
@@ -175,17 +176,29 @@ ENDLESS: dict[str, Any] = {"environ": {"TEST_LEVERS": json.dumps({"eog_every": 0
 
 
 class DaemonProcess:
-    """`uma-core daemon` with a socket in `folder`."""
+    """`uma-core daemon` with a socket in `folder`. `forks_gateway`: the gateway that it starts costs no import."""
 
-    def __init__(self, folder: Path, *args: str, has_levers: bool = False, path: str = "", **spawn: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *args: str,
+        has_levers: bool = False,
+        path: str = "",
+        forks_gateway: bool = False,
+        **spawn: Any,
+    ) -> None:
         self.path = path or str(folder / "uma.sock")
         self.log_path = folder / f"log{len(list(folder.glob('log*')))}"
         module = "tests.daemon.launcher" if has_levers else "uma_core"
         environ = {**os.environ, "UMA_BUILD_CACHE": str(folder / "cache"), **spawn.pop("environ", {})}
+        command = [module, "daemon", "--socket", self.path, *args]
+        if forks_gateway:
+            command.insert(0, "tests.daemon.with_forked_gateway")
+            spawn["pass_fds"] = [server_of(*OF_GATEWAYS).fileno()]
         with self.log_path.open("wb") as log:
             self.process: Forked = server_of(*IMPORTED).start(
-                module,
-                ["daemon", "--socket", self.path, *args],
+                command[0],
+                command[1:],
                 environ=environ,
                 has_pipes=has_levers,
                 stderr=spawn.pop("log", log.fileno()),

@@ -1,5 +1,8 @@
 """The HTTP gateway as the daemon's child: one command gives a working endpoint, and nothing is left when the daemon
 ends.
+
+Most tests fork the gateway, which costs no import. Those in which it matters whose child it is, and what it inherits,
+start it as users do, and variables are checked by a process that is started as users' is.
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +23,7 @@ import pytest
 
 from tests.daemon.fixtures import short_folder
 from tests.daemon.support import ENDLESS, DaemonProcess, eventually, running
+from tests.daemon.with_forked_gateway import pid_path
 from uma_core.config.options import HttpOptions
 from uma_core.errors import UmaError
 from uma_core.server.lifecycle.gateway import check_http
@@ -43,6 +48,11 @@ def ask(port: int, method: str, path: str, body: Any = None, headers: dict[str, 
         connection.close()
 
 
+def gateway_of(daemon: DaemonProcess) -> int:
+    """Return the process of the gateway that was forked last for this daemon."""
+    return int(pid_path(daemon.path).read_text())
+
+
 def children(daemon: DaemonProcess) -> list[int]:
     text = Path(f"/proc/{daemon.process.pid}/task/{daemon.process.pid}/children").read_text()
     return [int(pid) for pid in text.split()]
@@ -65,6 +75,12 @@ def port() -> int:
     return free_port()
 
 
+@pytest.fixture
+def serve_forking(serve: Callable[..., DaemonProcess]) -> Callable[..., DaemonProcess]:
+    """Like `serve`, with a gateway that is forked."""
+    return partial(serve, forks_gateway=True)
+
+
 def test_one_command_gives_a_working_endpoint(serve, port):
     daemon = serve("--http", str(port), **ENDLESS)
     eventually(lambda: answers(port), f"no endpoint: {daemon.log}")
@@ -76,10 +92,10 @@ def test_one_command_gives_a_working_endpoint(serve, port):
     eventually(lambda: not is_alive(pid), "the gateway outlived the daemon")
 
 
-def test_it_is_started_again_when_it_ends(serve, port):
-    daemon = serve("--http", str(port))
+def test_it_is_started_again_when_it_ends(serve_forking, port):
+    daemon = serve_forking("--http", str(port))
     eventually(lambda: answers(port))
-    (pid,) = children(daemon)
+    pid = gateway_of(daemon)
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: daemon.status()["http"]["restarts"] == 1 and answers(port), "it did not come back")
     assert daemon.generate("hello", max_tokens=2)[-1]["reason"] == "length"
@@ -94,13 +110,13 @@ def test_a_killed_daemon_takes_it_along(serve, port):
     eventually(lambda: not is_alive(pid), "the gateway outlived the daemon")
 
 
-def test_a_reload_of_the_daemon_lets_it_read_its_keys_again(serve, folder, port):
+def test_a_reload_of_the_daemon_lets_it_read_its_keys_again(serve_forking, folder, port):
     names = ("alice", "bob")
     keys = {name: new_key() for name in names}
     path, config = folder / "keys.yaml", folder / "gateway.yaml"
     path.write_text(entry("alice", keys["alice"]))
     config.write_text(f"access: {{api_key_file: {path}}}\n")
-    daemon = serve("--http", str(port), "--http-config", str(config))
+    daemon = serve_forking("--http", str(port), "--http-config", str(config))
     eventually(lambda: answers(port))
 
     def statuses() -> list[int]:
@@ -117,10 +133,10 @@ def test_a_reload_of_the_daemon_lets_it_read_its_keys_again(serve, folder, port)
     assert statuses() == [401, 200] and daemon.status()["http"]["restarts"] == 0
 
 
-def test_a_reload_starts_moves_and_ends_it(serve, folder, port):
+def test_a_reload_starts_moves_and_ends_it(serve_forking, folder, port):
     config = folder / "config.yaml"
     config.write_text("http: {}\n")
-    daemon = serve("--config", str(config))
+    daemon = serve_forking("--config", str(config))
     assert "http" not in daemon.status()
     for number in (port, free_port()):
         config.write_text(f"http:\n  port: {number}\n")
@@ -129,18 +145,18 @@ def test_a_reload_starts_moves_and_ends_it(serve, folder, port):
     eventually(lambda: not answers(port))
     config.write_text("http: {}\n")
     daemon.ask("reload")
-    eventually(lambda: not children(daemon))
+    eventually(lambda: not is_alive(gateway_of(daemon)))
     assert "http" not in daemon.status()
 
 
-def test_one_that_hangs_does_not_keep_a_reload_from_moving_it(serve, folder, port):
+def test_one_that_hangs_does_not_keep_a_reload_from_moving_it(serve_forking, folder, port):
     config, other = folder / "config.yaml", free_port()
     (folder / "gateway.yaml").write_text("limits: {drain_s: 0}\n")
     config.write_text(f"http: {{port: {port}, config: {folder / 'gateway.yaml'}}}\n")
-    daemon = serve("--config", str(config))
+    daemon = serve_forking("--config", str(config))
     daemon.pull(gives_up_soon=True)
     eventually(lambda: answers(port), f"no endpoint: {daemon.log}")
-    (pid,) = children(daemon)
+    pid = gateway_of(daemon)
     os.kill(pid, signal.SIGSTOP)
     config.write_text(f"http: {{port: {other}}}\n")
     daemon.ask("reload")
@@ -149,37 +165,37 @@ def test_one_that_hangs_does_not_keep_a_reload_from_moving_it(serve, folder, por
     assert not is_alive(pid)
 
 
-def test_one_that_hangs_does_not_keep_the_daemon_from_ending(serve, port):
-    daemon = serve("--http", str(port))
+def test_one_that_hangs_does_not_keep_the_daemon_from_ending(serve_forking, port):
+    daemon = serve_forking("--http", str(port))
     daemon.pull(gives_up_soon=True)
     eventually(lambda: answers(port), f"no endpoint: {daemon.log}")
-    (pid,) = children(daemon)
+    pid = gateway_of(daemon)
     os.kill(pid, signal.SIGSTOP)
     daemon.ask("drain", then="exit")
     assert daemon.wait() == 0 and not is_alive(pid)
 
 
-def test_its_own_file_configures_it(serve, folder, port):
+def test_its_own_file_configures_it(serve_forking, folder, port):
     config = folder / "gateway.yaml"
     config.write_text("access:\n  api_key: secret\n")
-    serve("--http", str(port), "--http-config", str(config))
+    serve_forking("--http", str(port), "--http-config", str(config))
     eventually(lambda: ask(port, "GET", "/v1/models")[0] == 401)
 
 
-def test_a_gateway_that_cannot_start_again_ends_nothing_and_says_why(serve, folder, port):
+def test_a_gateway_that_cannot_start_again_ends_nothing_and_says_why(serve_forking, folder, port):
     config = folder / "gateway.yaml"
     config.write_text("access: {}\n")
-    daemon = serve("--http", str(port), "--http-config", str(config))
+    daemon = serve_forking("--http", str(port), "--http-config", str(config))
     eventually(lambda: answers(port))
     config.write_text("access: {nope: 1}\n")
-    (pid,) = children(daemon)
+    pid = gateway_of(daemon)
     os.kill(pid, signal.SIGKILL)
     daemon.logs("access.nope is not an option")
     assert daemon.generate("hello", max_tokens=2)[-1]["reason"] == "length"
     assert daemon.state() == "ready"
 
 
-def test_a_port_that_another_program_has_is_refused_at_the_start_and_by_a_reload(serve, folder, port):
+def test_a_port_that_another_program_has_is_refused_at_the_start_and_by_a_reload(serve_forking, folder, port):
     config = folder / "config.yaml"
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", port))
@@ -188,7 +204,7 @@ def test_a_port_that_another_program_has_is_refused_at_the_start_and_by_a_reload
         assert daemon.wait() == 1
         daemon.logs(f"nothing can listen on 127.0.0.1, port {port}")
         config.write_text("http: {}\n")
-        daemon = serve("--config", str(config))
+        daemon = serve_forking("--config", str(config))
         config.write_text(f"http:\n  port: {port}\n")
         refusal = daemon.ask("reload")
         assert refusal["name"] == "config_invalid" and str(port) in refusal["message"]
@@ -209,14 +225,15 @@ def serving() -> Iterator[Serving]:
     with short_folder() as own:
         port, config = free_port(), own / "config.yaml"
         config.write_text(f"http: {{port: {port}}}\n")
-        with running(own, "--engine", "fake", "--config", str(config)) as daemon:
+        with running(own, "--engine", "fake", "--config", str(config), forks_gateway=True) as daemon:
             eventually(lambda: answers(port), f"no endpoint: {daemon.log}")
             yield Serving(daemon, config, port)
 
 
 def check_refused(folder: Path, serving: Serving, path: Path, named: str) -> None:
     """Check that this file of the gateway starts no daemon, and that a running one keeps its gateway."""
-    failed = DaemonProcess(folder, "--engine", "fake", "--http", str(free_port()), "--http-config", str(path))
+    args = ("--engine", "fake", "--http", str(free_port()), "--http-config", str(path))
+    failed = DaemonProcess(folder, *args, forks_gateway=True)
     assert failed.wait() == 1
     failed.logs(named)
     daemon, config, port = serving
@@ -258,10 +275,16 @@ def test_a_file_with_wrong_options_is_refused_at_the_start_and_by_a_reload(servi
 @pytest.mark.parametrize(
     ("flags", "variables", "named"),
     [
-        ((), {"UMA_GATEWAY_MAX_JSON_DEPTH": "deep"}, "limits.max_json_depth"),
-        ((), {"UMA_GATEWAY_API_KEY_FILE": "/nowhere/keys.yaml"}, "/nowhere/keys.yaml"),
-        (("--http-host", "0.0.0.0"), {}, "give keys (UMA_GATEWAY_API_KEY_FILE"),  # a variable: the daemon has no flag
-        (("--http-host", "0.0.0.0"), {}, "to serve everybody (http.host)"),  # the user did not write --host
+        ((), {"UMA_GATEWAY_MAX_JSON_DEPTH": "deep"}, ["limits.max_json_depth"]),
+        ((), {"UMA_GATEWAY_API_KEY_FILE": "/nowhere/keys.yaml"}, ["/nowhere/keys.yaml"]),
+        (
+            ("--http-host", "0.0.0.0"),
+            {},
+            [
+                "give keys (UMA_GATEWAY_API_KEY_FILE",  # a variable: the daemon has no flag
+                "to serve everybody (http.host)",  # the user did not write --host
+            ],
+        ),
     ],
 )
 def test_variables_and_addresses_that_would_keep_ending_it_are_refused_at_the_start(
@@ -269,7 +292,8 @@ def test_variables_and_addresses_that_would_keep_ending_it_are_refused_at_the_st
 ):
     daemon = DaemonProcess(folder, "--engine", "fake", "--http", str(port), *flags, environ=variables)
     assert daemon.wait() == 1
-    daemon.logs(named)
+    for text in named:
+        daemon.logs(text)
 
 
 def test_without_its_libraries_it_is_refused_with_what_to_install(port, monkeypatch):
@@ -278,11 +302,11 @@ def test_without_its_libraries_it_is_refused_with_what_to_install(port, monkeypa
         check_http(HttpOptions(port=port))
 
 
-def test_a_port_that_becomes_free_soon_is_waited_for(serve, port):
+def test_a_port_that_becomes_free_soon_is_waited_for(serve_forking, port):
     """The port belongs to the gateway of a daemon that was killed a moment ago."""
     taken = socket.create_server(("127.0.0.1", port))
     threading.Timer(0.5, taken.close).start()
-    serve("--http", str(port))
+    serve_forking("--http", str(port))
     eventually(lambda: answers(port))
 
 

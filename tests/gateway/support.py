@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.daemon.support import WAIT_S, DaemonProcess, eventually
+from tests.daemon.support import OF_GATEWAYS, WAIT_S, DaemonProcess, eventually
 from tests.forks import server_of
 
 Json = dict[str, Any]
@@ -112,7 +112,7 @@ class GatewayProcess:
     def __init__(self, folder: Path, daemon_path: str, *args: str, environ: Json | None = None) -> None:
         self.log_path = folder / f"gateway{len(list(folder.glob('gateway*')))}"
         with self.log_path.open("wb") as log:
-            self.process = server_of("uma_gateway.cli", "uma_gateway.server").start(
+            self.process = server_of(*OF_GATEWAYS).start(
                 "uma_gateway",
                 ["--socket", daemon_path, "--port", "0", *args],
                 environ={**os.environ, **(environ or {})},
