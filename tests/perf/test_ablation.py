@@ -14,18 +14,14 @@ from perf.ablation import Constant, constants
 from perf.cli import main
 from perf.servers import Settings, UmaServer
 from perf.simulated import Point, survey
-
-CASE = ("storm",), ("cpu-llama",), ("calm",)
+from tests.forks import server_of
+from tests.perf.without import CASE
 
 
 @pytest.mark.parametrize("name", [name for name, mechanism in ablation.MECHANISMS.items() if mechanism.is_simulated])
 def test_without_any_of_them_everybody_is_served(name: str) -> None:
     """Each runs in a separate process, in which the mechanism is gone for good. Its replacement must be there."""
-    code = (
-        f"from perf.ablation import switch_off; from perf.simulated import survey; switch_off({name!r}); "
-        f"survey(*{CASE!r}, n_seeds=1)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    assert server_of("tests.perf.without").start("tests.perf.without", [name], stderr=2).wait(120) == 0
 
 
 def test_figures_say_what_moved_and_where() -> None:
