@@ -176,31 +176,30 @@ def busy(arguments: argparse.Namespace) -> Rows:
     context = multiprocessing.get_context("spawn")
     for name in BOTH:
         work = (name, str(ensure(arguments.busy_model)), arguments.threads)
-        with context.Pool(1) as pool:
-            alone = pool.apply(_alone, work)
         with context.Pool(N_BUSY) as pool:
-            off = max(pool.starmap(_worst, [(*work, alone)] * N_BUSY, chunksize=1))
+            alone = pool.apply(_alone, work)  # the others have imported this module, and wait
+            off = max(pool.starmap(_worst, [(*work, N_ROUNDS, alone)] * N_BUSY, chunksize=1))
         rows.append({"engine": name, "processes": N_BUSY, "off": off, "is_ok": off < 0.15})
     return rows
 
 
 def _alone(name: str, model: str, threads: int) -> np.ndarray:
     """Return (steps, n_vocab) logits of a process alone."""
-    return next(_rounds(name, model, threads))
+    return next(_rounds(name, model, threads, 1))
 
 
-def _worst(name: str, model: str, threads: int, alone: np.ndarray) -> float:
-    found = _rounds(name, model, threads)
+def _worst(name: str, model: str, threads: int, n_rounds: int, alone: np.ndarray) -> float:
+    found = _rounds(name, model, threads, n_rounds)
     return max(_off(each, alone) for each in found)
 
 
-def _rounds(name: str, model: str, threads: int) -> Iterator[np.ndarray]:
+def _rounds(name: str, model: str, threads: int, n_rounds: int) -> Iterator[np.ndarray]:
     """Yield (steps, n_vocab) logits after a prompt of made-up tokens, repeatedly, because processes begin at different
     times.
     """
     options = replace(BOTH[name], model=model, threads=threads, n_ctx=1024)
     with closing(open_engine(options)) as engine:
-        for _ in range(N_ROUNDS):
+        for _ in range(n_rounds):
             _read(engine, 0, np.arange(100, 170, dtype=np.int32))
             yield np.stack([_step(engine, 0, 40 + i) for i in range(N_STEPS)])
             engine.kv_truncate(0, 0)

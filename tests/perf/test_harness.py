@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from perf import report
+from perf import harness, report
 from perf.driver import Endpoint, frames_endpoint
 from perf.harness import Harness, Job, Plan
 from perf.load import Sizing
@@ -40,10 +39,10 @@ class Scripted(Server):
 
 
 @pytest.fixture
-def made(socket_path: Path) -> Iterator[list[Scripted]]:
-    servers: list[Scripted] = []
+def made(socket_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Scripted]:
     Scripted.path = socket_path
-    yield servers
+    monkeypatch.setattr(harness, "_SETTLE_S", 0.0)  # nothing is computed here that would have to end
+    return []
 
 
 def run(made: list[Scripted], plan: Plan) -> tuple[Results, list[str]]:
