@@ -18,7 +18,7 @@ import time
 import pytest
 
 from tests.daemon.support import WAIT_S, eventually
-from tests.gateway.support import Answer, GatewayProcess, Raw, n_busy
+from tests.gateway.support import Answer, GatewayProcess, Raw, gateway_before, n_busy
 from tests.tools import need
 from uma_gateway.keys import entry, new_key
 
@@ -264,25 +264,13 @@ def test_service_tiers_and_the_header_choose_the_lane(gateway, fake, levers):
 # ---- sizes and times
 
 
-@pytest.fixture
-def strict(folder, before):
+@pytest.fixture(scope="module")
+def strict(module_folder):
     """A gateway with short time limits and small size limits, without a daemon."""
-    return before(
-        str(folder / "s"),
-        *(
-            "--header-timeout-s",
-            "0.3",
-            "--body-timeout-s",
-            "0.3",
-            "--keep-alive-s",
-            "1",
-            "--max-header-kb",
-            "4",
-            "--max-body-mb",
-            "0.01",
-        ),
-        *("--max-connections", "8", "--write-timeout-s", "0.5"),
-    )
+    times = ("--header-timeout-s", "0.3", "--body-timeout-s", "0.3", "--keep-alive-s", "1", "--write-timeout-s", "0.5")
+    sizes = ("--max-header-kb", "4", "--max-body-mb", "0.01", "--max-connections", "8")
+    with gateway_before(module_folder, str(module_folder / "none.sock"), *times, *sizes) as gateway:
+        yield gateway
 
 
 @pytest.mark.parametrize("start", [b"", b"GET", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-A: ", b"\r\n\r\n"])
@@ -666,7 +654,20 @@ def certificate(folder, name):
     subject = ("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost")
     files = ("-keyout", str(key), "-out", str(cert))
     subprocess.run(
-        [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", *files, "-days", "1", *subject],
+        [
+            openssl,
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+            *files,
+            "-days",
+            "1",
+            *subject,
+        ],
         check=True,
         capture_output=True,
     )

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from tests.daemon.support import ENDLESS, eventually
-from tests.gateway.support import Answer, Raw, n_busy
+from tests.daemon.support import ENDLESS, eventually, running
+from tests.gateway.support import Answer, Raw, gateway_before, n_busy
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
 PATHS = pytest.mark.parametrize(
@@ -21,21 +21,33 @@ PATHS = pytest.mark.parametrize(
 PING = b"2\r\n\n\n\r\n"  # an HTTP chunk with two ends of a line: the connection is not silent
 
 
+@pytest.fixture(scope="module")
+def narrow(module_folder):
+    """A daemon of one sequence, and a gateway that pings every 50 ms."""
+    path = str(module_folder / "narrow.sock")
+    with (
+        running(module_folder, "--engine", "fake", "--parallel", "1", has_levers=True, path=path, **ENDLESS) as daemon,
+        gateway_before(module_folder, daemon, "--ping-s", "0.05") as gateway,
+    ):
+        yield daemon, gateway
+
+
 @pytest.fixture
-def busy(serve, before):
-    """A daemon whose only sequence is taken by a stream, and a gateway that pings every 50 ms."""
-    daemon = serve("--parallel", "1", **ENDLESS)
-    gateway = before(daemon, "--ping-s", "0.05")
+def busy(narrow):
+    """`narrow`, and the stream that has the sequence."""
+    daemon, gateway = narrow
     daemon.pull(step_ms=25)
     with Raw(gateway.port) as raw:
         raw.send("POST", "/v1/chat/completions", {**CHAT, "max_tokens": 2000, "stream": True})
         raw.until(b"delta")
         yield daemon, gateway, raw
+    daemon.pull(step_ms=0)
+    daemon.eventually_idle()
 
 
 @PATHS
 def test_a_waiting_stream_begins_and_hears_where_it_stands(busy, path, body):
-    daemon, gateway, running = busy
+    daemon, gateway, served = busy
     asking = {**body, "stream": True}
     with Raw(gateway.port) as first, Raw(gateway.port) as second:
         first.send("POST", path, asking)
@@ -45,7 +57,7 @@ def test_a_waiting_stream_begins_and_hears_where_it_stands(busy, path, body):
         assert b"200 OK" in head and b"x-queue-position: 1" in head
         assert int(re.search(rb"x-queue-wait-ms: (\d+)", head)[1]) > 0
         waited = second.until(PING)
-        running.sock.close()
+        served.sock.close()
         answers = [Answer(first.rest()), Answer(head + waited + second.rest())]
     for answer in answers:
         assert answer.status == 200 and "error" not in answer.events[-1]
@@ -60,22 +72,22 @@ def test_a_waiting_stream_has_no_comments_where_its_client_cannot_read_them(busy
     """The benchmarks of SGLang and vLLM read every line that is not blank as JSON, so a comment made the request
     fail.
     """
-    daemon, gateway, running = busy
+    daemon, gateway, served = busy
     with Raw(gateway.port) as waiting:
         waiting.send("POST", path, {**body, "stream": True, "queue_updates": False})
         head = waiting.until(PING) + waiting.until(PING)
         assert b"x-queue-position: 0" in head and n_busy(daemon) == 2
-        running.sock.close()
+        served.sock.close()
         answer = Answer(head + waiting.rest())
     assert answer.status == 200 and "error" not in answer.events[-1] and answer.comments == []
 
 
 def test_an_answer_that_is_not_streamed_says_where_it_stood(busy):
-    daemon, gateway, running = busy
+    daemon, gateway, served = busy
     with Raw(gateway.port) as waiting:
         waiting.send("POST", "/v1/chat/completions", CHAT)
         eventually(lambda: n_busy(daemon) == 2)
-        running.sock.close()
+        served.sock.close()
         answer = Answer(waiting.rest())
     assert (
         answer.status == 200
