@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,8 @@ os.environ["LANGSMITH_TRACING"] = "false"
 import openai
 from pydantic import BaseModel, Field
 
-from tests.daemon.support import eventually
+from tests.daemon.support import WAIT_S, eventually
+from tests.forks import Forked, server_of
 from tests.gateway.support import GatewayProcess, n_busy
 
 if TYPE_CHECKING:
@@ -159,10 +159,11 @@ def test_litellm_raises_and_cancels(gateway, fake, levers):
 
 
 class Llm:
-    """The command `llm`, with our model in its file of additional models."""
+    """The command `llm`, with our model in its file of additional models. It is forked: its imports take seconds."""
 
     def __init__(self, folder: Path, gateway: GatewayProcess) -> None:
         self._folder = folder
+        self._errors = folder / "errors"
         entry = {
             "model_id": "here",
             "model_name": "any",
@@ -173,17 +174,19 @@ class Llm:
         (folder / "extra-openai-models.yaml").write_text(json.dumps([entry]))  # JSON is YAML
         (folder / "keys.json").write_text(json.dumps({"openai": "none"}))
 
-    def start(self, *args: str) -> subprocess.Popen:
+    def start(self, *args: str) -> Forked:
         environ = {**os.environ, "LLM_USER_PATH": str(self._folder), "OPENAI_API_KEY": "none"}
-        command = [sys.executable, "-m", "llm", *args]
-        return subprocess.Popen(
-            command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        forks = server_of("llm.cli", "llm.default_plugins.openai_models", "openai")
+        with self._errors.open("wb") as errors:
+            process = forks.start("llm", args, environ=environ, has_pipes=True, stderr=errors.fileno())
+        process.stdin.close()  # it would read its prompt there
+        return process
 
     def run(self, *args: str) -> tuple[int, str, str]:
-        with self.start(*args) as process:
-            out, err = process.communicate()
-        return process.returncode, out, err
+        process = self.start(*args)
+        with process.stdout:
+            out = process.stdout.read().decode()
+        return process.wait(WAIT_S), out, self._errors.read_text()
 
 
 def test_llm_chats_and_streams(gateway, folder):
@@ -230,7 +233,9 @@ def test_llm_raises_and_cancels(gateway, fake, levers, folder):
     code, _, err = llm.run("-m", "here", "Hello", "-o", "max_tokens", "0")
     assert code != 0 and "max_tokens" in err
     levers(step_ms=20)
-    with llm.start("-m", "here", "Hello", "-o", "max_tokens", "2000") as process:
+    process = llm.start("-m", "here", "Hello", "-o", "max_tokens", "2000")
+    with process.stdout:
         eventually(lambda: n_busy(fake) == 1)
-        process.terminate()
+        process.send_signal(signal.SIGTERM)
+        process.wait(WAIT_S)
     eventually(lambda: n_busy(fake) == 0)
