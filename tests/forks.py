@@ -95,19 +95,22 @@ class Forks:
         stderr: int,
         environ: Mapping[str, str] | None = None,
         has_pipes: bool = False,
+        stdin: int | None = None,
+        stdout: int | None = None,
         start_new_session: bool = False,
         limits: Mapping[int, int] | None = None,
         children: str = "",
         pass_fds: Sequence[int] = (),
     ) -> Forked:
-        """Run `python -m MODULE ARGS`. Standard input and output are pipes, or nothing.
+        """Run `python -m MODULE ARGS`. Standard input and output are pipes, or these descriptors, or nothing.
 
         `limits`: by number, as in `resource`. `pass_fds`: the fork gets them under other numbers, which follow ARGS.
         """
         order = Order(module, list(args), dict(environ or os.environ), start_new_session, dict(limits or {}), children)
         if not has_pipes:
             with open(os.devnull, "r+b") as null:
-                return Forked(self._send(order, null.fileno(), null.fileno(), stderr, *pass_fds))
+                standard = [null.fileno() if fd is None else fd for fd in (stdin, stdout)]
+                return Forked(self._send(order, *standard, stderr, *pass_fds))
         (theirs_in, ours_in), (ours_out, theirs_out) = os.pipe(), os.pipe()
         answers = self._send(order, theirs_in, theirs_out, stderr, *pass_fds)
         os.close(theirs_in)

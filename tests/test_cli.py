@@ -3,13 +3,16 @@
 import importlib
 import json
 import os
-import subprocess
+import resource
 import sys
+import tempfile
 import types
 
 import pytest
 import yaml
 
+from tests.daemon.support import FORKED_HELPER, IMPORTED
+from tests.forks import server_of
 from uma_core import __version__, cli
 from uma_core.config.load import Inputs, load
 from uma_core.config.options import OPTIONS, Config
@@ -156,57 +159,41 @@ def test_json_without_what_is_printed_is_refused(run, served, words):
     assert err == "uma-core: E_CONFIG_001 config_invalid: --json goes with --print-config\n"
 
 
+def in_a_process(module, *arguments, **spawn):
+    """Run it in a process of its own, forked with the daemon's modules; return (exit status, stderr)."""
+    with tempfile.TemporaryFile() as errors:
+        process = server_of(*IMPORTED).start(module, arguments, stderr=errors.fileno(), **spawn)
+        status = process.wait(60)
+        errors.seek(0)
+        return status, errors.read().decode()
+
+
 @pytest.mark.parametrize("words", ["version", "daemon --print-config", "daemon --print-config --json", "--help"])
 def test_a_full_standard_output_is_one_line(words):
     """The exit status is 1 too: a script that stores the configuration must know that it was not stored."""
-    command = f"{sys.executable} -m uma_core {words} >/dev/full"
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1
-    assert done.stderr == "uma-core: cannot write to standard output: No space left on device\n"
+    with open("/dev/full", "wb") as full:
+        status, err = in_a_process("uma_core", *words.split(), stdout=full.fileno())
+    assert status == 1
+    assert err == "uma-core: cannot write to standard output: No space left on device\n"
 
 
 @pytest.mark.parametrize("n", [8, 16])
 @pytest.mark.parametrize("option", ["--http=18080", "--log-level=info"])
 def test_too_few_descriptors_are_one_coded_line(n, option, tmp_path):
-    """The limit is set in a separate process. Without the check at the start, the shortage would show later: as a
-    traceback or as a damaged model.
-    """
-    command = f"ulimit -n {n}; exec {sys.executable} -m uma_core daemon --socket {tmp_path / 's'} {option}"
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1
-    assert done.stderr == (
+    """Without the check at the start, the shortage would show later: as a traceback or as a damaged model."""
+    arguments = ("daemon", "--socket", str(tmp_path / "s"), option)
+    status, err = in_a_process("uma_core", *arguments, limits={resource.RLIMIT_NOFILE: n})
+    assert status == 1
+    assert err == (
         "uma-core: E_CONFIG_001 config_invalid: the daemon needs 24 open files, the system allows "
         f"{n} (ulimit -Hn, LimitNOFILE)\n"
     )
 
 
-LIMITED = """
-import sys, threading
-name, left = sys.argv.pop(1), int(sys.argv.pop(1))
-start = threading.Thread.start
-
-def limited(thread):
-    global left
-    if thread.name.startswith(name):
-        if left == 0:
-            raise RuntimeError("can't start new thread")
-        left -= 1
-    start(thread)
-
-threading.Thread.start = limited
-from uma_core.cli import main
-sys.exit(main())
-"""
-
-
 @pytest.mark.parametrize(("engine", "name", "n"), [*(("fake", "", n) for n in range(5)), ("graph", "loader_", 0)])
 def test_too_few_threads_are_one_coded_line_and_leave_no_socket(engine, name, n, tmp_path):
-    """Imitates `ulimit -u`, which does not hold for root. `n` threads can be started whose names begin with this
-    prefix.
-    """
     path = tmp_path / "s"
     options = ("--engine", engine, "--threads", "2", "--socket", str(path))
-    command = [sys.executable, "-c", LIMITED, name, str(n), "daemon", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert "E_MODEL_004 insufficient_memory: " in done.stderr and "thread" in done.stderr
-    assert done.returncode == 1 and "Traceback" not in done.stderr and not path.exists()
+    status, err = in_a_process("tests.few_threads", name, str(n), "daemon", *options, children=FORKED_HELPER)
+    assert "E_MODEL_004 insufficient_memory: " in err and "thread" in err
+    assert status == 1 and "Traceback" not in err and not path.exists()
