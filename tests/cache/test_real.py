@@ -15,7 +15,7 @@ from tests.cache.real import CELL_TOLERANCE, TOLERANCE, RealCrowd, RealWorld, Ta
 from tests.engine.conftest import DRAFT, MOE, TARGET
 from uma_core.cache.settings import CacheSettings
 
-N_CONVERSATIONS = int(os.environ.get("UMA_CACHE_CONVERSATIONS", "8"))
+N_CONVERSATIONS = int(os.environ.get("UMA_CACHE_CONVERSATIONS", "4"))
 PIECE = 50  # conversations per test
 CASES = [(DRAFT, "f16"), (DRAFT, "q8_0"), (MOE, "f16"), (MOE, "q8_0"), (TARGET, "f16"), (TARGET, "q8_0")]
 

@@ -21,6 +21,8 @@ from uma_core.cache.admin import cache_admin
 from uma_core.cache.settings import CacheSettings
 from uma_core.types import Priority
 
+N_TURNS = 25 if os.environ.get("UMA_FUZZ") == "full" else 12  # between two restarts
+
 
 def settings(folder: Path, **fields: object) -> CacheSettings:
     return CacheSettings(
@@ -78,13 +80,14 @@ def written(w: World) -> None:
     raise AssertionError("it was not written")
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("disk_bytes", [10**7, 20_000])
 @pytest.mark.parametrize("ram_tokens", [0, 600, 5000])
 def test_conversations_through_restarts(tmp_path: Path, disk_bytes: int, ram_tokens: int) -> None:
     w = world(tmp_path, disk_bytes=disk_bytes, ram_bytes=ram_tokens * CELL)
     crowd = Crowd(w, seed=disk_bytes + ram_tokens)
     for i in range(4):
-        crowd.live(25 * (i + 1))
+        crowd.live(N_TURNS * (i + 1))
         check_idle(w)
         w.restart()
         w.check()

@@ -5,6 +5,7 @@ read.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from uma_core.engine.graph.engine import GraphEngine
 from uma_core.errors import ErrorCode
 from uma_core.types import FinishReason
 
-N_CONVERSATIONS = 30
+N_CONVERSATIONS = 30 if os.environ.get("UMA_FUZZ") == "full" else 10
 N_SYSTEM = (60, 150, 280)  # lengths of RealCrowd's instructions
 
 
@@ -52,6 +53,7 @@ class StateWorld(RealWorld):
         return float(np.abs(self.plain.logits(0) - logits).max()), False
 
 
+@pytest.mark.fuzz
 @pytest.mark.model
 @pytest.mark.parametrize("ram_bytes", [0, 64 << 20], ids=["sequences alone", "RAM"])
 @pytest.mark.parametrize("name", ["qwen35", "qwen35moe", "granitehybrid", "lfm2"])
