@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -82,8 +81,6 @@ def test_documents_in_order(daemons: DaemonProcess) -> None:
 def test_a_file_that_is_no_text_is_wrong_usage(words: tuple[str, ...], tmp_path: Path) -> None:
     file = tmp_path / "latin"
     file.write_bytes(b"caf\xe9")
-    done = subprocess.run(
-        [sys.executable, "-m", "uma_ctl", *words, "-f", str(file)], capture_output=True, text=True, timeout=60
-    )
+    done = run("uma_ctl", *words, "-f", str(file))
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert str(file) in done.stderr and "utf-8" in done.stderr

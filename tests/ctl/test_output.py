@@ -22,20 +22,30 @@ def shell(environment):
     return run
 
 
-@pytest.mark.parametrize("words", ["status", "status --json", "--help", "generate Hi", "generate Hi --json"])
-@pytest.mark.parametrize(("redirection", "said"), [(">/dev/full", "No space left"), (">&-", "Bad file descriptor")])
-def test_a_standard_output_that_takes_nothing(serve, shell, words, redirection, said):
-    def script(peer, message):
-        if message.get("type") == "status":
-            peer.reply(message, state="ready")
-        else:
-            peer.token(message["id"], "text")
-            peer.eos(message["id"])
+def ready(peer, message):
+    if message.get("type") == "status":
+        peer.reply(message, state="ready")
+    else:
+        peer.token(message["id"], "text")
+        peer.eos(message["id"])
 
-    serve(script)
-    done = shell(words, redirection)
+
+@pytest.mark.parametrize("words", ["status", "status --json", "--help", "generate Hi", "generate Hi --json"])
+def test_a_full_standard_output(serve, ctl, words):
+    serve(ready)
+    with open("/dev/full", "wb") as full:
+        done = ctl(*words.split(), stdout=full.fileno())
     assert done.returncode == 1
-    assert said in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+    assert "No space left" in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+
+
+@pytest.mark.parametrize("words", ["status", "status --json", "--help", "generate Hi", "generate Hi --json"])
+def test_a_closed_standard_output(serve, shell, words):
+    """The interpreter starts without it, so this is no fork."""
+    serve(ready)
+    done = shell(words, ">&-")
+    assert done.returncode == 1
+    assert "Bad file descriptor" in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
 
 
 def test_a_standard_error_that_takes_nothing_changes_no_status(shell):
@@ -60,10 +70,9 @@ def test_a_closed_standard_input_is_an_empty_one(serve, shell):
         ("rerank query", "no texts: give them or --file, or pipe them in"),
     ],
 )
-def test_at_a_terminal_nothing_is_awaited_and_the_words_are_the_commands_own(environment, words, said):
+def test_at_a_terminal_nothing_is_awaited_and_the_words_are_the_commands_own(ctl, words, said):
     leader, follower = os.openpty()
-    command = [sys.executable, "-m", "uma_ctl", *words.split()]
-    done = subprocess.run(command, env=environment, stdin=follower, capture_output=True, text=True, timeout=60)
+    done = ctl(*words.split(), stdin=follower)
     os.close(follower)
     os.close(leader)
     assert done.returncode == 1 and said in done.stderr, done
