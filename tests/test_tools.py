@@ -65,7 +65,12 @@ def test_a_skip_fails_a_run_that_allows_none(tmp_path, no_skips, status):
         str(tmp_path),
     ]
     done = subprocess.run(
-        command, cwd=tmp_path, env={"UMA_NO_SKIPS": no_skips}, capture_output=True, text=True, timeout=120
+        command,
+        cwd=tmp_path,
+        env={"UMA_NO_SKIPS": no_skips, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == status, done.stdout
     assert "1 passed, 1 skipped" in done.stdout.splitlines()[-1]
