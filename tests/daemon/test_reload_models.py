@@ -13,7 +13,7 @@ from perf.judge import Judge
 from tests.daemon.support import DRAFT, MOE, TINY, Stream, eventually, text_of
 
 PROMPTS = [f"The {word} is" for word in ("shell", "kernel", "file", "network")]
-N_TOKENS = 120
+N_TOKENS = 60
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +45,8 @@ def test_the_judge_tells_the_models_apart(serve_model, judges):
 
 def test_streams_finish_on_the_model_that_they_began_on(serve_model, judges):
     daemon = serve_model(has_levers=True)
-    for model, other in itertools.islice(itertools.cycle([(TINY, MOE), (MOE, TINY)]), 6):
-        daemon.pull(step_ms=10)
+    for model, other in itertools.islice(itertools.cycle([(TINY, MOE), (MOE, TINY)]), 4):
+        daemon.pull(step_ms=20)
         streams = [daemon.stream(prompt, max_tokens=N_TOKENS).begun() for prompt in PROMPTS]
         assert daemon.ask("reload", model=str(other))["event"] == "reply"
         daemon.pull(step_ms=0)
@@ -61,13 +61,13 @@ def test_memory_comes_back_after_reloads(serve_model):
     """Old engines are closed, and their pages go back to the system."""
     daemon = serve_model()
     sizes = []
-    for n in range(12):
+    for n in range(8):
         before = daemon.log.count("is closed")
         assert daemon.ask("reload", model=str((MOE, TINY)[n % 2]))["event"] == "reply"
         daemon.generate(PROMPTS[0], max_tokens=5)
         eventually(lambda before=before: daemon.log.count("is closed") == before + 1)
         sizes.append(daemon.rss_bytes())
-    early, late = sizes[3], sizes[11]  # both sizes are of the same model; the first reloads fill allocators
+    early, late = sizes[3], sizes[7]  # both sizes are of the same model; the first reloads fill allocators
     assert late <= early * 1.05 + (1 << 20)
 
 
@@ -126,7 +126,7 @@ def test_too_little_memory_is_refused_before_loading(serve_model, folder):
 
 def test_a_swap_of_real_models(serve_model, judges):
     daemon = serve_model(has_levers=True)
-    daemon.pull(step_ms=10, available_mb=94)
+    daemon.pull(step_ms=20, available_mb=94)
     assert daemon.ask("reload", model=str(MOE), check=True)["fit"] == "swap"
     stream = daemon.stream(PROMPTS[0], max_tokens=N_TOKENS).begun()
     assert daemon.ask("reload", model=str(MOE))["event"] == "reply"
