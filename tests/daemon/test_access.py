@@ -242,12 +242,3 @@ def test_trusted_peers_may_send_longer_frames(serve):
     assert daemon.ask("tokenize", content=long)["event"] == "reply"
     daemon.pull(peer=[FRIEND, FRIEND, 1])
     assert daemon.ask("tokenize", content=long)["name"] == "frame_too_large"
-
-
-def test_a_folder_that_others_may_write_to_is_refused_unless_it_is_not_looked_at(folder):
-    folder.chmod(0o777)
-    refused = DaemonProcess(folder, "--engine", "fake")
-    assert refused.wait() != 0
-    refused.logs("could be replaced by another user")
-    with running(folder, "--engine", "fake", "--no-check-folder") as daemon:
-        assert daemon.state() == "ready"

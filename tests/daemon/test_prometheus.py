@@ -35,7 +35,7 @@ def prometheus(folder: Path):
 
     def start(target: str):
         config = {
-            "global": {"scrape_interval": "1s"},
+            "global": {"scrape_interval": "200ms"},
             "scrape_configs": [{"job_name": "uma", "static_configs": [{"targets": [target]}]}],
         }
         (folder / "prometheus.yml").write_text(json.dumps(config))  # JSON is YAML
@@ -69,13 +69,13 @@ def prometheus(folder: Path):
 def test_prometheus_reads_the_figures(serve, prometheus):
     daemon = serve("--metrics-listen", "127.0.0.1:0")
     query = prometheus(scrape_address(daemon))
-    assert (
-        eventually(lambda: query("uma_ready") if query("uma_ready==1") else None, "never scraped")[0][0]["job"] == "uma"
-    )
+    ((labels, _),) = eventually(lambda: query("uma_ready==1"), "never scraped", every_s=0.1)
+    assert labels["job"] == "uma"
     assert [value for _, value in query("up")] == ["1"]
     daemon.generate("hello", max_tokens=5)
-    eventually(lambda: query("uma_requests_total{reason=%22length%22}==1"), "the request was not counted")
-    eventually(lambda: query("uma_time_to_first_token_seconds_count{lane=%22interactive%22}==1"), "nor its first token")
+    eventually(lambda: query("uma_requests_total{reason=%22length%22}==1"), "the request was not counted", every_s=0.1)
+    first_token = "uma_time_to_first_token_seconds_count{lane=%22interactive%22}==1"
+    eventually(lambda: query(first_token), "nor its first token", every_s=0.1)
 
 
 def test_the_text_keeps_prometheus_rules(serve):

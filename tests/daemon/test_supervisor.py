@@ -45,7 +45,7 @@ def test_an_abstract_address_is_heard_too(serve, folder):
 
 
 def test_ready_comes_after_the_load_which_asks_for_time(serve, supervisor):
-    levers = {"TEST_LEVERS": '{"load_ms": 5000}'}
+    levers = {"TEST_LEVERS": '{"load_ms": 2500}'}
     daemon = serve(state="starting", environ={**supervisor.environ(), **levers})
     at, message = supervisor.hear("EXTEND_TIMEOUT_USEC")
     assert int(message["EXTEND_TIMEOUT_USEC"]) > 1_000_000
@@ -66,7 +66,7 @@ def test_a_failed_reload_ends_in_ready_and_says_why_in_status(serve, supervisor)
 
 
 def test_the_watchdog_is_fed_while_idle_and_while_busy(serve, supervisor):
-    daemon = serve(environ=supervisor.environ(watchdog_ms=300))
+    daemon = serve(environ=supervisor.environ(watchdog_ms=100))
     eventually(lambda: supervisor.count("WATCHDOG") >= 3)
     daemon.pull(step_ms=5)
     stream = daemon.stream(max_tokens=4000).begun()
@@ -86,7 +86,7 @@ def test_a_hung_call_starves_the_watchdog_although_the_socket_answers(serve, sup
     daemon.reach("degraded")
     supervisor.hear("STATUS", "degraded")
     n_before = supervisor.count("WATCHDOG")
-    for _ in range(20):  # together, many times the watchdog's interval
+    for _ in range(12):  # together, several times the watchdog's interval
         daemon.state()
         time.sleep(0.1)
     assert supervisor.count("WATCHDOG") == n_before
