@@ -14,7 +14,7 @@ import pytest
 from tests.daemon.forked import ANSWERED, Nursery, nursery
 from tests.daemon.support import DRAFT, MOE
 
-N_FILES = 1200 if os.environ.get("UMA_FUZZ") == "full" else 60
+N_FILES = 1200 if os.environ.get("UMA_FUZZ") == "full" else 40
 LIMIT_BYTES = 4 << 30  # limit of private memory: an absurd count may ask for more memory than the machine has
 REFUSALS = {"E_MODEL_002", "E_MODEL_004", "E_CONFIG_001"}
 ENDS = {*ANSWERED, "E_LIMIT_001", "E_RUNTIME_003"}  # weights of noise give logits that are not numbers
