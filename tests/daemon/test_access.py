@@ -5,12 +5,24 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 
 import pytest
 
-from tests.daemon.support import ROOT, WAIT_S, DaemonProcess, Wire, eventually, is_ready, running
+from tests.daemon.support import (
+    FORKED_HELPER,
+    IMPORTED,
+    ROOT,
+    WAIT_S,
+    DaemonProcess,
+    Wire,
+    eventually,
+    is_ready,
+    running,
+)
+from tests.forks import server_of
 
 OTHER, FRIEND, CLERK = 4001, 4002, 4003
 
@@ -186,24 +198,26 @@ def test_a_trace_names_requests(serve):
 def test_without_a_path_the_daemon_and_its_clients_meet_in_the_users_own_folder(folder):
     environ = {name: value for name, value in os.environ.items() if name != "UMA_SOCK"}
     environ |= {"XDG_RUNTIME_DIR": str(folder), "UMA_BUILD_CACHE": str(folder / "cache")}
-    run = [sys.executable, "-m"]
-    process = subprocess.Popen(
-        [*run, "uma_core", "daemon", "--engine", "fake"], cwd=ROOT, env=environ, stderr=subprocess.DEVNULL
-    )
-    try:
-        eventually(lambda: is_ready(folder / "uma.sock"))
-        done = subprocess.run(
-            [*run, "uma_ctl", "socket"], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=WAIT_S
-        )
-        assert done.stdout == f"{folder}/uma.sock\n", done.stderr
-        second = subprocess.run(
-            [*run, "uma_core", "daemon", "--engine", "fake"], cwd=ROOT, env=environ, capture_output=True, text=True
-        )
-        assert second.returncode == 1
-        assert f"another daemon serves {folder}/uma.sock" in second.stderr
-    finally:
-        process.terminate()
-        process.wait(WAIT_S)
+    command, forks = ("uma_core", ["daemon", "--engine", "fake"]), server_of(*IMPORTED)
+    with (folder / "first").open("wb") as log, (folder / "second").open("wb") as other:
+        process = forks.start(*command, environ=environ, stderr=log.fileno(), children=FORKED_HELPER)
+        try:
+            eventually(lambda: is_ready(folder / "uma.sock"))
+            done = subprocess.run(
+                [sys.executable, "-m", "uma_ctl", "socket"],
+                cwd=ROOT,
+                env=environ,
+                capture_output=True,
+                text=True,
+                timeout=WAIT_S,
+            )
+            assert done.stdout == f"{folder}/uma.sock\n", done.stderr
+            second = forks.start(*command, environ=environ, stderr=other.fileno())
+            assert second.wait(WAIT_S) == 1
+            assert f"another daemon serves {folder}/uma.sock" in (folder / "second").read_text()
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(WAIT_S)
 
 
 def test_a_folder_in_which_others_could_replace_the_socket_ends_the_start(folder):
