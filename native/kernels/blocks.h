@@ -8,7 +8,9 @@
 #include <string.h>
 
 #define V_INLINE static inline __attribute__((always_inline))
+#ifndef V_UNROLL // programs that only check results define it as nothing: they compile faster
 #define V_UNROLL _Pragma("GCC unroll 16")
+#endif
 
 enum {
     Q8_0_BYTES = 34, Q8_0_QS = 2,                                            // f16 d; 32 x s8
