@@ -18,7 +18,7 @@ from uma_core.engine.graph.engine import GraphEngine
 from uma_core.engine.graph.fitted import Fitted
 from uma_core.engine.graph.forward import Compute
 from uma_core.engine.graph.workspace import Workspace
-from uma_core.engine.lib import lib
+from uma_core.engine.lib import ffi, lib
 
 N_MOST = 96
 
@@ -31,7 +31,7 @@ def tensors(context: Any) -> Iterator[Any]:
 
 
 def sizes(context: Any) -> list[tuple[int, ...]]:
-    return [(t.op, *t.ne, *t.nb, t.view_offs) for t in tensors(context)]
+    return [(t.op, *ffi.unpack(t.ne, 4), *ffi.unpack(t.nb, 4), t.view_offs) for t in tensors(context)]
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
