@@ -5,40 +5,12 @@ process.
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-CHILD = """
-import sys
-import threading
-import numpy as np
-from uma_core.constraint.compiler import Compiler
-from uma_core.engine.fake.engine import FakeEngine
-from uma_core.errors import UmaError
-from uma_core.metrics.catalog import new_registry
-from uma_core.types import Constraint
+from tests.forks import server_of
 
-def run():
-    engine = FakeEngine()
-    try:
-        matcher = Compiler(new_registry()).compile(engine, Constraint(*eval(sys.argv[1])))
-        for _ in range(20 * (matcher.mask is not None)):  # None: any token may come before a trigger
-            bits = np.unpackbits(matcher.mask.view(np.uint8), bitorder="little")[:256]
-            ids = list(matcher.forced)[:1] or np.flatnonzero(bits)
-            if matcher.is_done or not len(ids):
-                break
-            matcher.accept(int(ids[0]))
-        print("harmless")
-    except UmaError as error:
-        print(error.error.name)
-
-thread = threading.Thread(target=run)  # with a thread's stack
-thread.start()
-thread.join()
-"""
 LARK_CHAIN = "'\\n'.join(['start: r0', *[f'r{i}: r{i + 1}' for i in range(9000)], 'r9000: \"a\"'])"
 GBNF_CHAIN = (
     "'\\n'.join(['root ::= r0', *[f'r{i} ::= r{i + 1}' + chr(34) + 'a' + chr(34) for i in range(3000)], "
@@ -90,11 +62,18 @@ REFS = (
     ],
     ids=range(30),
 )
-def test_it_is_refused_or_harmless(source):
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, f"({source})"], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr[-500:]
-    assert done.stdout.strip() in ("harmless", "CONSTRAINT_REFUSED", "CONSTRAINT_FAILED"), (
-        done.stdout + done.stderr[-500:]
-    )
+def test_it_is_refused_or_harmless(source, tmp_path: Path):
+    said = tmp_path / "stderr"
+    with said.open("wb") as stderr:
+        process = server_of("tests.constraint.hostile").start(
+            "tests.constraint.hostile", [f"({source})"], stderr=stderr.fileno(), has_pipes=True
+        )
+    with process.stdin, process.stdout:
+        try:
+            status = process.wait(120)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        answer = process.stdout.read().decode().strip()
+    assert status == 0, said.read_text()[-500:]
+    assert answer in ("harmless", "CONSTRAINT_REFUSED", "CONSTRAINT_FAILED"), answer + said.read_text()[-500:]
