@@ -4,6 +4,8 @@ KV.
 
 from __future__ import annotations
 
+import functools
+import os
 import random
 from typing import Any
 
@@ -43,13 +45,19 @@ def text_of(*args: Any, **fields: Any) -> str:
     return run(*args, **fields).text("a")
 
 
+@functools.cache  # kinds of models and priorities have the same answers, so the same is asked again and again
+def favourites(tokens: tuple[int, ...]) -> str:
+    """Return what the engine would say next."""
+    return text_of(tokens=list(tokens), n=4)
+
+
 def check_each_choice(tokens: list[int], banned: tuple[str, ...]) -> None:
     """Check each token that is not the engine's favourite after the tokens before it: the favourite would have begun a
     banned string.
     """
     before = [BOS, *b"hello"]
     for at, token in enumerate(tokens):
-        best = text_of(tokens=[*before, *tokens[:at]], n=4)
+        best = favourites((*before, *tokens[:at]))
         if ord(best[0]) != token:
             assert any(best.startswith(b) for b in banned), (at, token, best)
 
@@ -298,7 +306,8 @@ def test_parking_and_a_shift_of_the_context_in_between() -> None:
     rig.check_all_free()
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.fuzz
+@pytest.mark.parametrize("seed", range(100 if os.environ.get("UMA_FUZZ") == "full" else 6))
 def test_any_mixture_ends_once_and_clean(seed: int) -> None:
     rng = random.Random(seed)
     model = FakeModel(
