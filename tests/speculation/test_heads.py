@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +44,7 @@ OPTIONS = EngineOptions(
 )
 N_TOKENS = 40
 N_ANSWERS = 3
-N_GROUPS = 60 if os.environ.get("UMA_FUZZ") == "full" else 3
+N_GROUPS = 60 if os.environ.get("UMA_FUZZ") == "full" else 1
 
 
 @pytest.fixture(params=WITH_HEADS)
@@ -51,23 +52,68 @@ def model(request: pytest.FixtureRequest) -> Model:
     return WITH_HEADS[request.param]
 
 
+Kind = type[GraphEngine] | type[LlamaEngine]
+
+
+class Kept:
+    """Files and engines that several tests use. To write a file and open an engine takes longer than most tests."""
+
+    def __init__(self, new_folder: Callable[[], Path]) -> None:
+        self._new_folder = new_folder
+        self._folders: dict[object, Path] = {}
+        self._engines: dict[object, Engine] = {}
+
+    def heads(self, model: Model, says_next: bool) -> str:
+        key = model.arch, says_next
+        if key not in self._folders:
+            self._folders[key] = self._new_folder()
+            with_heads(model, self._folders[key] / "heads.gguf", says_next)
+        return str(self._folders[key] / "heads.gguf")
+
+    def eagle(self, says_next: bool = True, has_own: bool = True) -> Path:
+        """Return a folder with a model, target.gguf, and its EAGLE 3 model, eagle.gguf."""
+        key = says_next, has_own
+        if key not in self._folders:
+            self._folders[key] = self._new_folder()
+            with_eagle(self._folders[key], says_next, has_own)
+        return self._folders[key]
+
+    def engine(self, kind: Kind, path: str, options: EngineOptions) -> Engine:
+        """Return an engine whose sequences are empty."""
+        engine = self._engines.get((kind, path)) or kind(path, options)
+        self._engines[kind, path] = engine
+        for seq_id in range(engine.info.n_seq_max):
+            engine.kv_truncate(seq_id, 0)
+        return engine
+
+    def close(self) -> None:
+        for engine in self._engines.values():
+            engine.close()
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
+    kept = Kept(lambda: tmp_path_factory.mktemp("heads"))
+    yield kept
+    kept.close()
+
+
 Opened = Callable[[Model, bool], tuple[Engine, HeadModel]]
 
 
 @pytest.fixture(params=[GraphEngine, LlamaEngine])
-def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opened]:
-    kept: list[Engine | HeadModel] = []
+def opened(request: pytest.FixtureRequest, kept: Kept) -> Iterator[Opened]:
+    made: list[HeadModel] = []
 
     def make(model: Model, says_next: bool) -> tuple[Engine, HeadModel]:
-        path = with_heads(model, tmp_path / "heads.gguf", says_next)
-        engine = request.param(path, OPTIONS)
+        engine = kept.engine(request.param, kept.heads(model, says_next), OPTIONS)
         heads = HeadModel(open_heads(OPTIONS, "", engine), ManualClock(1))  # it is asked, because it takes no time
-        kept.extend((engine, heads))
+        made.append(heads)
         return engine, heads
 
     yield make
-    for each in reversed(kept):
-        each.close()
+    for heads in made:
+        heads.close()
 
 
 def test_the_files_pages_are_in_memory_once(tmp_path: Path) -> None:
@@ -145,7 +191,7 @@ def test_drafts_that_do_not_hold_change_nothing(opened: Opened, model: Model) ->
 def test_random_requests_are_answered_the_same(opened: Opened, model: Model, says_next: bool) -> None:
     """Requests are cancelled, sampled, constrained and preempted, and share prompts."""
     engine, heads = opened(model, says_next)
-    rng, compiler = random.Random(7), Compiler(new_registry())
+    rng, compiler = random.Random(f"{model.arch} {says_next}"), Compiler(new_registry())
     for group in range(N_GROUPS):
         shared = " ".join(rng.choices(WORDS, k=20)) + " "
         asks = {f"r{group}.{i}": random_ask(rng, engine, shared) for i in range(6)}
@@ -210,21 +256,22 @@ Paired = Callable[[bool, bool], tuple[Engine, HeadModel]]
 
 
 @pytest.fixture(params=[GraphEngine, LlamaEngine])
-def paired(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Paired]:
+def paired(request: pytest.FixtureRequest, kept: Kept) -> Iterator[Paired]:
     """Return a model and its EAGLE 3 model."""
-    kept: list[Engine | HeadModel] = []
+    made: list[HeadModel] = []
 
     def make(says_next: bool, has_own: bool) -> tuple[Engine, HeadModel]:
-        target, path = with_eagle(tmp_path, says_next, has_own)
+        folder = kept.eagle(says_next, has_own)
+        target, path = str(folder / "target.gguf"), str(folder / "eagle.gguf")
         options = for_drafts(replace(OPTIONS, mtp=False, model=target), SpeculationOptions(draft_model=path))
-        engine = request.param(target, options)
+        engine = kept.engine(request.param, target, options)
         heads = HeadModel(open_heads(options, path, engine), ManualClock(1))
-        kept.extend((engine, heads))
+        made.append(heads)
         return engine, heads
 
     yield make
-    for each in reversed(kept):
-        each.close()
+    for heads in made:
+        heads.close()
 
 
 @pytest.mark.parametrize("n_prompt", [2, 100])
@@ -259,11 +306,11 @@ def test_an_eagle_model_reads_every_text_on_and_on(paired: Paired, caplog: pytes
 
 
 @pytest.mark.parametrize("tokens", [[0, 5, 7], [0, -1, 7], [3, 320, 4]])
-def test_an_eagle_model_of_some_tokens_drafts_those(paired: Paired, tmp_path: Path, tokens: list[int]) -> None:
+def test_an_eagle_model_of_some_tokens_drafts_those(paired: Paired, kept: Kept, tokens: list[int]) -> None:
     """A token that does not exist would end the process when it is drafted."""
     engine, _ = paired(True, True)
-    path = some_tokens(tmp_path, tokens)
-    options = replace(OPTIONS, mtp=False, model=str(tmp_path / "target.gguf"))
+    path = some_tokens(kept.eagle(), tokens)
+    options = replace(OPTIONS, mtp=False, model=str(kept.eagle() / "target.gguf"))
     if min(tokens) < 0 or max(tokens) >= engine.n_vocab:
         with pytest.raises(UmaError, match="list of tokens"):
             open_heads(options, path, engine)
@@ -274,11 +321,11 @@ def test_an_eagle_model_of_some_tokens_drafts_those(paired: Paired, tmp_path: Pa
     assert rc == 0 and token in tokens
 
 
-def test_a_token_that_only_the_eagle_model_has_is_not_drafted(paired: Paired, tmp_path: Path) -> None:
+def test_a_token_that_only_the_eagle_model_has_is_not_drafted(paired: Paired, kept: Kept) -> None:
     """The call that verifies it would fail, and with it the answers of all streams in that call."""
     engine, _ = paired(True, True)
-    path = one_token_more(tmp_path)
-    options = replace(OPTIONS, mtp=False, model=str(tmp_path / "target.gguf"))
+    path = one_token_more(kept.eagle())
+    options = replace(OPTIONS, mtp=False, model=str(kept.eagle() / "target.gguf"))
     heads = HeadModel(open_heads(options, path, engine), ManualClock(1))
     source = heads.open(tokens_of(engine, 4), Acceptance(Acceptance()))
     assert source is not None
@@ -290,22 +337,21 @@ def test_a_token_that_only_the_eagle_model_has_is_not_drafted(paired: Paired, tm
 
 
 @pytest.mark.parametrize(("part", "value"), [(3, 0), (3, 1 << 40), (3, 1 << 60), (4, gguf.GGMLQuantizationType.F64)])
-def test_a_damaged_list_of_tokens_is_refused(tmp_path: Path, part: int, value: int) -> None:
+def test_a_damaged_list_of_tokens_is_refused(kept: Kept, part: int, value: int) -> None:
     """The header states the number of tokens (3) and their type (4)."""
-    target, _ = with_eagle(tmp_path, True)
-    path = some_tokens(tmp_path, [0, 5, 7])
+    path = some_tokens(kept.eagle(), [0, 5, 7])
     reader = gguf.GGUFReader(path, "r+")
     field = next(tensor.field for tensor in reader.tensors if tensor.name == "d2t")
     field.parts[part][0] = value
     reader.data.flush()
     with pytest.raises(UmaError, match="list of tokens") as refused:
-        check_draft(replace(OPTIONS, mtp=False, model=target), path)
+        check_draft(replace(OPTIONS, mtp=False, model=str(kept.eagle() / "target.gguf")), path)
     assert refused.value.error is ErrorCode.CONFIG_INVALID
 
 
 @pytest.mark.parametrize("change", [{"block_count": 1}, {"embedding_length": 64}])
-def test_an_eagle_model_of_another_model_is_refused(tmp_path: Path, change: dict[str, int]) -> None:
-    target, path = with_eagle(tmp_path, True)
+def test_an_eagle_model_of_another_model_is_refused(kept: Kept, tmp_path: Path, change: dict[str, int]) -> None:
+    target, path = shutil.copy(kept.eagle() / "target.gguf", tmp_path), str(kept.eagle() / "eagle.gguf")
     reader = gguf.GGUFReader(target, "r+")
     for key, value in change.items():
         reader.fields[f"llama.{key}"].parts[-1][0] = value
