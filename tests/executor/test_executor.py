@@ -8,7 +8,7 @@ from tests.executor.rig import Rig
 from uma_core.engine.api import DecodeStatus
 from uma_core.engine.fake.engine import FakeEngine, FakeModel
 from uma_core.errors import ErrorCode
-from uma_core.executor.accounting import CLIENTS_MOST
+from uma_core.executor import accounting
 from uma_core.executor.admission import Limits
 from uma_core.session.events import Accepted, Token
 from uma_core.trace import Recorder
@@ -172,12 +172,12 @@ def test_whoever_fills_all_places_does_not_keep_the_others_out() -> None:
     """Another process, or another account of a gateway, has one place beyond the cap, but not a second one."""
     rig = Rig(limits=Limits(max_sessions=16))
     for i in range(20):
-        rig.submit(f"hog{i}", conn_id=i, max_tokens=500)
+        rig.submit(f"hog{i}", conn_id=i, max_tokens=20)
     gateway = Peer(1000, 1000, 77)
-    rig.submit("other", conn_id=50, peer=Peer(1000, 1000, 2), max_tokens=500)
-    rig.submit("account", conn_id=51, peer=gateway, account="alice", max_tokens=500)
-    rig.submit("again", conn_id=52, peer=gateway, account="alice", max_tokens=500)
-    rig.submit("no room", conn_id=53, peer=gateway, account="bob", max_tokens=500)
+    rig.submit("other", conn_id=50, peer=Peer(1000, 1000, 2), max_tokens=20)
+    rig.submit("account", conn_id=51, peer=gateway, account="alice", max_tokens=20)
+    rig.submit("again", conn_id=52, peer=gateway, account="alice", max_tokens=20)
+    rig.submit("no room", conn_id=53, peer=gateway, account="bob", max_tokens=20)
     rig.tick()
     refused = {r.request_id: r.error for r in rig.refusals()}
     assert sorted(refused) == ["again", "hog16", "hog17", "hog18", "hog19", "no room"]
@@ -403,15 +403,17 @@ def test_a_recording_for_replays_leaves_repeated_plans_alone() -> None:
     assert len(drawn.ticks) > 10 * len(lines.ticks) > 0
 
 
-def test_a_process_for_each_request_does_not_grow_the_shares() -> None:
+def test_a_process_for_each_request_does_not_grow_the_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    n_most = 64
+    monkeypatch.setattr(accounting, "CLIENTS_MOST", n_most)
     rig = Rig()
     rig.submit("heavy", "hello", peer=Peer(1, 1, 1), max_tokens=2000)
-    for n in range(3 * CLIENTS_MOST):
+    for n in range(3 * n_most):
         rig.submit(f"r{n}", "x", peer=Peer(1, 1, 100 + n), conn_id=2, max_tokens=1)
         rig.tick()
     heavy = next(s.client for s in rig.executor.table if s.id == "heavy")
     shares = rig.executor.client_ns
-    assert len(shares) <= CLIENTS_MOST
+    assert len(shares) <= n_most
     assert shares[heavy] == max(shares.values())
     rig.executor.cancel(1, "heavy")
     rig.run()
