@@ -4,6 +4,7 @@ apart.
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -135,7 +136,8 @@ def test_a_parked_session_comes_back_with_its_set() -> None:
     assert [rig.text(f"c{i}") for i in range(4)] == [EXPECTED[each] for each in SETS]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.fuzz
+@pytest.mark.parametrize("seed", range(100 if os.environ.get("UMA_FUZZ") == "full" else 8))
 def test_random_mixtures(seed: int) -> None:
     """Arrivals, cancels and parking at any moment. An answer that ends has the text of its set, or a beginning of
     it.
