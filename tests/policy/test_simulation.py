@@ -7,6 +7,7 @@ prompt tokens between two decode steps, in order of arrival, and has no costs bu
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from dataclasses import replace
@@ -36,6 +37,7 @@ DEVICES = pytest.mark.parametrize("device", [CPU, GPU], ids=["cpu", "gpu"])
 NOISE = pytest.mark.parametrize("noise", [0.0, 0.03], ids=["exact", "noisy"])
 
 
+@functools.cache  # virtual time is exact, and nobody changes a job that has ended
 def solo(device: Device, n_prompt: int = 32, n_tokens: int = 160, noise: float = 0.0) -> Job:
     sim = Sim(device.cost, device.model, noise=noise)
     job = sim.submit(Job(n_prompt, n_tokens * device.scale))
@@ -50,8 +52,10 @@ def storm_jobs(device: Device, n: int = 6) -> list[Job]:
 @DEVICES
 @NOISE
 class TestStorm:
-    def run(self, device, noise, n_chats=1, config=None, storm=True):
-        sim = Sim(device.cost, device.model, config, noise=noise)
+    @staticmethod
+    @functools.cache
+    def run(device, noise, n_chats=1, storm=True):
+        sim = Sim(device.cost, device.model, noise=noise)
         chats = [
             sim.submit(Job(32, 160 * device.scale, client=10 + i, at_ns=100 * i * MS // device.hurry))
             for i in range(n_chats)
