@@ -71,13 +71,23 @@ def bytes_tokenizer() -> LLTokenizer:
     return LLTokenizer("byte")
 
 
+def new_matcher(lark: str, limits: LLParserLimits | None) -> LLMatcher:
+    matcher = LLMatcher(bytes_tokenizer(), lark, log_level=0, limits=limits)
+    assert not matcher.get_error(), matcher.get_error()
+    return matcher
+
+
+@functools.lru_cache(maxsize=64)  # a grammar takes 5 ms, and a test follows several texts under it
+def matcher_of(lark: str) -> LLMatcher:
+    return new_matcher(lark, None)
+
+
 class Follower:
     """llguidance with one constraint; each byte is a token. `limits`: None for llguidance's own."""
 
     def __init__(self, wire: dict[str, Any] | None, limits: LLParserLimits | None = None) -> None:
         assert wire is not None and set(wire) <= {"lark", "triggers"}, wire
-        self.matcher = LLMatcher(bytes_tokenizer(), wire["lark"], log_level=0, limits=limits)
-        assert not self.matcher.get_error(), self.matcher.get_error()
+        self.matcher = matcher_of(wire["lark"]).deep_copy() if limits is None else new_matcher(wire["lark"], limits)
         self.triggers = wire.get("triggers", [])
 
     def take(self, text: str) -> str:
