@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from decimal import Decimal, InvalidOperation, localcontext
 from typing import Any
@@ -53,6 +54,7 @@ def even(text: Text) -> np.ndarray:
     return np.ones(text.n_vocab)
 
 
+@functools.lru_cache(maxsize=4)  # a vocabulary of 8,192 tokens takes 10 ms, and tests ask for each answer
 def hasty(text: Text) -> np.ndarray:
     """Prefer tokens that end things, so that complete answers come sooner."""
     weights = np.ones(text.n_vocab)

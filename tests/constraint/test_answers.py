@@ -5,6 +5,7 @@ The schemas are those of the public JSON Schema Test Suite. `make fuzz` writes 1
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections import Counter
@@ -21,6 +22,7 @@ N_EACH = 18 if IS_FULL else 1  # answers per schema, adversary and vocabulary: 1
 BEYOND_RE = re.compile(r"\\[pPcWDsS]")
 
 
+@functools.lru_cache(maxsize=4)  # several tests ask, and it compiles 416 schemas
 def accepted(compiler, text):
     """Return the cases whose schema can be enforced. All other schemas are refused, with the keyword."""
     found = []
