@@ -28,7 +28,7 @@ from uma_core.types import FinishReason, Peer, Request, SamplingParams
 
 IS_FULL = os.environ.get("UMA_FUZZ") == "full"
 N_EACH = 27 if IS_FULL else 1  # answers per schema and model: 187 schemas x 2 x 27 = 10,098
-EVERY = 1 if IS_FULL else 5  # use one of this many schemas
+EVERY = 1 if IS_FULL else 10  # use one of this many schemas
 N_TOKENS = 160
 N_WAITING = 64
 DRAFT = Path(__file__).parents[1] / "data" / "models" / "uma-draft-q8_0.gguf"
