@@ -71,11 +71,6 @@ MECHANISMS: dict[str, Mechanism] = {
             "token bucket of long gaps",
             ((_P + "stages.latency_guard", "Gap.has_long", property(lambda gap: False)),),
         ),
-        Mechanism(
-            "awaited-gaps",
-            "long gaps for prompts whose first token is awaited",
-            ((_P + "stages.latency_guard", "_on_credit", _none),),
-        ),
         Mechanism("many-streams", "limits of many streams in steps of one", ((_P + "tbt.limits", "_limit", _rounds),)),
         Mechanism(
             "deadlines",

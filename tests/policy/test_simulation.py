@@ -131,21 +131,6 @@ class TestPaste:
 
 
 @DEVICES
-def test_a_short_prompt_begins_sooner_beside_a_stream_that_had_no_long_gap_lately(device):
-    """Before, the long gap that the stream's limits allow was kept for work that fits no everyday gap."""
-    alone = solo(device, 32, 200)
-    step = percentile(alone.gaps, 0.5)
-    sim = Sim(device.cost, device.model)
-    chat = sim.submit(Job(32, 200, client=1))
-    late = sim.submit(Job(4, 40, client=2, at_ns=alone.times[100]))
-    sim.run()
-    assert late.ttft <= 10.5 * step, "12 steps with everyday gaps alone"
-    gaps = [b - a for a, b in itertools.pairwise(chat.times) if b <= late.times[0]]
-    assert max(gaps) <= 2.0 * step
-    assert sum(gap > 1.2 * step for gap in gaps) == 1
-
-
-@DEVICES
 def test_an_agent_chain_beside_three_background_decoders(device):
     def chain(n_background: int) -> tuple[Sim, list[Job]]:
         sim = Sim(device.cost, device.model)

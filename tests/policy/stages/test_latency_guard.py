@@ -6,23 +6,8 @@ import re
 
 import pytest
 
-from tests.policy.build import (
-    CPU,
-    GPU,
-    MIX_ROWS,
-    MIXING,
-    MS,
-    NOW,
-    S,
-    guarded,
-    prefill_item,
-    reading,
-    sids,
-    state_of,
-    talking,
-)
+from tests.policy.build import CPU, GPU, MS, NOW, S, guarded, prefill_item, reading, sids, state_of, talking
 from uma_core.policy.config import SchedulerConfig
-from uma_core.policy.cost import Curve
 from uma_core.policy.pipeline import compose
 from uma_core.policy.plan import check_plan
 from uma_core.types import Phase, Priority
@@ -244,43 +229,6 @@ def test_a_chats_prompt_may_fill_a_gap_that_a_background_prompt_leaves_room_in()
     background = reading(1, BACK, n_prompt=1200)
     mine = reading(1, n_prompt=16, slo_ttft_ns=600 * CPU.prompt_ns(16, 0))
     assert everyday(background, 0.05) < everyday(background, 0.0) == everyday(mine, 0.05)
-
-
-def test_an_awaited_prompt_takes_more_rows_of_a_long_gap():
-    """It spends the credit only if it reads more than in an everyday gap."""
-    dear = MIXING._replace(mixed=Curve((1, 8, 16), (16.2 * MS, 22.0 * MS, 40.0 * MS), (500.0, 4000.0, 8000.0)))
-
-    def planned(n_prompt, credit, priority=Priority.INTERACTIVE):
-        views = talking(0), reading(1, priority, n_prompt=n_prompt)
-        plan = run(state_of(*views, cost=dear, mixed_rows=MIX_ROWS, memory=guarded(credit=credit)))
-        return prefill_item(plan).n_tokens, plan.guard.kind, plan.memory.latency_guard.credit
-
-    assert planned(24, 0.5) == (3, "normal", 0.52)
-    assert planned(24, 1.0) == (7, "long", 0.0)
-    assert planned(4, 1.0) == (3, "normal", 1.0)
-    assert planned(24, 1.0, BACK) == (1, "normal", 1.0)
-
-
-def test_a_call_that_reads_no_more_of_an_awaited_prompt_leaves_the_long_gap():
-    """The largest chunk that the configuration allows fits an everyday gap already."""
-
-    def planned(burst):
-        config = SchedulerConfig(guard_cap=3.5, pause_cap=6.0, prefill_burst=burst)
-        views = (talking(0), reading(1, n_prompt=1200))
-        plan = run(state_of(*views, cost=GPU, config=config, n_prefill_slots=0, memory=guarded(credit=1.0)))
-        return prefill_item(plan).n_tokens, plan.guard.kind
-
-    assert planned(16) == (16, "normal")
-    assert planned(64) == (32, "long")
-
-
-def test_the_last_piece_of_an_awaited_prompts_chunk_leaves_the_long_gap():
-    def planned(fraction):
-        view = reading(1, n_prompt=1200, n_chunk=128, chunk_fraction=fraction, slo_ttft_ns=10**11)
-        return run(state_of(talking(0), view, cost=GPU, memory=guarded(credit=1.0))).guard.kind
-
-    assert planned(0.5) == "long"
-    assert planned(0.999) == "normal"
 
 
 def test_background_prompts_have_no_deadline():

@@ -1,9 +1,9 @@
 """Latency guard: which work gets the room of a gap of the interactive streams (`tbt/` determines the room).
 
 Transfers come first, then prompts whose first token a client awaits, then background streams or prompts, whichever had
-less time. While the bucket holds a long gap, work that does not fit an everyday gap may have it, and so may an awaited
-prompt. After `starvation_ticks` rounds without progress of a prompt (or a background stream), one piece (one row) is
-forced; after four times as many if round and piece exceed the long limit.
+less time. Work that does not fit an everyday gap may have a long one while the bucket holds one. After
+`starvation_ticks` rounds without progress of a prompt (or a background stream), one piece (one row) is forced; after
+four times as many if round and piece exceed the long limit.
 """
 
 from __future__ import annotations
@@ -253,13 +253,8 @@ def _prompt(gap: Gap, item: PlanItem, view: SessionView) -> Grant:
     if is_first_awaited(view):
         room, is_raised = _awaited_room(gap, item, view)
         everyday = Kind.URGENT if is_raised else Kind.NORMAL
-    wanted = item
-    item, need = sized(gap.state, wanted, view, room)
+    item, need = sized(gap.state, item, view, room)
     kind = gap.kind_of(need, room)
-    if kind is Kind.NORMAL and everyday is Kind.NORMAL and is_first_awaited(view):
-        longer = _on_credit(gap, wanted, item, view, room)
-        if longer is not None:
-            return longer
     if kind is Kind.NORMAL:
         return Grant(everyday, (), item, need if item.mode is PrefillMode.MIXED else room.in_everyday_ns, need_ns=need)
     what = "piece" if item.mode is PrefillMode.SLICED else f"own_call chunk of {item.n_tokens}"  # mixed rows always fit
@@ -281,28 +276,6 @@ def _prompt(gap: Gap, item: PlanItem, view: SessionView) -> Grant:
     waits = f"{idle_ns / 1e6:.0f} ms without progress, forced after {forced_ns / 1e6:.0f}"
     note = f"latency_guard: the prompt waits: {why}, {waits}"
     return Grant(need_ns=need, holds_prompt=True, notes=(note,))
-
-
-def _on_credit(gap: Gap, wanted: PlanItem, item: PlanItem, view: SessionView, room: Room) -> Grant | None:
-    """A long gap for a prompt whose first token a client awaits, although an everyday gap (with `item`) would do.
-
-    None without credit, or where a long gap would not read more. A short prompt saves several everyday gaps, while any
-    other work can wait for the next long gap.
-    """
-    ns = room.in_long_ns
-    if not gap.has_long or left_to_read_ns(gap.state, view) <= room.in_everyday_ns:
-        return None
-    if item.mode is PrefillMode.SLICED:
-        longer, need = item, ns
-        chunk_ns = gap.state.cost.prefill_ns(item.n_tokens, view.n_past) * (1.0 - view.chunk_fraction)
-        is_more = min(ns, chunk_ns) > room.in_everyday_ns  # a run ends with its chunk
-    else:
-        longer, need = sized(gap.state, wanted, view, room._replace(in_everyday_ns=ns))
-        is_more = longer.n_tokens > item.n_tokens
-    if longer.mode is not item.mode or not is_more:
-        return None
-    note = f"latency_guard: long gap on credit {gap.memory.credit:.2f}: a first token is awaited"
-    return Grant(Kind.LONG, (), longer, need, need_ns=need, notes=(note,))
 
 
 def _awaited_room(gap: Gap, item: PlanItem, view: SessionView) -> tuple[Room, bool]:
