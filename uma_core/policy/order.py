@@ -66,7 +66,7 @@ def why_first(first: Rank, second: Rank) -> str:
 def fair_share(charged: Mapping[int, int]) -> Callable[[SessionView], int]:
     """How many quanta more a session's client was charged than the client that was charged least."""
     least = min(charged.values(), default=0)
-    return lambda v: (charged.get(v.client, least) - least) // FAIR_QUANTUM_NS if charged else 0
+    return lambda v: (charged.get(v.client, least) - least) // FAIR_QUANTUM_NS
 
 
 def in_turn(views: list[SessionView], cursor: int) -> list[SessionView]:

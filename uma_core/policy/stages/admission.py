@@ -40,10 +40,8 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
     else:
         blocked = next((v for v in index.waiting if v.priority is Priority.INTERACTIVE), index.waiting[0])
     victims: tuple[int, ...] = ()
-    if blocked is not None and (held or blocked.priority is Priority.INTERACTIVE):
-        victims = _victim(state, held, blocked)
-        if not victims and blocked.priority is Priority.INTERACTIVE:
-            victims = _background_victim(state, index, blocked)
+    if blocked is not None:
+        victims = _victim(state, held, blocked) or _background_victim(state, index, blocked)
     n_left = len(index.waiting) - len(admitted)
     if n_left:
         waits = "1 waits" if n_left == 1 else f"{n_left} wait"
@@ -115,11 +113,11 @@ def _admit(
 
 
 def _background_victim(state: SchedulerState, index: SessionIndex, blocked: SessionView) -> tuple[int, ...]:
-    """Choose one background session to park.
+    """Choose one background session to park for a chat.
 
     A session that just came back stays for a while, so that sessions do not swap places all the time.
     """
-    if any(v.priority is Priority.BACKGROUND for v in index.moving):
+    if blocked.priority is Priority.BACKGROUND or any(v.priority is Priority.BACKGROUND for v in index.moving):
         return ()
     residents = [
         v

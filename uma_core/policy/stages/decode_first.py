@@ -27,9 +27,8 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
     plan = plan._replace(items=plan.items + decode_items(state, index.interactive, background))
     if n == n_all:
         return plan.remember(decode_first=-1)
-    return plan.remember(decode_first=background[-1].sid).note(
-        f"decode_first: {n} of {n_all} background streams served"
-    )
+    plan = plan.note(f"decode_first: {n} of {n_all} background streams served")
+    return plan.remember(decode_first=background[-1].sid)
 
 
 def _served(state: SchedulerState, plan: Plan, index: SessionIndex) -> list[SessionView]:
@@ -40,7 +39,5 @@ def _served(state: SchedulerState, plan: Plan, index: SessionIndex) -> list[Sess
         cap = min(cap, config.moe_max_decoders)
     if cap >= len(streams):
         return streams
-    ordered = in_turn(streams, state.memory.decode_first)
-    if plan.charged:
-        ordered.sort(key=fair_share(plan.charged))
+    ordered = sorted(in_turn(streams, state.memory.decode_first), key=fair_share(plan.charged))
     return starved_first(state, ordered)[:cap]

@@ -19,7 +19,7 @@ STEPS_MOST = 256
 
 def run(state: SchedulerState, plan: Plan) -> Plan:
     index = index_of(state)
-    resident = [v for v in index.prompts if v.cached_hint > v.n_past and not v.n_chunk and v.sid not in plan.park]
+    resident = [v for v in index.prompts if not v.n_chunk and v.sid not in plan.park]
     restore = tuple(v.sid for v in resident if _gain_ns(state, v) > 0)
     admit = plan.admit
     if admit:

@@ -195,21 +195,13 @@ def _exchange(state: SchedulerState, streams: list[SessionView], prompt: PlanIte
 
 
 def _likeliest(streams: list[SessionView]) -> Iterator[tuple[float, int]]:
-    """Yield (survival, sid) of every draft token, the likeliest first."""
-    left = {v.sid: list(v.survival[::-1]) for v in streams if v.survival}
-    best = [(-survival.pop(), sid) for sid, survival in left.items()]
-    heapq.heapify(best)
-    while best:
-        survival, sid = best[0]
-        yield -survival, sid
-        if left[sid]:
-            heapq.heapreplace(best, (-left[sid].pop(), sid))
-        else:
-            heapq.heappop(best)
+    """Return (survival, sid) of every draft token, the likeliest first."""
+    by_stream = ([(-survival, v.sid) for survival in v.survival] for v in streams)  # each stream's fall already
+    return ((-negated, sid) for negated, sid in heapq.merge(*by_stream))
 
 
 def _each_first(streams: list[SessionView]) -> Iterator[tuple[float, int]]:
-    """Yield every stream's first draft token, the likeliest first, then the others in the order of `_likeliest`."""
+    """Return every stream's first draft token, the likeliest first, then the others in the order of `_likeliest`."""
     firsts = sorted(((v.survival[0], v.sid) for v in streams if v.survival), reverse=True)
     others = _likeliest([v._replace(survival=v.survival[1:]) for v in streams])
     return itertools.chain(firsts, others)
