@@ -19,8 +19,9 @@ from perf.replayed import vocabulary
 from perf.stats import percentile
 from uma_core.config.options import SpeculationOptions
 from uma_core.policy.config import DEFAULT_STAGES, SchedulerConfig
-from uma_core.policy.cost import CostModel, Curve
 from uma_core.policy.cost.calibrate import build
+from uma_core.policy.cost.curve import Curve
+from uma_core.policy.cost.model import CostModel
 from uma_core.policy.memory import PolicyMemory, TbtMemory
 from uma_core.policy.pipeline import compose
 from uma_core.policy.stages import speculate

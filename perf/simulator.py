@@ -19,20 +19,20 @@ from uma_core.engine.api import Batch, PrefillOutcome, PrefillStatus
 from uma_core.engine.fake.cost import FakeCost
 from uma_core.engine.fake.engine import FakeEngine, FakeModel
 from uma_core.policy.config import SchedulerConfig
-from uma_core.policy.cost import (
+from uma_core.policy.cost.calibrate import (
     CHUNK,
     DECODE,
     MIXED,
     PIECE,
     SHORT,
     TRANSFER,
-    CostModel,
     Sample,
     calibration_shapes,
     fit,
     guess,
-    observe,
 )
+from uma_core.policy.cost.learn import observe
+from uma_core.policy.cost.model import CostModel
 from uma_core.policy.memory import PolicyMemory
 from uma_core.policy.pipeline import compose
 from uma_core.policy.plan import Plan, PlanItem, PrefillMode, check_plan

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TextIO
 
 from uma_core.policy.config import SchedulerConfig
-from uma_core.policy.cost import CostModel
+from uma_core.policy.cost.model import CostModel
 from uma_core.policy.memory import Ledger, PolicyMemory, TbtMemory
 from uma_core.policy.pipeline import compose, explain
 from uma_core.policy.plan import Plan, PlanItem, TbtDecision

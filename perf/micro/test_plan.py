@@ -7,7 +7,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from perf import states
 from uma_core.policy.config import SchedulerConfig
-from uma_core.policy.cost import guess
+from uma_core.policy.cost.calibrate import guess
 from uma_core.policy.memory import PolicyMemory
 from uma_core.policy.pipeline import compose
 from uma_core.policy.plan import check_plan

@@ -21,7 +21,7 @@ from uma_core.executor.admission import AdmissionControl, Limits
 from uma_core.executor.executor import Executor, device_view
 from uma_core.metrics.catalog import new_registry
 from uma_core.policy.config import SchedulerConfig
-from uma_core.policy.cost import guess
+from uma_core.policy.cost.calibrate import guess
 from uma_core.session.events import Final, Submit
 from uma_core.types import Peer, Priority, Request
 

@@ -22,7 +22,7 @@ from uma_core.executor.executor import Executor, device_view
 from uma_core.metrics.catalog import new_registry
 from uma_core.models import default_model_path
 from uma_core.policy.config import SchedulerConfig
-from uma_core.policy.cost import guess
+from uma_core.policy.cost.calibrate import guess
 from uma_core.session.events import Final, Submit
 from uma_core.types import FinishReason, Peer, Request, SamplingParams
 

@@ -13,7 +13,8 @@ from uma_core.engine.fake.engine import FakeEngine, FakeModel
 from uma_core.executor import calibration
 from uma_core.executor.calibration import calibrate, is_calm, samples_of, time_shapes
 from uma_core.executor.executor import device_view
-from uma_core.policy.cost import DECODE, MIXED, SHORT, CostModel, Shape, fit
+from uma_core.policy.cost.calibrate import DECODE, MIXED, SHORT, Shape, fit
+from uma_core.policy.cost.model import CostModel
 
 
 @pytest.mark.parametrize("n_seq", [1, 2, 3, 8])

@@ -15,7 +15,8 @@ from uma_core.executor.executor import device_view
 from uma_core.executor.meters import Meters
 from uma_core.metrics import catalog as m
 from uma_core.metrics.catalog import new_registry
-from uma_core.policy.cost import Curve, guess
+from uma_core.policy.cost.calibrate import guess
+from uma_core.policy.cost.curve import Curve
 from uma_core.session.events import Token
 from uma_core.trace import Recorder
 from uma_core.types import Peer, Phase, Priority

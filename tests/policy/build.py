@@ -9,7 +9,8 @@ from perf.simulator import calibrate
 from perf.states import DEVICE, WAITING
 from uma_core.engine.fake.cost import CPU_SHAPE, GPU_SHAPE, FakeCost
 from uma_core.policy.config import SchedulerConfig
-from uma_core.policy.cost import CostModel, Curve
+from uma_core.policy.cost.curve import Curve
+from uma_core.policy.cost.model import CostModel
 from uma_core.policy.memory import PolicyMemory, TbtMemory
 from uma_core.policy.plan import Plan, PlanItem
 from uma_core.policy.state import CallReport, DeviceView, SchedulerState, SessionView

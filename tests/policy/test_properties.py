@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.policy.build import CPU, DEVICE, GPU, MIX_ROWS, MIXING, MS, NOW, S, guarded, report, state_of, waiting
 from uma_core import trace
 from uma_core.policy.config import DEFAULT_STAGES, SchedulerConfig
-from uma_core.policy.cost import guess
+from uma_core.policy.cost.calibrate import guess
 from uma_core.policy.deadlines import OVERDUE, begin_together
 from uma_core.policy.index import indexed, rows_time
 from uma_core.policy.pipeline import compose

@@ -9,8 +9,9 @@ import pytest
 
 from tests.policy.build import CPU, MIXING, MS, guarded, reading, state_of, talking
 from uma_core.policy.config import DEFAULT_STAGES, SchedulerConfig
-from uma_core.policy.cost import CostModel, Curve
 from uma_core.policy.cost.calibrate import build
+from uma_core.policy.cost.curve import Curve
+from uma_core.policy.cost.model import CostModel
 from uma_core.policy.pipeline import compose
 from uma_core.policy.plan import Plan, PrefillMode, TbtDecision, check_plan
 from uma_core.policy.stages import speculate

@@ -8,7 +8,7 @@ from uma_core.cache.holding import Holding
 from uma_core.cache.radix import Node, Tree
 from uma_core.cache.segment import Segment
 from uma_core.engine.api import Engine
-from uma_core.policy.cost import CostModel
+from uma_core.policy.cost.model import CostModel
 
 RESIDENT, RAM, DISK = "resident", "ram", "disk"
 TIERS = (RESIDENT, RAM, DISK)

@@ -26,7 +26,7 @@ from uma_core.clock import Clock
 from uma_core.engine.api import Engine, Transfer
 from uma_core.errors import UmaError
 from uma_core.metrics.catalog import Registry
-from uma_core.policy.cost import CostModel
+from uma_core.policy.cost.model import CostModel
 from uma_core.session.session import Session
 from uma_core.types import AdapterSet, FinishReason, Phase
 

@@ -23,7 +23,7 @@ from uma_core.cache.settings import CacheSettings
 from uma_core.clock import Clock
 from uma_core.engine.api import Engine, Export
 from uma_core.errors import ErrorCode, UmaError
-from uma_core.policy.cost import CostModel
+from uma_core.policy.cost.model import CostModel
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from uma_core.engine.api import DecodeOutcome, DecodeStatus
 from uma_core.executor.meters import Meters
-from uma_core.policy.cost import CostModel
+from uma_core.policy.cost.model import CostModel
 from uma_core.policy.state import CallReport
 from uma_core.session.session import Session
 from uma_core.types import Phase

@@ -12,7 +12,7 @@ from uma_core import measured
 from uma_core.clock import Clock
 from uma_core.engine.api import Batch, DecodeStatus, Engine
 from uma_core.errors import ErrorCode, UmaError
-from uma_core.policy.cost import (
+from uma_core.policy.cost.calibrate import (
     CHUNK,
     DECODE,
     MIXED,
@@ -20,13 +20,13 @@ from uma_core.policy.cost import (
     PIECE,
     SHORT,
     TRANSFER,
-    CostModel,
     Sample,
     Shape,
     calibration_shapes,
     fit,
     guess,
 )
+from uma_core.policy.cost.model import CostModel
 from uma_core.policy.state import DeviceView
 
 log = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ from uma_core.executor.meters import Meters
 from uma_core.executor.output import Output
 from uma_core.executor.ports import Ports
 from uma_core.executor.prompt_progress import PromptProgress
-from uma_core.policy.cost import CostModel
+from uma_core.policy.cost.model import CostModel
 from uma_core.policy.plan import Plan, PlanItem
 from uma_core.policy.state import CallReport
 from uma_core.session.embedding import Embedding

@@ -30,7 +30,8 @@ from uma_core.executor.slots import Slots
 from uma_core.metrics.catalog import Registry
 from uma_core.policy import traffic
 from uma_core.policy.config import SchedulerConfig
-from uma_core.policy.cost import CostModel, observe
+from uma_core.policy.cost.learn import observe
+from uma_core.policy.cost.model import CostModel
 from uma_core.policy.index import indexed
 from uma_core.policy.memory import PolicyMemory
 from uma_core.policy.pipeline import compose

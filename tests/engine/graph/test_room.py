@@ -23,7 +23,7 @@ from uma_core.executor.residency import residency
 from uma_core.executor.view import take
 from uma_core.metrics.catalog import new_registry
 from uma_core.policy.config import SchedulerConfig
-from uma_core.policy.cost import guess
+from uma_core.policy.cost.calibrate import guess
 from uma_core.session.events import Final, Submit
 from uma_core.types import FinishReason, Peer, Phase, Request
 

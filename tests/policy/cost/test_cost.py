@@ -10,20 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.policy.build import CPU, DEVICE, GPU, MIX_ROWS, MIXING, MS, report
-from uma_core.policy.cost import (
-    CHUNK,
-    DECODE,
-    MIXED,
-    TRANSFER,
-    CostModel,
-    Curve,
-    Sample,
-    calibration_shapes,
-    fit,
-    guess,
-    observe,
-)
-from uma_core.policy.cost.model import regime_of
+from uma_core.policy.cost.calibrate import CHUNK, DECODE, MIXED, TRANSFER, Sample, calibration_shapes, fit, guess
+from uma_core.policy.cost.curve import Curve
+from uma_core.policy.cost.learn import observe
+from uma_core.policy.cost.model import CostModel, regime_of
 from uma_core.policy.state import CallReport
 from uma_core.types import Phase
 
