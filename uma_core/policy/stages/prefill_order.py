@@ -20,21 +20,18 @@ from uma_core.types import Phase, Priority
 
 def run(state: SchedulerState, plan: Plan) -> Plan:
     index, n_slots = index_of(state), state.device.n_prefill_slots
-    prompts = _prompts(index, plan)
-    n_all = len(prompts)
-    if not n_all:
-        return plan
-    if n_slots:
-        prompts = [v for v in prompts if v.n_chunk or _may_open(state, index, v)]
-        if not prompts:
-            return plan.note("prefill_order: every prefill slot is taken")
-    key = urgency_key(state, plan.charged) if len(prompts) > 1 else None
-    ordered = starved_first(state, sorted(prompts, key=key) if key else prompts, _is_forced)
+    every = _prompts(index, plan)
+    prompts = [v for v in every if v.n_chunk or _may_open(state, index, v)] if n_slots else every
+    if not prompts:
+        return plan.note("prefill_order: every prefill slot is taken") if every else plan
+    key = urgency_key(state, plan.charged)
+    ordered = starved_first(state, sorted(prompts, key=key), _is_forced)
     if n_slots:
         items = [_item(state, plan, ordered[0], PrefillMode.SLICED, -1)]
-        if n_all > 1:
-            others = "1 other waits" if n_all == 2 else f"{n_all - 1} others wait"
-            why = _why_first(state, ordered, key, n_all - 1)
+        n_others = len(every) - 1
+        if n_others:
+            others = "1 other waits" if n_others == 1 else f"{n_others} others wait"
+            why = _why_first(state, ordered, key, n_others)
             plan = plan.note(f"prefill_order: {ordered[0].sid} goes first, {others}: {why}")
     else:
         first = 1 + max((i.call for i in plan.items), default=-1)
@@ -46,17 +43,19 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
 
 def _is_forced(state: SchedulerState, view: SessionView) -> bool:
     """Whether the prompt goes first because it has waited long enough for a piece of it to be forced."""
-    if not is_starved(state, view) or "latency_guard" not in state.config.stages:
-        return is_starved(state, view)
+    if not is_starved(state, view):
+        return False
+    if "latency_guard" not in state.config.stages:
+        return True
     n, cost = view.n_chunk or min(state.cost.chunks[0], view.n_left), state.cost
     need = cost.piece_ns(n, view.n_past) if state.device.n_prefill_slots else cost.prefill_ns(n, view.n_past)
     return is_starved(state, view, tbt_limits(state, index_of(state)).patience(need))
 
 
-def _why_first(state: SchedulerState, ordered: list[SessionView], key: Key | None, n_others: int) -> str:
+def _why_first(state: SchedulerState, ordered: list[SessionView], key: Key, n_others: int) -> str:
     if _is_forced(state, ordered[0]):
         return f"without progress for {(state.now_ns - ordered[0].t_progress_ns) / 1e6:.0f} ms"
-    if key is None:
+    if len(ordered) == 1:
         return f"no prefill slot is free for {'it' if n_others == 1 else 'them'}"
     return f"before {ordered[1].sid}{why_first(key(ordered[0]), key(ordered[1]))}"
 
