@@ -68,7 +68,7 @@ def mixed_rows(state: SchedulerState, view: SessionView, limit_ns: int) -> tuple
         return None
     n_most = view.n_left - (view.n_left > 1 and not view.n_generated)
     sizes = [rows - n_streams for rows in state.device.mixed_rows if rows > n_streams]
-    if n_most <= 0 or not sizes:
+    if not sizes:
         return None
     for n in reversed([n for n in sizes if n <= n_most] or [n_most]):
         ns = cost.mixed_ns(n_streams, n, view.n_past)

@@ -9,11 +9,15 @@ from uma_core.policy.state import SchedulerState, SessionView, sharing
 from uma_core.types import Phase
 
 
-def is_shared(both_ns: int, apart_ns: int) -> bool:
-    """Whether interactive and background rows share a call. A shared call delays the interactive token, so it must
-    save more time than measurements vary by.
+def added_ns(state: SchedulerState, interactive: list[SessionView], background: list[SessionView]) -> tuple[int, bool]:
+    """Time that background rows add to the interactive ones' round, and whether they share calls with them.
+
+    A shared call delays the interactive token, so it must save more time than measurements vary by.
     """
-    return both_ns * NOISE < apart_ns
+    own, alone = rows_time(state, interactive), rows_time(state, background)
+    both = rows_time(state, interactive + background)
+    is_shared = both * NOISE < own + alone
+    return both - own if is_shared else alone, is_shared
 
 
 def decode_items(
@@ -22,9 +26,8 @@ def decode_items(
     """Decode items in calls numbered from 0. Interactive rows have the first calls, unless a shared call is cheaper."""
     if not (interactive and background):
         return _grouped(state, interactive or background, 0, "interactive" if interactive else "background")
-    both = interactive + background
-    if is_shared(rows_time(state, both), rows_time(state, interactive) + rows_time(state, background)):
-        return _grouped(state, both, 0, "shared call")
+    if added_ns(state, interactive, background)[1]:
+        return _grouped(state, interactive + background, 0, "shared call")
     first = _grouped(state, interactive, 0, "interactive")
     return first + _grouped(state, background, first[-1].call + 1, "background")
 

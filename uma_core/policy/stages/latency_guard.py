@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 from uma_core.policy.chunks import Room, sized
 from uma_core.policy.deadlines import STEPS, is_first_awaited, left_to_read_ns, most_ns, next_limit_ns, target_ns
-from uma_core.policy.index import SessionIndex, index_of, prompt_view, rows_time
+from uma_core.policy.index import SessionIndex, index_of, prompt_view
 from uma_core.policy.memory import TbtMemory
 from uma_core.policy.order import in_turn, is_starved, n_rounds_without
 from uma_core.policy.plan import Plan, PlanItem, PrefillMode, TbtDecision
-from uma_core.policy.rows import decode_items, is_shared
+from uma_core.policy.rows import added_ns, decode_items
 from uma_core.policy.state import SchedulerState, SessionView
 from uma_core.policy.tbt.controller import LONG_GAP, learn, room_below, room_of
 from uma_core.policy.tbt.limits import RARELY, TbtLimits, tbt_limits
@@ -80,9 +80,7 @@ class Gap(NamedTuple):
 
     def extra_ns(self, rows: list[SessionView]) -> int:
         """Time that these background rows add to the streams' own round."""
-        state, streams = self.state, self.sessions.interactive
-        own, alone, both = rows_time(state, streams), rows_time(state, rows), rows_time(state, streams + rows)
-        return both - own if is_shared(both, own + alone) else alone
+        return added_ns(self.state, self.sessions.interactive, rows)[0]
 
 
 def run(state: SchedulerState, plan: Plan) -> Plan:
@@ -164,9 +162,8 @@ def _as_awaited(gap: Gap, view: SessionView) -> SessionView:
     """A background chunk that keeps the only prefill slot from a chat's prompt is as urgent as that prompt."""
     state, taken = gap.state, gap.sessions.slots
     chat = next((v for v in gap.sessions.prompts if is_first_awaited(v) and not v.n_chunk), None)
-    if chat is None or not view.n_chunk or len(taken) < state.device.n_prefill_slots:
-        return view
-    if any(v.priority is Priority.INTERACTIVE for v in taken):
+    is_full = len(taken) >= state.device.n_prefill_slots
+    if chat is None or not view.n_chunk or not is_full or any(v.priority is Priority.INTERACTIVE for v in taken):
         return view
     return view._replace(
         priority=chat.priority,
@@ -249,10 +246,7 @@ def _with_prompt(gap: Gap, grant: Grant, item: PlanItem, view: SessionView) -> G
 
 def _prompt(gap: Gap, item: PlanItem, view: SessionView) -> Grant:
     """Grant prompt work in an everyday gap, else in a long one, else one forced piece, else nothing."""
-    room, everyday = gap.room, Kind.NORMAL
-    if is_first_awaited(view):
-        room, is_raised = _awaited_room(gap, item, view)
-        everyday = Kind.URGENT if is_raised else Kind.NORMAL
+    room, everyday = _awaited_room(gap, item, view) if is_first_awaited(view) else (gap.room, Kind.NORMAL)
     item, need = sized(gap.state, item, view, room)
     kind = gap.kind_of(need, room)
     if kind is Kind.NORMAL:
@@ -265,21 +259,22 @@ def _prompt(gap: Gap, item: PlanItem, view: SessionView) -> Grant:
         return Grant(kind, (), item, room.in_long_ns, need_ns=need, notes=(note,))
     # a restored beginning is copied before the chunk's first piece; for that the prompt waits one starvation bound more
     fills = view.n_cached > 0 and view.n_past > 0 and bool(view.n_chunk) and not view.chunk_fraction
-    if is_starved(gap.state, view, gap.limits.patience(need) + fills):
+    patience = gap.limits.patience(need)
+    if is_starved(gap.state, view, patience + fills):
         note = f"latency_guard: one {what} against starvation: {why}"
         return Grant(Kind.FORCED, (), item, 0, 1, need_ns=need, notes=(note,))
     if fills:
         note = f"latency_guard: no piece fits, but the slot may fill: {why}"
         return Grant(everyday, (), item, room.in_everyday_ns, need_ns=need, holds_prompt=True, notes=(note,))
-    forced_ns = gap.limits.patience(need) * gap.state.config.starvation_ticks * gap.sessions.round_ns
+    forced_ns = patience * gap.state.config.starvation_ticks * gap.sessions.round_ns
     idle_ns = gap.state.now_ns - view.t_progress_ns
     waits = f"{idle_ns / 1e6:.0f} ms without progress, forced after {forced_ns / 1e6:.0f}"
     note = f"latency_guard: the prompt waits: {why}, {waits}"
     return Grant(need_ns=need, holds_prompt=True, notes=(note,))
 
 
-def _awaited_room(gap: Gap, item: PlanItem, view: SessionView) -> tuple[Room, bool]:
-    """Room for a prompt whose first token a client awaits, and whether its deadline raised the room.
+def _awaited_room(gap: Gap, item: PlanItem, view: SessionView) -> tuple[Room, Kind]:
+    """Room for a prompt whose first token a client awaits. The gap is URGENT if the prompt's deadline raised the room.
 
     Such prompts are in few gaps, so they may fill an everyday gap up to its limit, with no allowance for the error.
     """
@@ -294,9 +289,9 @@ def _awaited_room(gap: Gap, item: PlanItem, view: SessionView) -> tuple[Room, bo
         usual_ns = work_ns = room.in_everyday_ns // max(1, need) * need  # whole pieces
     limit = next_limit_ns(state, view, limits, (usual_ns, work_ns))
     if limit <= limits.everyday_ns:
-        return room, False
+        return room, Kind.NORMAL
     raised = max(0, room_below(limit, limits, gap.memory) - gap.transfer_ns)
-    return Room(raised, raised, is_most=limit >= most_ns(limits)), True
+    return Room(raised, raised, is_most=limit >= most_ns(limits)), Kind.URGENT
 
 
 def _applied(gap: Gap, plan: Plan, grant: Grant) -> Plan:
@@ -305,20 +300,20 @@ def _applied(gap: Gap, plan: Plan, grant: Grant) -> Plan:
     items = plan.decodes
     if len(items) != len(gap.sessions.interactive) + len(rows):
         items = decode_items(gap.state, gap.sessions.interactive, rows)
-    quantum = 0
+    run_ns, quantum = grant.run_ns, 0
     if item is not None:
         if item.mode is PrefillMode.MIXED:
             item = item._replace(call=items[0].call)
         elif item.mode is PrefillMode.OWN_CALL:
             item = item._replace(call=1 + max((i.call for i in items), default=-1))
+            run_ns = 0
         else:
             quantum = gap.state.cost.piece_ns(item.n_tokens, prompt_view(gap.state, item.sid).n_past)
         items = (*items, item)
     least = SLICE_NS if item is not None or gap.sessions.moving else 0
-    is_run = item is not None and item.mode is not PrefillMode.OWN_CALL
     return plan._replace(
         items=items,
-        run_ns=grant.run_ns if is_run else 0,
+        run_ns=run_ns,
         quantum_ns=quantum,
         min_pieces=grant.min_pieces,
         transfer_ns=max(gap.transfer_ns, least),
