@@ -54,8 +54,9 @@ def _without_slots(wrapped: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args: wrapped(*args)._replace(n_prefill_slots=0)
 
 
-def _efficient(cost: Any, view: Any, limit: int, room: Any) -> int:
-    found: int = importlib.import_module(_P + "chunks").efficient(cost, view, limit)
+def _efficient(state: Any, view: Any, room: Any) -> int:
+    chunks = importlib.import_module(_P + "chunks")
+    found: int = chunks.efficient(state.cost, view, chunks.chunk_limit(state))
     return found
 
 

@@ -20,7 +20,6 @@ class Room(NamedTuple):
 
     in_everyday_ns: int
     in_long_ns: int
-    long_share: float = 0.0  # share of gaps that may be long
     is_most: bool = False  # no later gap of this prompt will have more room
 
 
@@ -36,7 +35,7 @@ def sized(state: SchedulerState, item: PlanItem, view: SessionView, room: Room) 
         return resized(item, view, n), cost.prefill_ns(n, view.n_past)
     if rows := mixed_rows(state, view, room.in_everyday_ns):
         return resized(item, view, rows[0])._replace(mode=PrefillMode.MIXED), rows[1]
-    n = view.n_chunk or _sliced_size(cost, view, chunk_limit(state), room)
+    n = view.n_chunk or _sliced_size(state, view, room)
     return resized(item, view, n), cost.piece_ns(n, view.n_past)
 
 
@@ -112,16 +111,17 @@ def efficient(cost: CostModel, view: SessionView, limit: int) -> int:
     return max(n for n, ns in zip(sizes, times, strict=True) if ns <= 1.01 * min(times))
 
 
-def _sliced_size(cost: CostModel, view: SessionView, limit: int, room: Room) -> int:
+def _sliced_size(state: SchedulerState, view: SessionView, room: Room) -> int:
     """The chunk size that reads the most tokens per gap. A gap holds whole pieces only, so a larger, more efficient
     chunk may progress more slowly than a small one.
     """
+    cost, limit, long_share = state.cost, chunk_limit(state), state.config.long_tick_share
     sizes = _candidates(cost, view.n_left, limit)
     best, best_rate = 0, 0.0
     for n in sizes:
         piece = max(1, cost.piece_ns(n, view.n_past))
         n_everyday, n_long = room.in_everyday_ns // piece, room.in_long_ns // piece
-        used = ((1.0 - room.long_share) * n_everyday + room.long_share * n_long) * piece
+        used = ((1.0 - long_share) * n_everyday + long_share * n_long) * piece
         rate = used / max(1.0, _token_ns(cost, n, view.n_past, min(view.n_left, limit)))
         if rate > best_rate * 1.01:
             best, best_rate = n, rate

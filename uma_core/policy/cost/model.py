@@ -117,7 +117,7 @@ class CostModel(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the whole model as JSON-able values; `from_dict` gives an equal model back."""
-        return {name: _plain(value) for name, value in zip(self._fields, self, strict=True)}
+        return self._asdict()
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> CostModel:
@@ -156,7 +156,3 @@ def best_splits(decode: Curve) -> tuple[tuple[int, ...], ...]:
         parts = min((times[size] + best[n - size][0], (size, *best[n - size][1])) for size in range(1, n + 1))
         best.append(parts if parts[0] * NOISE < times[n] else (times[n], (n,)))
     return tuple(tuple(sorted(sizes, reverse=True)) for _, sizes in best)
-
-
-def _plain(value: Any) -> Any:
-    return [_plain(v) for v in value] if isinstance(value, tuple) else value

@@ -42,12 +42,12 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
     victims: tuple[int, ...] = ()
     if blocked is not None:
         victims = _victim(state, held, blocked) or _background_victim(state, index, blocked)
+        if victims:
+            why += f", parks {victims[0]} for {blocked.sid}"
     n_left = len(index.waiting) - len(admitted)
     if n_left:
         waits = "1 waits" if n_left == 1 else f"{n_left} wait"
-        plan = plan.note(
-            f"admission: {waits}: {why}" + (f", parks {victims[0]} for {blocked.sid}" if blocked and victims else "")
-        )
+        plan = plan.note(f"admission: {waits}: {why}")
     plan = plan._replace(admit=plan.admit + tuple(admitted), park=plan.park + victims)
     return _free_slots(plan, index, held)
 

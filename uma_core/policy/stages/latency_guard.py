@@ -89,7 +89,7 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
         return plan
     memory = learn(state.memory.latency_guard, state)
     limits = tbt_limits(state, index)
-    room = room_of(memory, limits, state.config.long_tick_share)
+    room = room_of(memory, limits)
     transfer_ns, kind = _transfer(state, index, room)
     room = room._replace(
         in_everyday_ns=max(0, room.in_everyday_ns - transfer_ns), in_long_ns=max(0, room.in_long_ns - transfer_ns)

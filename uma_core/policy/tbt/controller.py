@@ -59,11 +59,11 @@ def learn(memory: TbtMemory, state: SchedulerState) -> TbtMemory:
     return memory._replace(error=error, credit=min(LONG_GAP, memory.credit + state.config.long_tick_share * n_ticks))
 
 
-def room_of(memory: TbtMemory, limits: TbtLimits, long_share: float) -> Room:
+def room_of(memory: TbtMemory, limits: TbtLimits) -> Room:
     """Time that other work may have in the next gap."""
     least_ns = int(LEAST * max(0, limits.everyday_ns - limits.round_ns - limits.host_ns))
     in_everyday_ns = max(least_ns, _below(limits.everyday_ns, limits, memory))
-    return Room(in_everyday_ns, max(in_everyday_ns, room_below(limits.long_ns, limits, memory)), long_share)
+    return Room(in_everyday_ns, max(in_everyday_ns, room_below(limits.long_ns, limits, memory)))
 
 
 def room_below(limit_ns: int, limits: TbtLimits, memory: TbtMemory) -> int:
