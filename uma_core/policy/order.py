@@ -96,6 +96,9 @@ def starved_first(
     return views if starved is None else [starved, *(v for v in views if v is not starved)]
 
 
-def n_rounds_without(state: SchedulerState, since_ns: int, forced_tick: int) -> int:
-    """Rounds since a background stream's last token, or since any of them was forced, whichever is less."""
+def n_rounds_without(state: SchedulerState, streams: list[SessionView], forced_tick: int) -> int:
+    """Rounds since the oldest last token of these background streams, or since any of them was forced, whichever is
+    less.
+    """
+    since_ns = min(v.t_last_ns or v.t_progress_ns for v in streams)
     return int(min((state.now_ns - since_ns) // max(1, index_of(state).round_ns), state.tick - forced_tick))

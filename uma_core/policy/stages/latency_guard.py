@@ -9,7 +9,6 @@ four times as many if round and piece exceed the long limit.
 from __future__ import annotations
 
 from enum import IntEnum
-from math import ceil
 from typing import NamedTuple
 
 from uma_core.policy.chunks import Room, sized
@@ -21,7 +20,7 @@ from uma_core.policy.plan import Plan, PlanItem, PrefillMode, TbtDecision
 from uma_core.policy.rows import added_ns, decode_items
 from uma_core.policy.state import SchedulerState, SessionView
 from uma_core.policy.tbt.controller import LONG_GAP, learn, room_below, room_of
-from uma_core.policy.tbt.limits import RARELY, TbtLimits, tbt_limits
+from uma_core.policy.tbt.limits import TbtLimits, tbt_limits
 from uma_core.types import Priority
 
 # Least time for transfers in a tick that moves KV or reads a prompt, so that a chunk's KV can move: a slice of cells.
@@ -109,29 +108,6 @@ def seal(state: SchedulerState, plan: Plan) -> Plan:
     """Add the time of drafts to the planned time, by which the tick is judged."""
     memory = plan.memory.latency_guard
     return plan.remember(latency_guard=memory._replace(planned_ns=memory.planned_ns + plan.draft_ns))
-
-
-def n_rounds_held(state: SchedulerState, plan: Plan) -> int:
-    """For how many further rounds this finished plan's prompts and background streams stay held back.
-
-    They stay so until a long gap may be spent or one of them starves. 0 if the plan has work for them, if a prompt's
-    deadline may grant it more at any time, or if the guard did not run.
-    """
-    if plan.guard is None or plan.guard.kind != Kind.NOTHING.name.lower():
-        return 0
-    index, memory, share = index_of(state), plan.memory.latency_guard, state.config.long_tick_share
-    if index.prompts and (not plan.guard.holds_prompt or any(map(is_first_awaited, index.prompts))):
-        return 0
-    waited = [(state.now_ns - view.t_progress_ns) // index.round_ns for view in index.prompts]  # rounds
-    if index.background:
-        since_ns = min(v.t_last_ns or v.t_progress_ns for v in index.background)
-        waited.append(n_rounds_without(state, since_ns, memory.forced_tick))
-    # the next plan finds out whether a session starves after one bound or after RARELY bounds
-    until = [state.config.starvation_ticks * times - n for n in waited for times in (1, RARELY)]
-    n_rounds = min((n for n in until if n > 0), default=1)
-    if share and memory.credit < LONG_GAP:
-        n_rounds = min(n_rounds, ceil((LONG_GAP - memory.credit) / share))
-    return n_rounds - 1
 
 
 def _divide(gap: Gap, item: PlanItem | None, wanted: list[SessionView]) -> Grant:
@@ -229,8 +205,7 @@ def _is_starving(gap: Gap, wanted: list[SessionView], times: int) -> bool:
     """Whether a background stream got no token for `starvation_ticks` x `times` rounds, and none was forced for as
     long. At least two rounds: streams that starved in every round would leave prompts no gap.
     """
-    oldest = min(v.t_last_ns or v.t_progress_ns for v in wanted)
-    n_rounds = n_rounds_without(gap.state, oldest, gap.memory.forced_tick)
+    n_rounds = n_rounds_without(gap.state, wanted, gap.memory.forced_tick)
     return n_rounds >= max(2, gap.state.config.starvation_ticks * times)
 
 
