@@ -8,6 +8,7 @@ With a single client no counters are kept.
 
 from __future__ import annotations
 
+from uma_core.policy.index import views_of
 from uma_core.policy.memory import Ledger
 from uma_core.policy.plan import Plan, PrefillMode
 from uma_core.policy.state import SchedulerState
@@ -33,8 +34,7 @@ def seal(state: SchedulerState, plan: Plan) -> Plan:
     ledger = plan.memory.fairness
     if ledger is None or not plan.items:
         return plan
-    planned = {item.sid for item in plan.items}
-    client_of = {s.sid: s.client for s in state.sessions if s.sid in planned}
+    client_of = {v.sid: v.client for v in views_of(state, plan.items)}
     decoded: dict[int, int] = {}
     prefilled: dict[int, int] = {}
     for item in plan.items:
