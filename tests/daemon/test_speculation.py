@@ -149,10 +149,11 @@ def drafted_answer(daemon: DaemonProcess, folder: Path, model: str) -> tuple[str
     """
     for i in range(N_LOADS):
         text, usage = answer(daemon, speculate="draft", priority="background")
-        n_drafted = drafted(usage)
-        eventually(lambda: daemon.status()["speculation"]["drafted"]["draft"] == n_drafted, "not counted")
-        if n_drafted:
-            return text, n_drafted
+        eventually(
+            lambda usage=usage: daemon.status()["speculation"]["drafted"]["draft"] == drafted(usage), "not counted"
+        )
+        if drafted(usage):
+            return text, drafted(usage)
         assert daemon.ask("reload", model=str(shutil.copy(model, folder / f"{i}.gguf")))["event"] == "reply"
     return text, 0
 
