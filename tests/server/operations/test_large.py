@@ -133,4 +133,4 @@ def test_a_line_of_json_and_a_long_prompt_line(server):
         assert "".join(event["text"] for event in events if event["event"] == "token") == "abcd"
     with server.connect() as client:
         client.sock.sendall(LONG.encode() + b"\n")
-        assert client.line().startswith(b"abcdefgh")
+        assert client.exactly(8) == b"abcdefgh"
