@@ -114,17 +114,24 @@ class TestWithoutResumablePrefill:
         ((reading(1, BACK), reading(2, BACK)), "1 goes first, 1 other waits: before 2, it arrived first"),
         (
             (reading(1, BACK, **CHUNK), reading(2, BACK)),
-            "1 goes first, 1 other waits: no prefill slot is free for it",
+            "1 goes first, 1 other waits: the last prefill slot is kept for chats",
         ),
         (
             (reading(1, BACK, **CHUNK), reading(2, BACK), reading(3, BACK)),
-            "1 goes first, 2 others wait: no prefill slot is free for them",
+            "1 goes first, 2 others wait: the last prefill slot is kept for chats",
         ),
     ],
 )
 def test_a_note_says_why_prompts_wait_for_another(views, note):
     (said,) = prefill_order.run(state_of(*views), Plan()).notes
     assert re.sub(r"-?[0-9.]+ < -?[0-9.]+", "LESS", said) == f"prefill_order: {note}"
+
+
+def test_a_note_says_that_every_prefill_slot_is_taken():
+    chunk, moving = reading(1, **CHUNK), reading(1, is_ready=False, is_transferring=True)
+    for view, start in ((chunk, "1 goes first, 1 other waits: "), (moving, "")):
+        (note,) = prefill_order.run(state_of(view, reading(2), n_prefill_slots=1), Plan()).notes
+        assert note == f"prefill_order: {start}every prefill slot is taken"
 
 
 def test_a_note_says_whose_client_had_less():

@@ -23,7 +23,7 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
     every = _prompts(index, plan)
     prompts = [v for v in every if v.n_chunk or _may_open(state, index, v)] if n_slots else every
     if not prompts:
-        return plan.note("prefill_order: every prefill slot is taken") if every else plan
+        return plan.note(f"prefill_order: {_no_slot(state, index)}") if every else plan
     key = urgency_key(state, plan.charged)
     ordered = starved_first(state, sorted(prompts, key=key), _is_forced)
     if n_slots:
@@ -31,7 +31,7 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
         n_others = len(every) - 1
         if n_others:
             others = "1 other waits" if n_others == 1 else f"{n_others} others wait"
-            why = _why_first(state, ordered, key, n_others)
+            why = _why_first(state, ordered, key)
             plan = plan.note(f"prefill_order: {ordered[0].sid} goes first, {others}: {why}")
     else:
         first = 1 + max((i.call for i in plan.items), default=-1)
@@ -52,11 +52,11 @@ def _is_forced(state: SchedulerState, view: SessionView) -> bool:
     return is_starved(state, view, tbt_limits(state, index_of(state)).patience(need))
 
 
-def _why_first(state: SchedulerState, ordered: list[SessionView], key: Key, n_others: int) -> str:
+def _why_first(state: SchedulerState, ordered: list[SessionView], key: Key) -> str:
     if _is_forced(state, ordered[0]):
         return f"without progress for {(state.now_ns - ordered[0].t_progress_ns) / 1e6:.0f} ms"
     if len(ordered) == 1:
-        return f"no prefill slot is free for {'it' if n_others == 1 else 'them'}"
+        return _no_slot(state, index_of(state))
     return f"before {ordered[1].sid}{why_first(key(ordered[0]), key(ordered[1]))}"
 
 
@@ -83,3 +83,10 @@ def _may_open(state: SchedulerState, index: SessionIndex, view: SessionView) -> 
         return False
     n_background = sum(v.priority is Priority.BACKGROUND for v in index.slots)
     return view.priority is Priority.INTERACTIVE or n_background < max(1, n_slots - 1)
+
+
+def _no_slot(state: SchedulerState, index: SessionIndex) -> str:
+    """Why the prompts that have no chunk in progress cannot begin one."""
+    if len(index.slots) < state.device.n_prefill_slots:
+        return "the last prefill slot is kept for chats"
+    return "every prefill slot is taken"
