@@ -20,9 +20,9 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TextIO
 
 from uma_core.policy.config import SchedulerConfig
-from uma_core.policy.cost.model import CostModel
+from uma_core.policy.cost.model import REGIMES, CostModel
 from uma_core.policy.memory import Ledger, PolicyMemory, TbtMemory
-from uma_core.policy.pipeline import compose, explain
+from uma_core.policy.pipeline import DEPRECATED, compose, explain, guard_words
 from uma_core.policy.plan import Plan, PlanItem, TbtDecision
 from uma_core.policy.state import CallReport, DeviceView, SchedulerState, SessionView
 from uma_core.types import Phase, Priority
@@ -295,9 +295,24 @@ def shown(lines: Iterable[str], tick: int | None, settings: Mapping[str, Any]) -
             "tick": state.tick,
             "now_ns": state.now_ns,
             "sessions": [_changed_fields(view) for view in state.sessions],
+            "learned": _learned(state),
             **explain(plan),
+            "n_repeats": plan.n_repeats,
         }
+        if plan.guard is not None:
+            shown_tick["guard"] = {k: v for k, v in guard_words(plan.guard).items() if k not in DEPRECATED}
         yield json.dumps(shown_tick, indent=1)
+
+
+def _learned(state: SchedulerState) -> dict[str, Any]:
+    """What was measured while the daemon ran, as far as the policy uses it beside a chat. `guard` has the rest."""
+    cost = state.cost
+    return {
+        "factors": {name: round(factor, 3) for name, factor in zip(REGIMES, cost.factors, strict=True)},
+        "cell_ns": round(cost.cell_ns, 3),
+        "overhead_ms": round(state.overhead_ns / 1e6, 4),
+        "debt_ms": round(state.memory.latency_guard.debt_ns / 1e6, 4),
+    }
 
 
 def _changed_fields(view: SessionView) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from tests.policy.build import state_of, talking
 from uma_core import trace
 from uma_core.engine.fake.cost import CPU_SHAPE, GPU_SHAPE
 from uma_core.policy.config import SchedulerConfig
+from uma_core.policy.cost.model import PREFILL
+from uma_core.policy.pipeline import DEPRECATED
 from uma_core.policy.plan import Plan
 from uma_core.types import Priority
 
@@ -87,6 +89,10 @@ def test_a_tick_is_shown_with_names_and_with_other_settings(tmp_path, capsys):
     assert told["tick"] == int(number) and told["guard"]["holds_prompt"]
     assert 0 <= told["now_ns"] - min(view["t_progress_ns"] for view in told["sessions"]) < 10_000 * MS
     assert {view["phase"] for view in told["sessions"]} == {"decode", "prefill"}
+    state = next(t.state for t in ticks if t.state.tick == int(number))
+    assert told["learned"]["factors"]["prefill"] == round(state.cost.factors[PREFILL], 3)
+    assert told["learned"]["debt_ms"] == round(state.memory.latency_guard.debt_ns / MS, 4)
+    assert not DEPRECATED.keys() & told["guard"].keys()
     assert trace.main(["show", str(path), number, "guard_cap=3.0", "pause_cap=4.0"]) == 0
     assert not json.loads(capsys.readouterr().out)["guard"]["holds_prompt"]
     assert trace.main(["show", str(path), "999999"]) == 1
@@ -159,7 +165,7 @@ def test_the_time_line_explains_each_decision_beside_a_chat():
     for args in held:
         (note,) = [note for note in args["notes"] if "background streams" in note and "latency_guard" in note]
         room = r"of them \d+\.\d{3} ms > (long )?room \d+\.\d{3}( \(long \d+\.\d{3}\))?, credit \d\.\d\d$"
-        assert re.search(f"{room}|the prompt has the gap$", note), note
+        assert re.search(f"{room}|: prompt 3 goes first: prompts had .* ms less than background streams$", note), note
 
 
 def test_the_time_line_tells_how_far_a_run_came():

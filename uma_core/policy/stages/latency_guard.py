@@ -111,27 +111,47 @@ def seal(state: SchedulerState, plan: Plan) -> Plan:
 
 
 def _divide(gap: Gap, item: PlanItem | None, wanted: list[SessionView]) -> Grant:
-    """Divide the gap between prompt and background rows. The rows come first if one of them starves, or if they had
-    less time and the prompt is not pressing.
+    """Divide the gap between the prompt `item` and the background streams `wanted`.
+
+    One of them goes first (`_turn`). The other gets the gap if nothing of the first fits.
     """
     if item is None:
         return _rows(gap, wanted) if wanted else Grant()
     view = _as_awaited(gap, prompt_view(gap.state, item.sid))
-    is_pressing = is_first_awaited(view) or is_starved(gap.state, view)
-    if wanted and ((not is_pressing and gap.memory.debt_ns <= 0) or _is_starving(gap, wanted, 1)):
-        grant = _rows(gap, wanted)
-        if grant.rows:
-            return _with_prompt(gap, grant, item, view)
-    grant = _prompt(gap, item, view)
     if not wanted:
-        return grant
+        return _prompt(gap, item, view)
+    are_rows_first, why = _turn(gap, view, wanted)
+    rows = _rows(gap, wanted) if are_rows_first else None
+    if rows is not None and rows.rows:
+        return _with_prompt(gap, rows, item, view, why)
+    grant = _prompt(gap, item, view)
     if grant.prefill is not None:  # even if rows seem to shorten the round: row counts are corrected separately
-        note = f"latency_guard: 0 of {len(wanted)} background streams: the prompt has the gap"
-        return grant._replace(notes=(*grant.notes, note))
-    rows = _rows(gap, wanted)
+        note = f"latency_guard: 0 of {len(wanted)} background streams: prompt {item.sid} goes first: {why}"
+        return grant._replace(notes=grant.notes + (rows.notes if rows is not None else (note,)))
+    rows = rows or _rows(gap, wanted)
     if not rows.rows:
         return grant._replace(notes=grant.notes + rows.notes, need_ns=grant.need_ns or rows.need_ns)
     return rows._replace(notes=grant.notes + rows.notes, holds_prompt=grant.holds_prompt)
+
+
+def _turn(gap: Gap, view: SessionView, wanted: list[SessionView]) -> tuple[bool, str]:
+    """Whether the background streams go before the prompt, and why.
+
+    First come streams of which one starves, then a prompt whose first token a client awaits, then a prompt that
+    starves, then whichever had less time.
+    """
+    if _is_starving(gap, wanted, 1):
+        n_rounds = n_rounds_without(gap.state, wanted, gap.memory.forced_tick)
+        return True, f"one of them got no token for {n_rounds} rounds"
+    if is_first_awaited(view):
+        is_own = prompt_view(gap.state, view.sid).priority is Priority.INTERACTIVE
+        return False, "its first token is awaited" if is_own else "an awaited prompt needs its prefill slot"
+    if is_starved(gap.state, view):
+        return False, f"it made no progress for {(gap.state.now_ns - view.t_progress_ns) / 1e6:.0f} ms"
+    debt_ms = gap.memory.debt_ns / 1e6
+    if debt_ms <= 0:
+        return True, f"they had {-debt_ms:.3f} ms less than prompts"
+    return False, f"prompts had {debt_ms:.3f} ms less than background streams"
 
 
 def _as_awaited(gap: Gap, view: SessionView) -> SessionView:
@@ -173,32 +193,33 @@ def _transfer(state: SchedulerState, index: SessionIndex, room: Room) -> tuple[i
 def _rows(gap: Gap, wanted: list[SessionView]) -> Grant:
     """Grant as many background rows as the gap holds: all, or else some in rotation.
 
-    The stream with the oldest token is forced at the starvation bound.
+    If the gap holds none, the stream with the oldest token is forced at the starvation bound.
     """
     limit = gap.room.in_long_ns if gap.has_long else gap.room.in_everyday_ns
     chosen, oldest = wanted, min(wanted, key=lambda v: (v.t_last_ns, v.sid))
+    too_many: list[SessionView] = []
     why = ""
     if gap.extra_ns(wanted) > limit:
-        chosen = _most(gap, in_turn(wanted, gap.memory.cursor), limit)
+        chosen, too_many = _most(gap, in_turn(wanted, gap.memory.cursor), limit)
         if not chosen and _is_starving(gap, wanted, gap.limits.patience(gap.extra_ns([oldest]))):
             chosen, why = [oldest], ", against starvation"
     need = gap.extra_ns(chosen) if chosen else gap.extra_ns([oldest])
     kind = Kind.FORCED if why else gap.kind_of(need, gap.room) if chosen else Kind.NOTHING
     if kind is Kind.LONG:
-        why = f", on credit {gap.memory.credit:.2f}"
-    if len(chosen) < len(wanted):
-        more = [*chosen, next(v for v in wanted if v not in chosen)]
-        why += ": " + gap.refusal(f"{len(more)} of them", gap.extra_ns(more), gap.room)
+        usual = f"room {gap.room.in_everyday_ns / 1e6:.3f}"
+        why = f", long gap on credit {gap.memory.credit:.2f}: {need / 1e6:.3f} ms > {usual}"
+    if too_many:
+        why += ": " + gap.refusal(f"{len(too_many)} of them", gap.extra_ns(too_many), gap.room)
     notes = (f"latency_guard: {len(chosen)} of {len(wanted)} background streams{why}",) if why else ()
     return Grant(kind, tuple(chosen), need_ns=need, notes=notes)
 
 
-def _most(gap: Gap, ordered: list[SessionView], limit: int) -> list[SessionView]:
-    """The longest prefix of the list that fits, found by growing it."""
+def _most(gap: Gap, ordered: list[SessionView], limit: int) -> tuple[list[SessionView], list[SessionView]]:
+    """The longest prefix of the list that fits, found by growing it, and the first one that does not fit."""
     best, n = 0, 1
     while best < len(ordered) and gap.extra_ns(ordered[:n]) <= limit:
         best, n = n, min(len(ordered), n + 1 + n // 8)
-    return ordered[:best]
+    return ordered[:best], ordered[:n]
 
 
 def _is_starving(gap: Gap, wanted: list[SessionView], times: int) -> bool:
@@ -209,47 +230,59 @@ def _is_starving(gap: Gap, wanted: list[SessionView], times: int) -> bool:
     return n_rounds >= max(2, gap.state.config.starvation_ticks * times)
 
 
-def _with_prompt(gap: Gap, grant: Grant, item: PlanItem, view: SessionView) -> Grant:
-    """Resume a paused chunk in the time that background rows left of an everyday gap."""
+def _with_prompt(gap: Gap, grant: Grant, item: PlanItem, view: SessionView, why: str) -> Grant:
+    """Resume a paused chunk in the time that background rows left of an everyday gap. `why`: why they went first."""
     left = gap.room.in_everyday_ns - gap.extra_ns(list(grant.rows)) if grant.kind is Kind.NORMAL else 0
-    if view.n_chunk and gap.state.cost.piece_ns(item.n_tokens, view.n_past) <= left:
+    piece = gap.state.cost.piece_ns(item.n_tokens, view.n_past)
+    if view.n_chunk and piece <= left:
         return grant._replace(prefill=item, run_ns=left)
-    return grant._replace(
-        holds_prompt=True, notes=(*grant.notes, "latency_guard: the prompt waits: background streams had less time")
-    )
+    rest = f"piece {piece / 1e6:.3f} ms > {left / 1e6:.3f} left" if view.n_chunk else "it has no paused chunk"
+    note = f"latency_guard: prompt {item.sid} waits: background streams go first: {why}; {rest}"
+    return grant._replace(holds_prompt=True, notes=(*grant.notes, note))
 
 
 def _prompt(gap: Gap, item: PlanItem, view: SessionView) -> Grant:
     """Grant prompt work in an everyday gap, else in a long one, else one forced piece, else nothing."""
-    room, everyday = _awaited_room(gap, item, view) if is_first_awaited(view) else (gap.room, Kind.NORMAL)
+    if not is_first_awaited(view):
+        return _in_room(gap, item, view, gap.room, Kind.NORMAL)
+    room, kind, notes = _awaited_room(gap, item, view)
+    grant = _in_room(gap, item, view, room, kind)
+    return grant._replace(notes=notes + grant.notes)
+
+
+def _in_room(gap: Gap, item: PlanItem, view: SessionView, room: Room, usual: Kind) -> Grant:
+    """Grant prompt work in this room. `usual`: the kind of a gap with work that fits `room.in_everyday_ns`."""
     item, need = sized(gap.state, item, view, room)
     kind = gap.kind_of(need, room)
     if kind is Kind.NORMAL:
-        return Grant(everyday, (), item, need if item.mode is PrefillMode.MIXED else room.in_everyday_ns, need_ns=need)
-    what = "piece" if item.mode is PrefillMode.SLICED else f"own_call chunk of {item.n_tokens}"  # mixed rows always fit
+        return Grant(usual, (), item, need if item.mode is PrefillMode.MIXED else room.in_everyday_ns, need_ns=need)
+    what = "piece" if item.mode is PrefillMode.SLICED else f"whole chunk of {item.n_tokens}"  # mixed rows always fit
     why = gap.refusal(what, need, room)
+    prompt = f"latency_guard: prompt {item.sid}"
     if kind is Kind.LONG:
-        long, usual = f"long gap on credit {gap.memory.credit:.2f}", f"room {room.in_everyday_ns / 1e6:.3f}"
-        note = f"latency_guard: {long}: {what} {need / 1e6:.3f} ms > {usual}"
+        long, everyday = f"long gap on credit {gap.memory.credit:.2f}", f"room {room.in_everyday_ns / 1e6:.3f}"
+        note = f"{prompt}, {long}: {what} {need / 1e6:.3f} ms > {everyday}"
         return Grant(kind, (), item, room.in_long_ns, need_ns=need, notes=(note,))
-    # a restored beginning is copied before the chunk's first piece; for that the prompt waits one starvation bound more
-    fills = view.n_cached > 0 and view.n_past > 0 and bool(view.n_chunk) and not view.chunk_fraction
+    # A restored beginning is copied into the prefill slot before the chunk's first piece. A run that is too short for a
+    # piece can do that, so the prompt is forced one starvation bound later.
+    is_copying = view.n_cached > 0 and view.n_past > 0 and bool(view.n_chunk) and not view.chunk_fraction
     patience = gap.limits.patience(need)
-    if is_starved(gap.state, view, patience + fills):
-        note = f"latency_guard: one {what} against starvation: {why}"
+    idle = f"{(gap.state.now_ns - view.t_progress_ns) / 1e6:.0f} ms without progress"
+    if is_starved(gap.state, view, patience + is_copying):
+        note = f"{prompt}, one {what} against starvation: {why}, {idle}"
         return Grant(Kind.FORCED, (), item, 0, 1, need_ns=need, notes=(note,))
-    if fills:
-        note = f"latency_guard: no piece fits, but the slot may fill: {why}"
-        return Grant(everyday, (), item, room.in_everyday_ns, need_ns=need, holds_prompt=True, notes=(note,))
-    forced_ns = patience * gap.state.config.starvation_ticks * gap.sessions.round_ns
-    idle_ns = gap.state.now_ns - view.t_progress_ns
-    waits = f"{idle_ns / 1e6:.0f} ms without progress, forced after {forced_ns / 1e6:.0f}"
-    note = f"latency_guard: the prompt waits: {why}, {waits}"
+    if is_copying:
+        note = f"{prompt}, no piece, but time to copy its restored beginning: {why}"
+        return Grant(usual, (), item, room.in_everyday_ns, need_ns=need, holds_prompt=True, notes=(note,))
+    n_rounds = patience * gap.state.config.starvation_ticks
+    forced = f"forced after {n_rounds * gap.sessions.round_ns / 1e6:.0f} ({n_rounds} rounds)"
+    note = f"{prompt} waits: {why}, {idle}, {forced}"
     return Grant(need_ns=need, holds_prompt=True, notes=(note,))
 
 
-def _awaited_room(gap: Gap, item: PlanItem, view: SessionView) -> tuple[Room, Kind]:
-    """Room for a prompt whose first token a client awaits. The gap is URGENT if the prompt's deadline raised the room.
+def _awaited_room(gap: Gap, item: PlanItem, view: SessionView) -> tuple[Room, Kind, tuple[str, ...]]:
+    """Room for a prompt whose first token a client awaits. The gap is URGENT if the prompt's deadline raised the room;
+    a note then says by how much the prompt would be late.
 
     Such prompts are in few gaps, so they may fill an everyday gap up to its limit, with no allowance for the error.
     """
@@ -264,9 +297,13 @@ def _awaited_room(gap: Gap, item: PlanItem, view: SessionView) -> tuple[Room, Ki
         usual_ns = work_ns = room.in_everyday_ns // max(1, need) * need  # whole pieces
     limit = next_limit_ns(state, view, limits, (usual_ns, work_ns))
     if limit <= limits.everyday_ns:
-        return room, Kind.NORMAL
+        return room, Kind.NORMAL, ()
     raised = max(0, room_below(limit, limits, gap.memory) - gap.transfer_ns)
-    return Room(raised, raised, is_most=limit >= most_ns(limits)), Kind.URGENT
+    due_ns = view.t_queued_ns + target_ns(state, view, limits.step_ns, STEPS) - state.now_ns
+    due = f"due in {due_ns / 1e6:.0f} ms" if due_ns > 0 else f"overdue by {-due_ns / 1e6:.0f} ms"
+    left = f"{left_to_read_ns(state, view) / 1e6:.0f} ms are left to read"
+    note = f"latency_guard: prompt {item.sid} is urgent, {due}, {left}: room {raised / 1e6:.3f} instead of "
+    return Room(raised, raised, is_most=limit >= most_ns(limits)), Kind.URGENT, (note + f"{plain / 1e6:.3f}",)
 
 
 def _applied(gap: Gap, plan: Plan, grant: Grant) -> Plan:
