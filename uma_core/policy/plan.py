@@ -50,7 +50,9 @@ class TbtDecision(NamedTuple):
     long_ns: int  # limit of a long one
     room_ns: int  # time for other work in an everyday gap
     long_room_ns: int  # ... and in a long one
-    need_ns: int  # predicted time of the smallest work considered (piece, chunk or row); 0: none was considered
+    # predicted time of the smallest work considered: a piece, a chunk, or what background rows add to the round (below
+    # 0 if more rows seem faster); 0: none was considered
+    need_ns: int
     error: float  # learned error of planned times (tbt/controller.py)
     credit: float  # long gaps that may be spent; one needs at least 1
 

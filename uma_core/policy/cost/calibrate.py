@@ -33,6 +33,8 @@ class Shape(NamedTuple):
 
 
 class Sample(NamedTuple):
+    """A shape, and the time that it took."""
+
     kind: str
     n_rows: int
     n_kv: int
@@ -67,8 +69,8 @@ def calibration_shapes(device: DeviceView) -> list[Shape]:
 
 def _fits(shape: Shape, device: DeviceView) -> bool:
     """Whether the KV memory holds all the sequences that are needed to time the shape."""
-    n_rows = N_STEPS * -(-shape.n_rows // device.n_seq_max) if shape.kind == DECODE else shape.n_rows
-    longest = shape.n_kv + n_rows
+    n_written = N_STEPS * -(-shape.n_rows // device.n_seq_max) if shape.kind == DECODE else shape.n_rows
+    longest = shape.n_kv + n_written  # cells of the longest sequence
     if shape.kind == TRANSFER:
         n_copies, longest = 2, shape.n_rows // device.kv_bytes_per_cell
     elif shape.kind == MIXED:

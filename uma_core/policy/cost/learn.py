@@ -32,7 +32,8 @@ def observe(model: CostModel, reports: Iterable[CallReport]) -> CostModel:
     """Correct the model with measured calls. Each report corrects only the error that earlier reports left.
 
     A decode call's error is divided between step and cells: the more cells the call read, the larger their part.
-    Otherwise a long context would make every step look slow, and work would seem to fit beside a chat.
+    Otherwise a long context would make every step look slow. The limits are multiples of a step, so more work would
+    seem to fit beside a chat.
     """
     seen = [r for r in reports if not r.is_full and max(r.predicted_ns, r.whole_ns) > 0 and r.elapsed_ns > 0]
     if not seen:
@@ -79,8 +80,8 @@ def _with_chunk(model: CostModel, report: CallReport, factor: float) -> CostMode
     A run's error counts as a part of the chunk's error. Engines only estimate how much of a chunk is done: a run may
     seem to take twice its share or no time, but the shares of all runs add up to the chunk, and so do their errors.
     """
-    since = model.factors[PREFILL] / factor
-    predicted, whole = report.predicted_ns * since, (report.whole_ns or report.predicted_ns) * since
+    moved = model.factors[PREFILL] / factor  # by earlier reports of the same tick
+    predicted, whole = report.predicted_ns * moved, (report.whole_ns or report.predicted_ns) * moved
     is_guess = _is_guess(model, PREFILL)
     gain = 1.0 / (model.counts[PREFILL] + 1) if is_guess else GAIN
     error = min(CLIP**10 if is_guess else CLIP, 1.0 + (report.elapsed_ns - predicted) / whole) - 1.0
@@ -88,7 +89,9 @@ def _with_chunk(model: CostModel, report: CallReport, factor: float) -> CostMode
 
 
 def _cells_share(model: CostModel, report: CallReport) -> float:
-    """The context's part of a decode call's error: its variance over the sum of the context's and the step's."""
+    """The context's part of a decode call's error: the variance of the context's error, which grows with the square of
+    the cells, over the sum of that and the step's.
+    """
     step_cells = DEEP_CELLS * model.lines[min(report.n_rows, len(model.lines) - 1)][0] / model.decode.base[0]
     return report.n_kv**2 / (report.n_kv**2 + step_cells**2)
 

@@ -2,7 +2,7 @@
 
 Rules: a frozen value and pure functions. The tables come from calibration (calibrate.py). Later measurements correct
 one factor per regime, and the time that a cell of context adds to a decode call (learn.py). Nothing here is specific to
-a vendor: cliffs are where calibration measured them.
+a vendor: calibration measures at which sizes a device's times jump.
 """
 
 from __future__ import annotations

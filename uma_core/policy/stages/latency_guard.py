@@ -46,7 +46,7 @@ class Grant(NamedTuple):
     prefill: PlanItem | None = None
     run_ns: int = 0
     min_pieces: int = 0
-    need_ns: int = 0  # time of the shortest piece, chunk or row that was considered
+    need_ns: int = 0  # see TbtDecision
     holds_prompt: bool = False
     notes: tuple[str, ...] = ()
 
@@ -125,7 +125,9 @@ def _divide(gap: Gap, item: PlanItem | None, wanted: list[SessionView]) -> Grant
     if rows is not None and rows.rows:
         return _with_prompt(gap, rows, item, view, why)
     grant = _prompt(gap, item, view)
-    if grant.prefill is not None:  # even if rows seem to shorten the round: row counts are corrected separately
+    if grant.prefill is not None:
+        # The streams get no rows, even if these seem to shorten the round: each number of rows has a correction of its
+        # own, so that gain may be an error of prediction.
         note = f"latency_guard: 0 of {len(wanted)} background streams: prompt {item.sid} goes first: {why}"
         return grant._replace(notes=grant.notes + (rows.notes if rows is not None else (note,)))
     rows = rows or _rows(gap, wanted)
@@ -171,11 +173,11 @@ def _as_awaited(gap: Gap, view: SessionView) -> SessionView:
 
 
 def _transfer(state: SchedulerState, index: SessionIndex, room: Room) -> tuple[int, Kind]:
-    """Time for transfers of KV: as long as a chunk (or a whole restored beginning) needs, but at most half of the room
-    unless a chat waits for it.
+    """Return the time for transfers of KV, and the kind of gap that they make.
 
-    A chat that already streams and waits for its KV may take a long gap from the other streams, because every tick
-    delays the chat's own next token.
+    The time is what a chunk (or a whole restored beginning) needs, but at most half of the everyday room, or all of it
+    if a chat waits for the transfer. A chat that streams and whose KV is on its way may take a long gap from the other
+    streams, because every tick delays the chat's own next token.
     """
     if not index.moving:
         return 0, Kind.NOTHING
@@ -198,13 +200,18 @@ def _rows(gap: Gap, wanted: list[SessionView]) -> Grant:
     limit = gap.room.in_long_ns if gap.has_long else gap.room.in_everyday_ns
     chosen, oldest = wanted, min(wanted, key=lambda v: (v.t_last_ns, v.sid))
     too_many: list[SessionView] = []
-    why = ""
+    is_forced = False
     if gap.extra_ns(wanted) > limit:
         chosen, too_many = _most(gap, in_turn(wanted, gap.memory.cursor), limit)
-        if not chosen and _is_starving(gap, wanted, gap.limits.patience(gap.extra_ns([oldest]))):
-            chosen, why = [oldest], ", against starvation"
+        is_forced = not chosen and _is_starving(gap, wanted, gap.limits.patience(gap.extra_ns([oldest])))
+        if is_forced:
+            chosen = [oldest]
     need = gap.extra_ns(chosen) if chosen else gap.extra_ns([oldest])
-    kind = Kind.FORCED if why else gap.kind_of(need, gap.room) if chosen else Kind.NOTHING
+    kind, why = Kind.NOTHING, ""
+    if is_forced:
+        kind, why = Kind.FORCED, ", against starvation"
+    elif chosen:
+        kind = gap.kind_of(need, gap.room)
     if kind is Kind.LONG:
         usual = f"room {gap.room.in_everyday_ns / 1e6:.3f}"
         why = f", long gap on credit {gap.memory.credit:.2f}: {need / 1e6:.3f} ms > {usual}"
@@ -334,6 +341,9 @@ def _applied(gap: Gap, plan: Plan, grant: Grant) -> Plan:
 
 
 def _remembered(gap: Gap, plan: Plan, grant: Grant) -> TbtMemory:
+    """Return what later ticks need: the credit left, the planned time that the error is measured by, and whose turn
+    it is.
+    """
     memory, state = gap.memory, gap.state
     extra_ns = gap.extra_ns(list(grant.rows)) if grant.rows else 0
     most = state.config.tick_budget_ns * 4

@@ -27,10 +27,10 @@ MISSES = 0.02
 # How fast the error follows: a gap beyond it adds 0.039, a gap within it subtracts 0.0008. With 0.08 background work
 # takes 6 % longer; with 0.02 a machine that turns noisy is noticed too late (TTFT three times as long in one case).
 STEP = 0.04
-# On a machine this busy chats pause anyway, so other work need not stop. No machine of the simulator is that noisy. A
-# real one is (Zen 3, two shared cores): without this, with `WRONG` and `FORGET` changed and the noise of mixed calls
-# taken as a seventh of a step, TBT beside a storm was 1.20 steps instead of 1.00, and the storm took 4 % longer
-# (medians of seven and six repeats).
+# The error is never more than this: on a machine that busy chats pause anyway, so other work need not stop. No machine
+# of the simulator is that noisy. A real one is (Zen 3, two shared cores). There TBT beside a storm was 1.20 steps
+# instead of 1.00, and the storm took 4 % longer, without this limit, with `WRONG` and `FORGET` changed, and with the
+# noise of mixed calls taken as a seventh of a step (medians of seven and six repeats).
 ERROR_MOST = 0.25
 # Share of the time between round and everyday limit that other work always gets. Without it, an error of a few per cent
 # would leave nothing, and prompts were read 13 times slower on the noisiest machine. With 0.6 background work takes 7 %
