@@ -103,8 +103,8 @@ def _admit(
                 why = f"{view.sid} needs {need} cells, {n_cells} are free" if free else NO_SEQUENCE
             is_old = state.now_ns - view.t_queued_ns > state.config.aging_ns
             if not free or (is_old and is_chat):
-                break
-            chats_only = chats_only or is_chat or is_old
+                break  # nobody passes it
+            chats_only = chats_only or is_chat or is_old  # only chats pass a chat, or a request that has aged
             continue
         admitted.append(Admission(view.sid, free.pop(0)))
         n_cells -= need

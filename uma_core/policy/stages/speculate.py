@@ -228,7 +228,7 @@ def _draft(state: SchedulerState, plan: Plan, room_ns: int) -> Plan:
     n, n_kv = len(planned), sum(v.n_past for v in index.decodes)
     step_ns = state.cost.decode_ns(n, n_kv)
     wanted, total_ns = [], 0
-    for view in views:
+    for view in views:  # find the number of drafts of this stream that gives the most tokens per ns
         n_best, best, expected = 0, n / step_ns, float(n)
         for k, survival in enumerate(view.draft_rates, 1):
             expected += survival
