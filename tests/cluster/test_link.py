@@ -499,6 +499,21 @@ def test_a_thought_that_goes_on_has_what_is_left_of_its_budget() -> None:
     assert resumed(request, ["<>" + "a" * 98], "<>" + "a" * 98, 100)["reasoning"]["budget_tokens"] == 0
 
 
+@pytest.mark.parametrize(
+    ("text", "n_tokens", "left"),
+    [
+        ("abcd", 4, " Enough."),  # the budget is not used up: nothing was forced yet
+        ("abcdefgh", 8, " Enough."),
+        ("abcdefgh En", 10, "ough."),
+        ("abcdefgh Enough.", 11, ""),
+        ("abcdefgh Enough.</", 12, ""),
+    ],
+)
+def test_the_message_that_ends_a_thought_is_said_once(text: str, n_tokens: int, left: str) -> None:
+    thought = {"start": "", "end": "</think>", "budget_tokens": 8, "message": " Enough."}
+    assert resumed({"prompt": "p", "reasoning": thought}, [text], text, n_tokens)["reasoning"]["message"] == left
+
+
 def test_a_thought_goes_on_only_while_it_is_not_finished() -> None:
     request = {"prompt": "p", "reasoning": {"start": "<think>", "end": "</think>"}}
     assert resumed(request, ["<think>a"], "<think>a", 2)["reasoning"] == {"start": "", "end": "</think>"}

@@ -508,8 +508,18 @@ def resumed(fields: Mapping[str, Any], tail: list[str | int], text: str, n_token
     elif thought is not None and _start_of_thought(fields, text) is not None:
         more["reasoning"] = {**thought, "start": ""}
         if thought.get("budget_tokens") is not None:
-            more["reasoning"]["budget_tokens"] = max(0, thought["budget_tokens"] - n_thought(fields, text, n_tokens))
+            n_left = max(0, thought["budget_tokens"] - n_thought(fields, text, n_tokens))
+            more["reasoning"]["budget_tokens"] = n_left
+            if not n_left and thought.get("message"):
+                more["reasoning"]["message"] = _unsaid(thought["message"], thought["end"], text)
     return more
+
+
+def _unsaid(message: str, end: str, text: str) -> str:
+    """Return what is left of the message before a forced end. The lost daemon may have begun to write both."""
+    said = message + end
+    n_said = next((n for n in range(len(said), 0, -1) if text.endswith(said[:n])), 0)
+    return message[n_said:]
 
 
 def n_thought(fields: Mapping[str, Any], text: str, n_tokens: int) -> int:
