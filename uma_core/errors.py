@@ -231,7 +231,7 @@ class ErrorCode(Enum):
     CONSTRAINT_REFUSED = Spec(
         "E_CONSTRAINT_001", "constraint_refused", Side.CLIENT, False, False, 2,
         "the schema or grammar cannot be enforced; `detail.field` names it, `detail.keyword` and `detail.path` the "
-        "place in a schema",
+        "place in a schema; `detail.is_complete`: `constraint.prefix` is all of the answer already",
     )  # fmt: skip
     CONSTRAINT_FAILED = Spec(
         "E_CONSTRAINT_002",

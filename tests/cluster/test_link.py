@@ -295,6 +295,26 @@ def test_an_answer_that_lost_nothing_but_its_end_is_whole() -> None:
     assert got.usage == {"prompt_tokens": 10, "cached_tokens": 0, "completion_tokens": N_TOKENS}
 
 
+class Complete(Scripted):
+    """The daemon that continues an answer finds nothing left of what its constraint allows."""
+
+    async def stream(self, unit: Unit, fields: Mapping[str, Any]) -> AsyncIterator[list[bytes]]:
+        if self.seen:
+            error = UmaError(ErrorCode.CONSTRAINT_REFUSED, is_complete=True).to_dict()
+            self.seen.append((unit.name, dict(fields)))
+            yield [json.dumps({"event": "error", **error}).encode()]
+            return
+        async for payloads in super().stream(unit, fields):
+            yield payloads
+
+
+def test_a_constrained_answer_that_lost_nothing_but_its_end_is_whole() -> None:
+    transport = Complete(2, 3)
+    got = ask(transport, is_resumable=True, constraint={"choices": ["012"]})
+    assert (got.text, got.ends, got.usage["completion_tokens"]) == ("012", ["stop"], 3)
+    assert transport.seen[-1][1]["constraint"] == {"choices": ["012"], "prefix": "012"}
+
+
 class Counting(Scripted):
     """Its daemons count drafts, and thoughts if they are told to. The first daemon stops after three tokens."""
 

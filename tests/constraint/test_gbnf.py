@@ -128,6 +128,14 @@ def test_regular_grammars_allow_exactly_what_llama_cpp_allows(tiny, compiler, fa
     assert can_write(fake, matcher, text.encode()) == expected
 
 
+@pytest.mark.parametrize(("prefix", "is_complete"), [("ab", True), ("b", None)])
+def test_a_beginning_that_is_the_whole_answer_is_told_from_a_wrong_one(compiler, fake, prefix, is_complete):
+    with pytest.raises(UmaError) as caught:
+        compiler.compile(fake, Constraint("gbnf", 'root ::= "ab"', prefix=prefix))
+    assert caught.value.error is ErrorCode.CONSTRAINT_REFUSED
+    assert caught.value.detail.get("is_complete") is is_complete
+
+
 @pytest.mark.parametrize(
     "source",
     [

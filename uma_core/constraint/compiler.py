@@ -72,6 +72,8 @@ class Compiler:
         grammar = Grammar(vocabulary, constraint)
         self._time.observe(time.monotonic_ns() - begun_ns)
         if grammar.is_done:
+            if constraint.prefix:  # a cluster learns so that the answer that it continues has its end already
+                raise refused(constraint, "the text that begins the answer is all of it already", is_complete=True)
             raise refused(constraint, "it allows only the empty answer")
         with model.lock:
             model.grammars[key] = grammar

@@ -91,9 +91,9 @@ def _literal(text: str) -> str:
     return "".join("\\" + c if c in _PUNCTUATION else c for c in text)
 
 
-def refused(constraint: Constraint, reason: str) -> UmaError:
+def refused(constraint: Constraint, reason: str, **detail: Any) -> UmaError:
     field = f"constraint.{constraint.kind}"
-    return UmaError(ErrorCode.CONSTRAINT_REFUSED, f"`{field}`: {reason}", field=field)
+    return UmaError(ErrorCode.CONSTRAINT_REFUSED, f"`{field}`: {reason}", field=field, **detail)
 
 
 class Grammar:

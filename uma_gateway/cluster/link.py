@@ -44,6 +44,10 @@ ELSEWHERE = frozenset(  # refusals after which another daemon may accept the req
 )  # fmt: skip
 
 
+class _Complete(Exception):
+    """The sent text is the whole answer: its constraint allows nothing more."""
+
+
 class RoutedLink:
     """The source from which `daemon.Generation` reads, instead of a connection to one daemon."""
 
@@ -394,10 +398,15 @@ class RoutedLink:
             "id": self._id,
             "x_attempt": self._attempt_key,
         }
-        return await self._read(self._cluster.transport.stream(unit, fields), unit)
+        try:
+            return await self._read(self._cluster.transport.stream(unit, fields), unit)
+        except _Complete:
+            self._is_done = True
+            await self._put_end("stop", self._usage["completion_tokens"])
+            return True
 
     async def _read(self, stream: AsyncIterator[list[bytes]], unit: Unit) -> bool:
-        """Pass on the events. Result and errors: those of `_answer`."""
+        """Pass on the events. Result and errors: those of `_answer`, and _Complete."""
         self._n_read_here = 0
         try:
             async for payloads in stream:
@@ -422,7 +431,7 @@ class RoutedLink:
 
     def _judge(self, event: Event, unit: Unit) -> Event | bool | None:
         """Judge an event. None: pass it on; False: try another daemon; otherwise pass on the returned value instead.
-        Raises: UnitLost.
+        Raises: UnitLost, _Complete.
         """
         kind = event.get("event")
         if kind == "token":
@@ -446,6 +455,8 @@ class RoutedLink:
                 self._cluster.router.shut(unit.name)
                 self._cluster.counts["rerouted"] += 1
                 return False
+            if code is ErrorCode.CONSTRAINT_REFUSED and self._n_sent and (event.get("detail") or {}).get("is_complete"):
+                raise _Complete
             self._is_done = True
         elif kind == "eos":
             code = BY_CODE.get(str((event.get("error") or {}).get("code")))
