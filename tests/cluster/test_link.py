@@ -520,18 +520,19 @@ def test_a_thought_that_goes_on_has_what_is_left_of_its_budget() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "n_tokens", "left"),
+    ("text", "n_tokens", "message", "end"),
     [
-        ("abcd", 4, " Enough."),  # the budget is not used up: nothing was forced yet
-        ("abcdefgh", 8, " Enough."),
-        ("abcdefgh En", 10, "ough."),
-        ("abcdefgh Enough.", 11, ""),
-        ("abcdefgh Enough.</", 12, ""),
+        ("abcd", 4, " Enough.", "</think>"),  # the budget is not used up: nothing was forced yet
+        ("abcdefgh", 8, " Enough.", "</think>"),
+        ("abcdefgh En", 10, "ough.", "</think>"),
+        ("abcdefgh Enough.", 11, "", "</think>"),
+        ("abcdefgh Enough.</", 12, "", "think>"),
     ],
 )
-def test_the_message_that_ends_a_thought_is_said_once(text: str, n_tokens: int, left: str) -> None:
+def test_what_cuts_a_thought_off_is_said_once(text: str, n_tokens: int, message: str, end: str) -> None:
     thought = {"start": "", "end": "</think>", "budget_tokens": 8, "message": " Enough."}
-    assert resumed({"prompt": "p", "reasoning": thought}, [text], text, n_tokens)["reasoning"]["message"] == left
+    left = resumed({"prompt": "p", "reasoning": thought}, [text], text, n_tokens)["reasoning"]
+    assert (left["message"], left["end"]) == (message, end)
 
 
 def test_a_thought_goes_on_only_while_it_is_not_finished() -> None:

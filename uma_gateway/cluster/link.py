@@ -521,16 +521,16 @@ def resumed(fields: Mapping[str, Any], tail: list[str | int], text: str, n_token
         if thought.get("budget_tokens") is not None:
             n_left = max(0, thought["budget_tokens"] - n_thought(fields, text, n_tokens))
             more["reasoning"]["budget_tokens"] = n_left
-            if not n_left and thought.get("message"):
-                more["reasoning"]["message"] = _unsaid(thought["message"], thought["end"], text)
+            if not n_left:
+                more["reasoning"] |= _unsaid(thought.get("message", ""), thought["end"], text)
     return more
 
 
-def _unsaid(message: str, end: str, text: str) -> str:
-    """Return what is left of the message before a forced end. The lost daemon may have begun to write both."""
+def _unsaid(message: str, end: str, text: str) -> dict[str, str]:
+    """Return what is left of the message and the end that cut a thought off. The lost daemon may have begun both."""
     said = message + end
-    n_said = next((n for n in range(len(said), 0, -1) if text.endswith(said[:n])), 0)
-    return message[n_said:]
+    n_said = next((n for n in range(len(said) - 1, 0, -1) if text.endswith(said[:n])), 0)
+    return {"message": message[n_said:], "end": end[max(0, n_said - len(message)) :]}
 
 
 def n_thought(fields: Mapping[str, Any], text: str, n_tokens: int) -> int:
