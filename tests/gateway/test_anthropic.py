@@ -197,6 +197,14 @@ def test_malformed_requests_are_refused(fields):
         read(**fields)
 
 
+def test_a_block_that_cannot_be_read_is_named_by_its_place():
+    call = {"type": "tool_use", "id": "t", "name": "weather", "input": {}}
+    content = [{"type": "tool_result", "tool_use_id": "t"}, {"type": "text", "text": "look"}, {"type": "image"}]
+    messages = [*HELLO, {"role": "assistant", "content": [call]}, {"role": "user", "content": content}]
+    with pytest.raises(GatewayError, match=r"messages\.2\.content\.2: blocks of type image"):
+        read(messages=messages)
+
+
 # ---- the stream's blocks
 
 

@@ -117,9 +117,7 @@ def _told(content: Any, path: str) -> list[dict[str, Any]]:
     """Return a system message from the middle of a conversation, without its blocks that add or remove tools. Nothing
     may be left.
     """
-    if isinstance(content, list):
-        content = [block for i, block in enumerate(content) if _kind(block, f"{path}.{i}") not in _TOOL_CHANGES]
-    texts = [content] if isinstance(content, str) else _texts(content, path)
+    texts = [content] if isinstance(content, str) else _texts(content, path, _TOOL_CHANGES)
     return [{"role": "system", "content": "\n\n".join(texts)}] if any(texts) else []
 
 
@@ -163,10 +161,8 @@ def _assistant(blocks: list[Any], path: str, names: dict[str, str]) -> dict[str,
 def _user(blocks: list[Any], path: str, names: dict[str, str]) -> list[dict[str, Any]]:
     """Return a user's message. Results of tools become messages of their own, before the user's text."""
     results: list[dict[str, Any]] = []
-    said: list[Any] = []
     for i, block in enumerate(blocks):
         if _kind(block, f"{path}.{i}") != "tool_result":
-            said.append(block)
             continue
         call_id = _string(block, "tool_use_id", f"{path}.{i}")
         if call_id not in names:
@@ -174,7 +170,7 @@ def _user(blocks: list[Any], path: str, names: dict[str, str]) -> list[dict[str,
         result = _result(block.get("content"), f"{path}.{i}.content")
         content = f"Error: {result}" if block.get("is_error") else result
         results.append({"role": "tool", "tool_call_id": call_id, "name": names[call_id], "content": content})
-    texts = _texts(said, path)
+    texts = _texts(blocks, path, ("tool_result",))
     return [*results, {"role": "user", "content": "\n\n".join(texts)}] if texts or not results else results
 
 
@@ -196,14 +192,18 @@ def _result(given: Any, path: str) -> str:
     return "\n".join(_texts(told, path))
 
 
-def _texts(blocks: Any, path: str) -> list[str]:
-    """Return the texts of blocks that must all be texts or documents. Raises: GatewayError."""
+def _texts(blocks: Any, path: str, skipped: tuple[str, ...] = ()) -> list[str]:
+    """Return the texts of blocks that must all be texts or documents, except for the skipped types. Raises:
+    GatewayError.
+    """
     if not isinstance(blocks, list):
         raise invalid(f"{path}: must be a string or an array of blocks", path)
     found: list[str] = []
     for i, block in enumerate(blocks):
         kind, place = _kind(block, f"{path}.{i}"), f"{path}.{i}"
         source = block.get("source")
+        if kind in skipped:
+            continue
         if kind == "text":
             found.append(_string(block, "text", place))
         elif kind == "document" and isinstance(source, dict) and source.get("type") in ("text", "content"):
