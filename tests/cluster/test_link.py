@@ -295,24 +295,35 @@ def test_an_answer_that_lost_nothing_but_its_end_is_whole() -> None:
     assert got.usage == {"prompt_tokens": 10, "cached_tokens": 0, "completion_tokens": N_TOKENS}
 
 
-class Complete(Scripted):
-    """The daemon that continues an answer finds nothing left of what its constraint allows."""
+class Refusing(Scripted):
+    """The daemon that is to continue an answer refuses to."""
+
+    def __init__(self, error: UmaError) -> None:
+        super().__init__(2, 3)
+        self.error = error
 
     async def stream(self, unit: Unit, fields: Mapping[str, Any]) -> AsyncIterator[list[bytes]]:
         if self.seen:
-            error = UmaError(ErrorCode.CONSTRAINT_REFUSED, is_complete=True).to_dict()
             self.seen.append((unit.name, dict(fields)))
-            yield [json.dumps({"event": "error", **error}).encode()]
+            yield [json.dumps({"event": "error", **self.error.to_dict()}).encode()]
             return
         async for payloads in super().stream(unit, fields):
             yield payloads
 
 
 def test_a_constrained_answer_that_lost_nothing_but_its_end_is_whole() -> None:
-    transport = Complete(2, 3)
+    transport = Refusing(UmaError(ErrorCode.CONSTRAINT_REFUSED, is_complete=True))
     got = ask(transport, is_resumable=True, constraint={"choices": ["012"]})
     assert (got.text, got.ends, got.usage["completion_tokens"]) == ("012", ["stop"], 3)
     assert transport.seen[-1][1]["constraint"] == {"choices": ["012"], "prefix": "012"}
+
+
+@pytest.mark.parametrize(("n_ctx_seq", "end"), [(12, "length"), (11, "prompt_too_large")])
+def test_an_answer_that_filled_the_context_and_lost_nothing_but_its_end_is_whole(n_ctx_seq: int, end: str) -> None:
+    """A daemon with a smaller context is another matter: the answer would have gone on."""
+    error = UmaError(ErrorCode.PROMPT_TOO_LARGE, n_tokens=13, n_ctx_seq=n_ctx_seq)
+    got = ask(Refusing(error), is_resumable=True)
+    assert (got.text, got.ends) == ("012", [end])
 
 
 class Counting(Scripted):

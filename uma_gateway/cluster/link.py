@@ -45,7 +45,7 @@ ELSEWHERE = frozenset(  # refusals after which another daemon may accept the req
 
 
 class _Complete(Exception):
-    """The sent text is the whole answer: its constraint allows nothing more."""
+    """The sent text is the whole answer. The argument: the reason of its end."""
 
 
 class RoutedLink:
@@ -400,9 +400,9 @@ class RoutedLink:
         }
         try:
             return await self._read(self._cluster.transport.stream(unit, fields), unit)
-        except _Complete:
+        except _Complete as end:
             self._is_done = True
-            await self._put_end("stop", self._usage["completion_tokens"])
+            await self._put_end(str(end), self._usage["completion_tokens"])
             return True
 
     async def _read(self, stream: AsyncIterator[list[bytes]], unit: Unit) -> bool:
@@ -455,8 +455,9 @@ class RoutedLink:
                 self._cluster.router.shut(unit.name)
                 self._cluster.counts["rerouted"] += 1
                 return False
-            if code is ErrorCode.CONSTRAINT_REFUSED and self._n_sent and (event.get("detail") or {}).get("is_complete"):
-                raise _Complete
+            reason = _end_of_sent(code, event.get("detail") or {}) if self._n_sent else ""
+            if reason:
+                raise _Complete(reason)
             self._is_done = True
         elif kind == "eos":
             code = BY_CODE.get(str((event.get("error") or {}).get("code")))
@@ -485,6 +486,17 @@ class RoutedLink:
             if name in self._usage:
                 usage[name] = usage.get(name, 0) + self._usage[name]
         return {**eos, "usage": usage}
+
+
+def _end_of_sent(code: ErrorCode | None, detail: Mapping[str, Any]) -> str:
+    """Return how the sent text ends if a daemon refuses to continue it because nothing was missing but its end: its
+    constraint allows nothing more, or it fills the context. "": it was refused for another reason.
+    """
+    if code is ErrorCode.CONSTRAINT_REFUSED and detail.get("is_complete"):
+        return "stop"
+    # an answer's last token is not read any more, so it has no place in the context
+    is_full = code is ErrorCode.PROMPT_TOO_LARGE and detail.get("n_tokens") == detail.get("n_ctx_seq", 0) + 1
+    return "length" if is_full else ""
 
 
 def can_resume(fields: Mapping[str, Any]) -> bool:
