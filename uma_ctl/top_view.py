@@ -20,17 +20,19 @@ STATE_STYLE = {
     "starting": "bold cyan",
 }
 HELP = "↑↓ select  c cancel  d drain/undrain  q quit"
+HEAD, PACE, MEMORY, FOOT = 4, 7, 5, 1  # lines of these parts; the requests get the others
+FRAME = 3  # lines of the requests' part that hold none: its borders and headings
 
 
-def screen(board: Dashboard, width: int) -> Layout:
-    """Compose the whole screen for a terminal of this width."""
+def screen(board: Dashboard, width: int, height: int) -> Layout:
+    """Compose the whole screen for a terminal of this width and height."""
     layout = Layout()
     layout.split_column(
-        Layout(_head(board), name="head", size=4),
-        Layout(_pace(board, width), name="pace", size=7),
-        Layout(_memory(board, width), name="memory", size=5),
-        Layout(_streams(board), name="streams"),
-        Layout(_foot(board), name="foot", size=1),
+        Layout(_head(board), name="head", size=HEAD),
+        Layout(_pace(board, width), name="pace", size=PACE),
+        Layout(_memory(board, width), name="memory", size=MEMORY),
+        Layout(_streams(board, max(1, height - HEAD - PACE - MEMORY - FOOT - FRAME)), name="streams"),
+        Layout(_foot(board), name="foot", size=FOOT),
     )
     return layout
 
@@ -100,11 +102,16 @@ def _memory(board: Dashboard, width: int) -> RenderableType:
     return Panel(Group(cells, _line(counts), _line(sizes)), title="KV and memory")
 
 
-def _streams(board: Dashboard) -> RenderableType:
+def _streams(board: Dashboard, n_rows: int) -> RenderableType:
+    """List as many requests as there is room for. The selected one is among them: keys act on it."""
+    n = len(board.sessions)
+    first = max(0, min(board.position - n_rows // 2, n - n_rows))
+    shown = range(first, min(n, first + n_rows))
     table = Table(expand=True, box=None)
     for heading in ("request", "conn", "client", "priority", "phase", "prompt", "answer", "age"):
         table.add_column(heading, no_wrap=True)
-    for i, s in enumerate(board.sessions):
+    for i in shown:
+        s = board.sessions[i]
         cells = (
             units.text(s.get("request_id")),
             units.text(s.get("conn")),
@@ -117,7 +124,8 @@ def _streams(board: Dashboard) -> RenderableType:
         )
         style = "reverse" if i == board.position else COLOURS[i % len(COLOURS)]
         table.add_row(*(Text(cell) for cell in cells), style=style)
-    return Panel(table, title=units.counted(len(board.sessions), "request"))
+    part = f", {first + 1} to {shown.stop} are shown" if len(shown) < n else ""
+    return Panel(table, title=units.counted(n, "request") + part)
 
 
 def _foot(board: Dashboard) -> RenderableType:

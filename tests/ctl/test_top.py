@@ -132,9 +132,9 @@ def test_any_terminal_input_is_understood_or_passed_over(data):
     assert all(isinstance(key, Key) for key in parse_keys(data))
 
 
-def drawn(board: Dashboard, width: int = 120) -> str:
-    console = Console(file=io.StringIO(), width=width, height=40, force_terminal=False)
-    console.print(screen(board, width))
+def drawn(board: Dashboard, width: int = 120, height: int = 40) -> str:
+    console = Console(file=io.StringIO(), width=width, height=height, force_terminal=False)
+    console.print(screen(board, width, height))
     return console.file.getvalue()
 
 
@@ -159,6 +159,16 @@ def test_every_line_of_the_pace_is_in_view(width):
         "1 request ",
     ):
         assert text in shown
+
+
+@pytest.mark.parametrize("height", [21, 24, 40, 60])
+def test_the_selected_request_is_in_view(height):
+    board = board_of(*(session(f"req-{n:02}") for n in range(30)))
+    for n in range(30):
+        assert f"req-{n:02}" in drawn(board, height=height)
+        board.move(1)
+    assert "30 requests, 27 to 30 are shown" in drawn(board, height=24)
+    assert " 30 requests " in drawn(board, height=60)
 
 
 @pytest.mark.parametrize("key", [None, *sorted(STATUS)])

@@ -72,7 +72,7 @@ class Top:
         self._fetch()
         with raw_keys() as descriptor, Live(screen=True, auto_refresh=False) as live:
             while True:
-                live.update(screen(self.board, live.console.width), refresh=True)
+                live.update(screen(self.board, *live.console.size), refresh=True)
                 if not all(self.on_key(key) for key in wait_keys(descriptor, self.interval)):
                     return
                 self._refresh()
