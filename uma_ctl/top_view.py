@@ -20,7 +20,7 @@ STATE_STYLE = {
     "starting": "bold cyan",
 }
 HELP = "↑↓ select  c cancel  d drain/undrain  q quit"
-HEAD, PACE, MEMORY, FOOT = 4, 7, 5, 1  # lines of these parts; the requests get the others
+HEAD, PACE, MEMORY, FOOT = 5, 7, 5, 1  # lines of these parts; the requests get the others
 FRAME = 3  # lines of the requests' part that hold none: its borders and headings
 
 
@@ -41,9 +41,9 @@ def _head(board: Dashboard) -> RenderableType:
     status, model = board.status, render.sub(board.status, "model")
     state = units.text(status.get("state"))
     facts = f"  {units.text(model.get('name'))}  up {units.span(status.get('uptime_s'))}"
-    title = Text.assemble((state, STATE_STYLE.get(state, "bold")), facts)
-    queues = Text("   ".join(_queue(name, queue) for name, queue in render.sub(status, "lanes").items()))
-    return Panel(Group(title, queues))
+    title = Text.assemble((state, STATE_STYLE.get(state, "bold")), facts, no_wrap=True, overflow="ellipsis")
+    queues = [_line(_queue(name, queue)) for name, queue in render.sub(status, "lanes").items()]
+    return Panel(Group(title, *queues))
 
 
 def _queue(name: str, queue: object) -> str:

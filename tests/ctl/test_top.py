@@ -161,13 +161,25 @@ def test_every_line_of_the_pace_is_in_view(width):
         assert text in shown
 
 
-@pytest.mark.parametrize("height", [21, 24, 40, 60])
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_both_queues_are_in_view(width):
+    lanes = {
+        "interactive": {"queued": 2, "active": 16, "oldest_wait_ms": 4010},
+        "background": {"queued": 12, "active": 3, "oldest_wait_ms": 812.5},
+    }
+    status = {**STATUS, "lanes": lanes, "model": {"name": "a-model-of-a-very-long-name-" * 4}}
+    shown = drawn(board_of(status=status), width, 24)
+    assert "interactive: 16 active, 2 queued, oldest 4.01 s" in shown
+    assert "background: 3 active, 12 queued, oldest 812 ms" in shown
+
+
+@pytest.mark.parametrize("height", [22, 24, 40, 60])
 def test_the_selected_request_is_in_view(height):
     board = board_of(*(session(f"req-{n:02}") for n in range(30)))
     for n in range(30):
         assert f"req-{n:02}" in drawn(board, height=height)
         board.move(1)
-    assert "30 requests, 27 to 30 are shown" in drawn(board, height=24)
+    assert "30 requests, 28 to 30 are shown" in drawn(board, height=24)
     assert " 30 requests " in drawn(board, height=60)
 
 
