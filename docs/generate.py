@@ -58,7 +58,11 @@ def _preset(name: str) -> str:
         )
         for key, value in preset.values.items()
     ]
-    return f"\n### `--preset {name}`\n\n{preset.help}\n\n" + table(("key", "value", "instead of the default"), rows)
+    fixed = [f"`{key}`" for key in preset.values if SCHEMA.by_key[key].reload == "restart"]
+    text = f"\n### `--preset {name}`\n\n{preset.help}\n\n" + table(("key", "value", "instead of the default"), rows)
+    if fixed:
+        text += f"\nA reload to or from `{name}` is refused, because only a restart can change {', '.join(fixed)}.\n"
+    return text
 
 
 def metrics_page() -> str:

@@ -153,6 +153,8 @@ def test_an_empty_file_or_section_changes_nothing(write, text):
         ("scheduler: {bmt_budget: -0.5}", "scheduler.bmt_budget must be auto (-1), off (0) or a bandwidth"),
         ("engine: {n_ctx: 2, n_seq: 4}", "engine.n_ctx must give each of the 4 sequences at least one cell"),
         ("engine: {n_ctx: 1, n_ctx: 2}", "the key 'n_ctx' appears twice"),
+        ("engine: {n_ctx: 4096}\nengine.n_ctx: 8192", "engine.n_ctx appears twice"),
+        ("engine.n_ctx: 8192\nengine: {n_ctx: 4096}", "engine.n_ctx appears twice"),
         ("- 1", "must contain sections, not list"),
         ("a: [", "is not YAML"),
         ("a: 2001-99-99", "is not YAML"),

@@ -170,7 +170,11 @@ def _unknown_variables(schema: Schema[C], environ: Mapping[str, str]) -> Iterato
 def _from_file(schema: Schema[C], path: str, problems: list[str]) -> Iterator[_Given]:
     if not path:
         return
+    seen: set[str] = set()  # an option has two spellings: in its section, and with a dotted key
     for key, value in _flatten(schema, read_yaml(path), path, problems):
+        if key in seen:
+            problems.append(f"{key} appears twice (file {path})")
+        seen.add(key)
         yield _Given(schema.by_key[key], value, f"file {path}", parse_native)
 
 

@@ -136,3 +136,12 @@ def test_a_reload_right_after_another_ones_answer_is_taken(monkeypatch):
         outcomes = world.ask(is_check=True)
         world.turn_until(lambda outcomes=outcomes: outcomes)
         assert not isinstance(outcomes[0], UmaError), outcomes
+
+
+def test_an_option_that_only_a_restart_can_change_is_named_with_its_origin(world, monkeypatch):
+    """A preset brings options that its user never wrote."""
+    monkeypatch.setattr(reload, "load", lambda inputs: load(inputs._replace(path="", flags={"preset": "server"})))
+    outcomes = world.ask(is_check=True)
+    world.turn_until(lambda: outcomes)
+    assert outcomes[0].message == "only a restart can change ipc.backlog (preset server)"
+    assert outcomes[0].detail["keys"] == ["ipc.backlog"]

@@ -144,8 +144,9 @@ class Reloader:
     def _job(self, asked: Asked, config: Config, sources: Sources) -> Job:
         changes = tuple(diff(self.config, config))
         fixed = [change.key for change in changes if not change.is_reloadable]
-        if fixed:
-            raise UmaError(ErrorCode.CONFIG_INVALID, f"only a restart can change {', '.join(fixed)}", keys=fixed)
+        if fixed:  # with the origin: a user who changed the preset never wrote such a key
+            names = ", ".join(f"{key} ({sources.origins[key]})" for key in fixed)
+            raise UmaError(ErrorCode.CONFIG_INVALID, f"only a restart can change {names}", keys=fixed)
         needs_engine = (
             bool(asked.model) or self._host.engine is None or any(change.reload == "engine" for change in changes)
         )
