@@ -51,16 +51,9 @@ class BannedStrings:
         assert answer is not None and bans is not None and sampler is not None
         n, token, (session.logprob_sum, session.was_forced, thought, searched) = answer.rewind()
         self._meters.taken_back.add(n)
-        self._rewind(session, n)
-        self._table.n_changes += 1
-        place = len(session.generated)
-        banned = bans.add(place, token, n, answer.n_pending)
-        if bans.is_spent:
+        if not self._ban(session, bans, sampler, token, n):
             return UmaError(ErrorCode.CONSTRAINT_FAILED, NO_TOKEN, field="banned_strings")
-        bans.is_set = True
-        sampler.ban(banned)
-        sampler.allow_end(place >= session.request.sampling.min_tokens)
-        self._recount(session, sampler)
+        sampler.allow_end(len(session.generated) >= session.request.sampling.min_tokens)
         if session.thinking is not None:
             session.thinking.go_back(thought)
         if session.matcher is not None:
@@ -73,22 +66,25 @@ class BannedStrings:
 
         False: that happened too often.
         """
-        sampler = session.sampler
-        assert sampler is not None
-        bans = session.bans = session.bans or Bans(session.n_max)
+        assert session.sampler is not None
+        session.bans = session.bans or Bans(session.n_max)
         session.generated.append(token)  # as if it had been taken
-        self._rewind(session, 1)
-        self._table.n_changes += 1
-        banned = bans.add(len(session.generated), token, 1, session.answer.n_pending if session.answer else 0)
-        bans.is_set = True
-        sampler.ban(banned)
-        self._recount(session, sampler)
-        return not bans.is_spent
+        return self._ban(session, session.bans, session.sampler, token, 1)
 
-    def _recount(self, session: Session, sampler: Sampler) -> None:
+    def _ban(self, session: Session, bans: Bans, sampler: Sampler, token: TokenId, n: int) -> bool:
+        """Take back the last n generated tokens. Ban `token`, the first of them, at its place.
+
+        False: tokens were banned too often.
+        """
+        self._rewind(session, n)
+        self._table.n_changes += 1
+        n_pending = session.answer.n_pending if session.answer is not None else 0
+        sampler.ban(bans.add(len(session.generated), token, n, n_pending))
+        bans.is_set = True
         n_recent = session.request.sampling.n_recent(self._engine.info.n_ctx_seq)
         if n_recent:
             sampler.recount(session.content(session.n_content)[-n_recent:])
+        return not bans.is_spent
 
     def _rewind(self, session: Session, n: int) -> None:
         """Take back the last n generated tokens of a running session, and their KV.
