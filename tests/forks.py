@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -45,6 +46,8 @@ class Forked:
         self._answers = answers
         self.stdin, self.stdout = stdin, stdout
         self.returncode: int | None = None
+        self._reading = threading.Lock()
+        weakref.finalize(self, answers.close)  # not in `wait`: another thread may be in it
         self.pid = int(self._answer()["pid"])
 
     def poll(self) -> int | None:
@@ -59,8 +62,9 @@ class Forked:
             looks.register(self._answers, select.POLLIN)
             if not looks.poll(None if timeout is None else timeout * 1e3):
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
-            self.returncode = int(self._answer()["status"])
-            self._answers.close()
+            with self._reading:  # two threads can wait for one process
+                if self.returncode is None:
+                    self.returncode = int(self._answer()["status"])
         return self.returncode
 
     def send_signal(self, number: int) -> None:
