@@ -104,10 +104,6 @@ class Link(asyncio.Protocol):
             raise self._inbox.failure or no_daemon("the connection to the daemon is closed")
         self._transport.write(encode_frame(orjson.dumps(message)))
 
-    def wake_reader(self) -> None:
-        """Make a waiting `receive` return what has arrived, which may be nothing."""
-        self._inbox.wake()
-
     async def receive(self) -> list[bytes]:
         """Wait for payloads; return all that have arrived, in order.
 
@@ -213,8 +209,6 @@ class Source(Protocol):
 
     async def receive(self) -> list[bytes]: ...
 
-    def wake_reader(self) -> None: ...
-
     def send(self, message: Mapping[str, Any]) -> None: ...
 
     def close(self) -> None: ...
@@ -227,12 +221,10 @@ class Generation:
         self.request_id = request_id
         self._link = link
         self._ready: deque[Event] = deque()
-        self._pings: asyncio.TimerHandle | None = None
         self._failure: Exception | None = None  # ends the events: the daemon's error, or a sink's
-        self.is_silent = False  # nothing was sent to the client since the last ping; whoever sends sets it to False
 
     async def events(self) -> list[Event]:
-        """Wait for events. An empty list means that it is time for a ping (`ping_every`).
+        """Wait for events.
 
         Raises: GatewayError, for an `error` event too, but only after the events before it were returned.
         """
@@ -260,7 +252,7 @@ class Generation:
             self._ready.extend(await self.events())
         return self._ready[0]
 
-    def divert(self, encode: Callable[[int, Event], bytes], writer: Writer) -> None:
+    def divert(self, encode: Callable[[Event], bytes], writer: Writer) -> None:
         """Write tokens as they arrive, without waking the task that waits for `events`.
 
         A task switch costs more than all the work on a token, because it takes a turn of the event loop. And after a
@@ -277,39 +269,22 @@ class Generation:
             except (ValueError, LookupError, TypeError):  # `events` reports the error
                 return False
             try:
-                data = encode(0, event)
+                data = encode(event)
             except Exception as error:  # raised where the events are read
                 self._failure = error
                 return False
             if data:
                 writer.write(data)
-                self.is_silent = False
             return True
 
         if isinstance(self._link, Link):
             self._link.sink = take
-
-    def ping_every(self, seconds: float) -> None:
-        """Make `events` return an empty list whenever nothing has been sent to the client for this long."""
-        loop = asyncio.get_running_loop()
-
-        def tick() -> None:
-            if self.is_silent:
-                self._link.wake_reader()
-            self.is_silent = True
-            self._pings = loop.call_later(seconds, tick)
-
-        self.is_silent = True
-        self._pings = loop.call_later(seconds, tick)
 
     def cancel(self, index: int | None = None) -> None:
         """Ask the daemon to end one answer of several, or all; the final event still comes."""
         self._link.send({"type": "cancel", "id": self.request_id, **({} if index is None else {"index": index})})
 
     def close(self) -> None:
-        if self._pings is not None:
-            self._pings.cancel()
-            self._pings = None
         self._link.close()
 
     async def __aenter__(self) -> Generation:

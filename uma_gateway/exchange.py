@@ -89,6 +89,7 @@ class Exchange:
         self._send = send
         self._is_body_read = False
         self._n_bytes = 0  # bytes of the body read so far
+        self.is_silent = True  # no piece of a stream was sent since this was set; whoever writes past it clears it
         self._end = SSE_END  # end of a message in this answer's stream
         self.writer: Writer | None = scope.get(WRITER)  # writes pieces of a stream from outside a task
 
@@ -230,6 +231,7 @@ class Exchange:
 
     async def write(self, data: bytes) -> None:
         """Send whole messages of a stream. Waits while the client reads slowly."""
+        self.is_silent = False
         for message in messages_of(data, self._end):
             await self._send({"type": "http.response.body", "body": message, "more_body": True})
 

@@ -130,7 +130,8 @@ async def relay(
     stream.
     """
     try:
-        await _relay(exchange, generations, encode, is_sse)
+        async with _pings(exchange) if is_sse else contextlib.nullcontext():
+            await _relay(exchange, generations, encode, is_sse)
     except GatewayError as error:
         exchange.facts["error"] = error.code
         await exchange.finish(failed(error) if failed is not None else sse.data(exchange.error_object(error)))
@@ -138,42 +139,55 @@ async def relay(
         await exchange.finish(end())
 
 
+@contextlib.asynccontextmanager
+async def _pings(exchange: Exchange) -> AsyncGenerator[None, None]:
+    """Fill every silence in the stream with blank lines."""
+
+    async def ping() -> None:
+        while True:
+            exchange.is_silent = True
+            await asyncio.sleep(exchange.gateway.config.answers.ping_s)
+            if exchange.is_silent:
+                await exchange.write(PING)
+
+    task = asyncio.ensure_future(ping())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
 async def _relay(
     exchange: Exchange, generations: Sequence[Generation], encode: Callable[[int, Event], bytes], is_sse: bool
 ) -> None:
     """Write the events until the last one. Raises: GatewayError."""
-    if len(generations) > 1:
-        async with contextlib.aclosing(_merged(exchange, generations, is_sse)) as merged:
-            async for number, events in merged:
-                data = b"".join([encode(number, event) for event in events])
-                if data:
-                    await exchange.write(data)
-        return
-    (generation,) = generations
-    if exchange.writer is not None:
-        generation.divert(encode, exchange.writer)
-    if is_sse:
-        generation.ping_every(exchange.gateway.config.answers.ping_s)
-    async for events in _batches(exchange, generation, is_sse):
-        data = b"".join([encode(0, event) for event in events])
+
+    def encoded(event: Event) -> bytes:
+        """Encode an event that is written without the exchange's knowledge."""
+        data = encode(0, event)
         if data:
-            await exchange.write(data)
-            generation.is_silent = False
+            exchange.is_silent = False
+        return data
+
+    if len(generations) == 1 and exchange.writer is not None:
+        generations[0].divert(encoded, exchange.writer)
+    async with contextlib.aclosing(_merged(exchange, generations, is_sse)) as merged:
+        async for number, events in merged:
+            data = b"".join([encode(number, event) for event in events])
+            if data:
+                await exchange.write(data)
 
 
-async def _batches(exchange: Exchange, generation: Generation, is_sse: bool) -> AsyncIterator[list[Event]]:
-    """Yield events as they arrive, until the last one. `queued` events are left out; clients that read comments get
-    them as comments.
+async def _batches(exchange: Exchange, generation: Generation, is_told: bool) -> AsyncGenerator[list[Event], None]:
+    """Yield events as they arrive, until the last one. `queued` events are left out; if `is_told`, the client gets them
+    as comments.
     """
-    is_told = is_sse and exchange.asked.get("queue_updates") is not False
     while True:
         events = await generation.events()
         told = [event for event in events if event.get("event") == "queued"]
-        if is_sse and not events:
-            await exchange.write(PING)
-        elif is_told and told and told[-1]["position"] + told[-1]["wait_ms"]:
+        if is_told and told and told[-1]["position"] + told[-1]["wait_ms"]:
             await exchange.write(queue_comment(told[-1]))
-            generation.is_silent = False
         rest = [event for event in events if event.get("event") != "queued"] if told else events
         if rest:
             yield rest
@@ -184,29 +198,23 @@ async def _batches(exchange: Exchange, generation: Generation, is_sse: bool) -> 
 async def _merged(
     exchange: Exchange, generations: Sequence[Generation], is_sse: bool
 ) -> AsyncGenerator[tuple[int, list[Event]], None]:
-    """Yield (number of the generation, its events) for several generations, until all of them have ended."""
+    """Yield (number of the generation, its events), until all generations have ended."""
+    is_told = is_sse and exchange.asked.get("queue_updates") is not False
+    if len(generations) == 1:
+        async with contextlib.aclosing(_batches(exchange, generations[0], is_told)) as batches:
+            async for events in batches:
+                yield 0, events
+        return
     arrived: asyncio.Queue[tuple[int, list[Event], Exception | None]] = asyncio.Queue(MERGED_WAITING)
-    is_silent = True  # no events since the last ping
 
     async def pump(number: int) -> None:
-        nonlocal is_silent
         try:
-            async for events in _batches(exchange, generations[number], is_sse and number == 0):
-                is_silent = False
+            async for events in _batches(exchange, generations[number], is_told and number == 0):
                 await arrived.put((number, events, None))
         except Exception as error:  # raised where the events are read
             await arrived.put((number, [], error))
 
-    async def ping() -> None:
-        """Fill a silence, whichever answers are still to come."""
-        nonlocal is_silent
-        while is_sse:
-            await asyncio.sleep(exchange.gateway.config.answers.ping_s)
-            if is_silent:
-                await exchange.write(PING)
-            is_silent = True
-
-    pumps = [asyncio.ensure_future(ping()), *(asyncio.ensure_future(pump(n)) for n in range(len(generations)))]
+    pumps = [asyncio.ensure_future(pump(n)) for n in range(len(generations))]
     n_left = len(generations)
     try:
         while n_left:

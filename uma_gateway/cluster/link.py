@@ -89,9 +89,6 @@ class RoutedLink:
         self._drained.set()
         return taken
 
-    def wake_reader(self) -> None:
-        self._inbox.wake()
-
     def send(self, message: Mapping[str, Any]) -> None:
         """Cancel one answer, or all."""
         self._task.get_loop().create_task(self._cancel(message))
