@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from uma_core.protocol.fields import Field, Kind
+from uma_core.protocol.shared_fields import SHARED_FIELDS
 from uma_core.types import PRIORITIES, Embed, Priority, Request
 
 N_INPUTS_MOST = 4096  # per request
@@ -25,25 +26,7 @@ _COMMON = (
         choices=PRIORITIES,
     ),
     Field("timeout_ms", Kind.NUMBER, "end with the error `timed_out` after this long; 0: never", 0, 0, 86_400_000),
-    Field(
-        "model",
-        Kind.STRING,
-        "fingerprint (in `props`) of the model to use; if another one is loaded, the request is refused",
-        None,
-        1,
-        128,
-    ),
-    Field(
-        "account",
-        Kind.STRING,
-        "account that a gateway acts for: accounts share the daemon fairly. Trusted peers only (`access.trusted_uids`)",
-        None,
-        1,
-        128,
-    ),
-    Field(
-        "metadata", Kind.TAGS, "`sessions` shows this with the request, to its own user and to administrators", high=16
-    ),
+    *SHARED_FIELDS,
 )
 EMBED_FIELDS = (
     Field(

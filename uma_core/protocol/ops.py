@@ -8,6 +8,7 @@ from uma_core.protocol.constraint import FIELD as CONSTRAINT
 from uma_core.protocol.embed import EMBED_FIELDS, EMBED_REPLY, RERANK_FIELDS, RERANK_REPLY
 from uma_core.protocol.fields import Field, Kind
 from uma_core.protocol.sampling import SAMPLING_FIELDS
+from uma_core.protocol.shared_fields import SHARED_FIELDS
 from uma_core.types import PRIORITIES, Request
 
 PROTOCOL_VERSION = 1
@@ -172,22 +173,6 @@ _GENERATE = (
         "texts of control tokens that may appear in the answer; other control tokens never do",
         high=256,
     ),
-    Field(
-        "model",
-        Kind.STRING,
-        "fingerprint (in `props`) of the model to use; if another one is loaded, the request is refused",
-        None,
-        1,
-        128,
-    ),
-    Field(
-        "account",
-        Kind.STRING,
-        "account that a gateway acts for: accounts share the daemon fairly. Trusted peers only (`access.trusted_uids`)",
-        None,
-        1,
-        128,
-    ),
     Field("queue_updates", Kind.BOOLEAN, "send `queued` events", _REQUEST.queue_updates),
     Field("prompt_progress", Kind.BOOLEAN, "send `progress` events", _REQUEST.prompt_progress),
     CONSTRAINT,
@@ -217,9 +202,7 @@ _GENERATE = (
         None,
         choices=("auto", "lookup", "draft", "off"),
     ),
-    Field(
-        "metadata", Kind.TAGS, "`sessions` shows this with the request, to its own user and to administrators", high=16
-    ),
+    *SHARED_FIELDS,
 )
 
 _KEY = Field("key", Kind.STRING, "secret key of the hashes, in hexadecimal", None, 32, 128, is_required=True)
