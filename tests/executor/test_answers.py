@@ -12,7 +12,7 @@ from tests.executor.rig import Rig
 from uma_core.cache.settings import CacheSettings
 from uma_core.engine.api import DecodeStatus
 from uma_core.engine.fake.engine import FakeModel
-from uma_core.errors import ErrorCode
+from uma_core.errors import ErrorCode, UmaError
 from uma_core.executor.admission import Limits
 from uma_core.session.events import Accepted, End, Token
 from uma_core.types import FinishReason, Priority, SamplingParams
@@ -126,6 +126,21 @@ def test_a_cancel_of_the_request_ends_all_answers(n_ticks: int) -> None:
     assert rig.finals("a")[0].reason is FinishReason.CANCELLED
     rig.check_one_final_each()
     rig.check_all_free()
+
+
+def test_a_cancelled_request_has_no_error_although_one_answer_failed() -> None:
+    rig = Rig()
+    rig.submit("a", PROMPT, max_tokens=30, n=2, sampling=HOT)
+    while not any(isinstance(e, Token) for e in rig.seen):
+        rig.tick()
+    first = next(session for session in rig.executor.table if session.index == 0)
+    rig.executor.output.fail(first, UmaError(ErrorCode.CONSTRAINT_FAILED), rig.clock.now_ns())
+    assert rig.executor.cancel(1, "a")
+    rig.run()
+    assert ends(rig) == {0: FinishReason.ERROR, 1: FinishReason.CANCELLED}
+    (final,) = rig.finals("a")
+    assert (final.reason, final.error) == (FinishReason.CANCELLED, None)
+    rig.check_one_final_each()
 
 
 @pytest.mark.parametrize("n_ticks", [0, 1, 2])

@@ -76,8 +76,9 @@ class Group:
         reason = (
             FinishReason.CANCELLED if self.is_cancelled else min((a.reason for a in answers), key=WORST_FIRST.index)
         )
+        error = self._error if reason is FinishReason.ERROR else None  # a cancel counts more than a failed answer
         usage = _sum_of([answer.usage for answer in answers])
-        return Final(first.conn_id, first.id, reason, "", usage, self._timing(answers), self._error, answers=told)
+        return Final(first.conn_id, first.id, reason, "", usage, self._timing(answers), error, answers=told)
 
     def _told(self) -> tuple[Ended, ...]:
         """Return the answers in order of their index; if more were made than asked for, the likeliest, best first."""
