@@ -109,6 +109,7 @@ _SAMPLER_NAMES = {
     alias: name for name in _SAMPLERS.values() for alias in (name.replace("_", "-"), name.replace("_", ""))
 } | {"nucleus": "top_p", "temp": "temperature", "typ": "typ_p", "typical_p": "typ_p", "tfs_z": None}
 _MIROSTAT = frozenset(("mirostat_tau", "mirostat_eta"))
+LEAST_TOP_P = 1e-9  # the daemon refuses 0; this leaves one token too
 
 
 def sampling_fields(body: Mapping[str, Any], model: Model, defaults: AnswerOptions) -> dict[str, Any]:
@@ -163,7 +164,7 @@ def _in_range(body: Mapping[str, Any]) -> Mapping[str, Any]:
     if _is_number(body.get("temperature")) and body["temperature"] < 0:
         made["temperature"] = 0
     if _is_number(body.get("top_p")) and body["top_p"] <= 0:
-        made |= {"top_k": 1, "top_p": 1}
+        made |= {"top_k": 1, "top_p": LEAST_TOP_P}  # `samplers` may have only one of them
     if isinstance(body.get("samplers"), str):
         made["samplers"] = [_SAMPLERS[letter] for letter in body["samplers"] if letter in _SAMPLERS]
     elif isinstance(body.get("samplers"), list):

@@ -180,7 +180,7 @@ def test_several_prompts_have_an_answer_each(gateway):
         ({"top_k": 7.0}, "top_k", 7),
         ({"temperature": -0.5}, "temperature", 0),
         ({"top_p": 0, "top_k": 40}, "top_k", 1),
-        ({"top_p": 0}, "top_p", 1),
+        ({"top_p": 0}, "top_p", 1e-9),
     ],
 )
 def test_values_that_other_servers_take_are_not_refused(gateway, given, name, meant):
@@ -210,6 +210,14 @@ def test_samplers_may_be_letters(tiny_gateway):
 
     assert said("k?t") == said(["top_k", "temperature"]) != said("t")
     assert said(["Top-K", "topk", "temp"]) == said(["top_k", "temperature"])
+
+
+def test_a_top_p_of_0_leaves_the_likeliest_token_without_top_k(tiny_gateway):
+    def said(**fields):
+        return tiny_gateway.post("/completion", prompt="hello", n_predict=8, seed=7, **fields).json["content"]
+
+    order = ["top_p", "temperature"]
+    assert said(samplers=order, temperature=5, top_p=0) == said(temperature=0) != said(samplers=order, temperature=5)
 
 
 def test_samplers_that_llama_cpp_had_once_are_left_out(tiny_gateway):
@@ -445,6 +453,19 @@ def test_a_stream_has_the_tokens_of_text_that_was_held_back(gateway, fields, is_
         mine = [token for event in events if event["index"] == whole["index"] for token in event["tokens"]]
         assert whole["tokens"] == mine and len(mine) == (2 if is_whole else 9)
     assert any("completion_probabilities" in event for event in events) == ("n_probs" in fields)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_stream_has_the_probabilities_of_tokens_without_text(tiny_gateway, n):
+    control = tiny_gateway.post("/tokenize", content="<|im_start|>").json["tokens"]
+    assert len(control) == 1
+    ask = {"prompt": "hello", "n_predict": 3, "n_probs": 1, "logit_bias": [[control[0], 1000]], "n_cmpl": n}
+    wholes = tiny_gateway.post("/completion", temperature=0, **ask).json
+    events = tiny_gateway.post("/completion", temperature=0, stream=True, **ask).events
+    for whole in wholes if n > 1 else [wholes]:
+        mine = [event for event in events if event["index"] == whole["index"]]
+        told = [each for event in mine for each in event.get("completion_probabilities", ())]
+        assert whole["content"] == "" and told == whole["completion_probabilities"] and len(told) == 3
 
 
 def test_log_probabilities_by_their_other_name(gateway):

@@ -222,9 +222,7 @@ async def _whole(
         whole["generation_settings"]["stream"] = False  # the request to the daemon may differ
         if has_tokens:
             whole["tokens"] = _ids(answer)
-        if answer.get("logprobs") and plan.fields["logprobs"]:
-            whole["completion_probabilities"] = [probability(entry, plan) for entry in answer["logprobs"]]
-        made.append(whole)
+        made.append(whole | _probabilities(answer, plan))
     return made
 
 
@@ -277,8 +275,10 @@ async def _stream(
                 if n > 1:  # each answer has had its own end
                     return b""
             last = last_object(plan, end, "", index, lines.has_new_line)
-            if has_tokens and not lines.is_over:
-                last["tokens"] = _ids(end)
+            if not lines.is_over:  # the last tokens may have no text
+                last |= _probabilities(end, plan)
+                if has_tokens:
+                    last["tokens"] = _ids(end)
             return sse.data(selected(last, wanted))
         if event["event"] == "progress":
             told = paces[number].read(event)
@@ -288,9 +288,7 @@ async def _stream(
         text = _told(lines, generations[number], event["text"])
         tokens = _ids(event) or [event["token_id"]]
         chunk = {**chunk_of(index, text, tokens, lines.n_tokens), **paces[number].token(index)}
-        if event.get("logprobs") and plan.fields["logprobs"]:
-            chunk["completion_probabilities"] = [probability(entry, plan) for entry in event["logprobs"]]
-        return sse.data(chunk)
+        return sse.data({**chunk, **_probabilities(event, plan)})
 
     await relay(exchange, generations, encode)
 
@@ -298,6 +296,13 @@ async def _stream(
 def _ids(event: Event) -> list[int]:
     """Return the tokens of which an event has log probabilities."""
     return [entry["id"] for entry in event.get("logprobs") or ()]
+
+
+def _probabilities(event: Event, plan: Plan) -> dict[str, Any]:
+    """Return the field for the tokens of which an event has log probabilities, if the request wants it."""
+    if not (event.get("logprobs") and plan.fields["logprobs"]):
+        return {}
+    return {"completion_probabilities": [probability(entry, plan) for entry in event["logprobs"]]}
 
 
 def chunk_of(index: int, content: str, tokens: list[int], n_tokens: int) -> dict[str, Any]:
