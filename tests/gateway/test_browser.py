@@ -169,6 +169,24 @@ def test_a_reload_in_mid_answer_keeps_what_came(
     expect(page.locator("article")).to_have_count(2)
 
 
+def test_a_message_that_is_refused_goes_back_to_its_box_and_the_next_one_is_answered(
+    gateway: GatewayProcess, tabs: Tabs
+) -> None:
+    page = tabs.open(gateway.url)
+    set_most(page, 5)
+    long = "word " * 50_000
+    for n in (1, 2):
+        send(page, long)
+        expect(page.locator("#state")).to_contain_text("maximum context length")
+        expect(page.get_by_role("textbox", name="Message", exact=True)).to_have_value(long.strip())
+        expect(page.locator("article")).to_have_count(2 * n - 2)
+        send(page, "Hello")
+        expect(page.locator("#state")).to_contain_text(COUNTED)
+        expect(page.locator("article")).to_have_count(2 * n)
+    assert all("400" in error for error in tabs.errors)
+    tabs.errors.clear()
+
+
 NO_STORAGE = {
     "forbidden": "Object.defineProperty(window, 'sessionStorage', "
     "{get() { throw new DOMException('no', 'SecurityError'); }})",

@@ -87,6 +87,15 @@ function waiting(comment) {
   if (found) tell(`Waiting: place ${Number(found[1]) + 1} in the queue, about ${Math.ceil(found[2] / 1000)} s`);
 }
 
+// Move the last message back to the box. If a message that is refused for what it says stayed in the chat, each further
+// one would be refused with it.
+function takeBack() {
+  const box = element("text");
+  box.value = [messages.pop().content, box.value].filter(Boolean).join("\n");
+  log.lastChild.remove();
+  box.dispatchEvent(new Event("input")); // it grows with its text
+}
+
 async function answer() {
   const controller = new AbortController();
   setRunning(controller);
@@ -144,6 +153,7 @@ async function answer() {
     } else {
       reply.end = "Broken off.";
       outcome = [error.message, true];
+      if (running === controller && (error.status === 400 || error.status === 413)) takeBack();
     }
   } finally {
     if (isLeaving) return;

@@ -37,8 +37,9 @@ export function askForKey() {
   return true;
 }
 
-// Fetch with the key, and ask for one if it is missing. Throws an Error with the server's message; `lacksKey` is set if
-// no key was given. A caller with a timer must then stop, or a dialog that was closed would come back for ever.
+// Fetch with the key, and ask for one if it is missing. Throws an Error with the server's message and HTTP status;
+// `lacksKey` is set if no key was given. A caller with a timer must then stop, or a closed dialog would come back for
+// ever.
 export async function ask(path, options = {}) {
   for (;;) {
     const answer = await fetch(path, { ...options, headers: { ...options.headers, ...authorization() } });
@@ -51,7 +52,7 @@ export async function ask(path, options = {}) {
     } catch {
       /* not JSON: the status is all there is */
     }
-    throw Object.assign(new Error(words), { lacksKey: answer.status === 401 });
+    throw Object.assign(new Error(words), { status: answer.status, lacksKey: answer.status === 401 });
   }
 }
 
