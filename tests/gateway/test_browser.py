@@ -309,6 +309,18 @@ def test_a_dialog_for_a_key_that_is_closed_does_not_come_back_by_itself(
     tabs.errors.clear()
 
 
+def test_a_key_that_no_header_can_hold_is_asked_for_again(serve: Any, before: Any, folder: Any, tabs: Tabs) -> None:
+    key = new_key()
+    (folder / "keys.yaml").write_text(entry("alice", key))
+    gateway = before(serve(), "--api-key-file", str(folder / "keys.yaml"))
+    page, answers = tabs.context().new_page(), ["\u201cwrong\u201d", f"\u200b{key}"]  # quotes, an invisible space
+    page.on("dialog", lambda dialog: dialog.accept(answers.pop(0)))
+    page.goto(gateway.url)
+    expect(page.locator("#model")).to_contain_text("tokens of context")
+    assert answers == []
+    tabs.errors.clear()  # the browser logs the 401
+
+
 # ---- the dashboard
 
 

@@ -32,7 +32,7 @@ export function authorization() {
 export function askForKey() {
   const given = window.prompt("This server needs a key:");
   if (!given) return false;
-  key = given;
+  key = given.replace(/[^\x20-\xff]/g, ""); // a header cannot hold others, and each further request would fail
   store(KEY, key);
   return true;
 }
