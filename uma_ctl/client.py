@@ -19,7 +19,7 @@ from typing import Any
 from uma_core import endpoint
 from uma_core.errors import UmaError
 from uma_core.protocol.framing import FrameReader, encode_frame
-from uma_ctl.errors import BrokenProtocol, CannotConnect, CtlError, NoAnswer, ServerError
+from uma_ctl.errors import BrokenProtocol, CannotConnect, CtlError, NoAnswer, NoDaemon, ServerError
 
 DEFAULT_TIMEOUT_S = 10.0
 REPLY_CAP_BYTES = 64 << 20  # a reply may be larger than a request: `sessions` and `trace` of a busy daemon
@@ -65,7 +65,10 @@ class Client:
             text = json.dumps(message, ensure_ascii=False, separators=(",", ":"))
         except RecursionError:
             raise CtlError("the request is nested too deeply") from None
-        payload = text.encode("utf-8", "surrogateescape")
+        try:
+            payload = text.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            raise CtlError("the request contains half of a surrogate pair, which is not text") from None
         try:
             self._socket.sendall(encode_frame(payload))
         except TimeoutError:
@@ -155,7 +158,7 @@ def _parse(payload: bytes) -> Event:
 
 
 def _connect(path: str | None, timeout_s: float | None) -> tuple[socket.socket, str]:
-    """Return the connection and its path."""
+    """Return the connection and its path. Raises: NoDaemon, CannotConnect."""
     refusals: list[str] = []  # paths on which no daemon listens, each with the reason
     for place in endpoint.places(os.environ) if path is None else (path,):
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -173,7 +176,7 @@ def _connect(path: str | None, timeout_s: float | None) -> tuple[socket.socket, 
         except CannotConnect:
             connection.close()
             raise
-    raise CannotConnect(f"cannot connect to {'; to '.join(refusals)}; start a daemon with: uma-core daemon")
+    raise NoDaemon(f"cannot connect to {'; to '.join(refusals)}; start a daemon with: uma-core daemon")
 
 
 def _check_listener(connection: socket.socket, path: str) -> None:

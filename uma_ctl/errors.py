@@ -34,6 +34,10 @@ class CannotConnect(CtlError):
     name = "cannot_connect"
 
 
+class NoDaemon(CannotConnect):
+    """No daemon listens on the socket."""
+
+
 class StreamFailed(CtlError):
     """Standard input cannot be read, or standard output is closed or cannot be written."""
 

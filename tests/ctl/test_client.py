@@ -164,6 +164,13 @@ def test_a_full_backlog_is_waited_for(tmp_path_factory):
             sock.close()
 
 
+@pytest.mark.parametrize("text", ["\ud83d", "a\udc80\ud800"])
+def test_half_a_character_is_an_error_of_ours(serve, socket_path, text):
+    serve(lambda peer, message: peer.reply(message))
+    with Client(socket_path) as client, pytest.raises(CtlError, match="half of a surrogate pair"):
+        client.call("tokenize", content=text)
+
+
 def test_a_request_too_deep_to_be_written_is_an_error_of_ours(serve, socket_path):
     deep = functools.reduce(lambda inner, _: [inner], range(100_000), [])
     serve(lambda peer, message: peer.reply(message))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
+import socket
 import time
 
 import pytest
 
-from uma_ctl.client import DEFAULT_TIMEOUT_S
-from uma_ctl.commands import status
-from uma_ctl.errors import NoAnswer
+from uma_ctl.client import DEFAULT_TIMEOUT_S, Client
+from uma_ctl.commands import drain, status
+from uma_ctl.errors import CannotConnect, NoAnswer
 from uma_ctl.options import Target
 
 READY = {"state": "ready", "uptime_s": 5.0, "model": {"name": "m", "is_demo": True}}
@@ -123,6 +125,25 @@ def test_wait_for_a_daemon_that_never_comes(ctl):
 
 def test_wait_for_the_end_of_a_daemon(ctl):
     assert ctl("status", "--wait", "stopped", "--timeout", "0.1").returncode == 0
+
+
+def test_a_daemon_that_cannot_be_reached_has_not_stopped(ctl, socket_path):
+    with socket.socket(socket.AF_UNIX) as hung, contextlib.ExitStack() as waiting:
+        hung.bind(socket_path)
+        hung.listen(0)
+        with pytest.raises(CannotConnect):
+            while True:
+                waiting.enter_context(Client(socket_path, 0.05))
+        done = ctl("status", "--wait", "stopped", "--timeout", "0.1")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "cannot connect" in done.stderr
+        assert drain._ask(Impatient(socket_path, False))["state"] == "stopping"
+    assert drain._ask(Impatient(socket_path, False))["state"] == "stopped"
+
+
+class Impatient(Target):
+    def connect(self, timeout_s=0.05):
+        return super().connect(timeout_s)
 
 
 def test_watch_shows_it_again_and_survives_refusals(serve, start):

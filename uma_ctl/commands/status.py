@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from uma_ctl import output, render
 from uma_ctl.client import DEFAULT_TIMEOUT_S, Event, fields_of
-from uma_ctl.errors import EXIT_OK, EXIT_SERVER, BrokenProtocol, CannotConnect, CtlError, NoAnswer
+from uma_ctl.errors import EXIT_OK, EXIT_SERVER, BrokenProtocol, CannotConnect, CtlError, NoAnswer, NoDaemon
 from uma_ctl.options import Target, with_target
 from uma_ctl.ranges import seconds
 
@@ -92,7 +92,7 @@ def _wait(target: Target, wanted: str, deadline: float) -> int:
     """Poll until the state is reached. Raises: the last failure, or NoAnswer, once the deadline is past."""
     while True:
         fields, failure = _poll(target, deadline)
-        if wanted == "stopped" and isinstance(failure, CannotConnect):
+        if wanted == "stopped" and isinstance(failure, NoDaemon):
             return EXIT_OK
         if fields is not None and fields.get("state") == wanted:
             output.line(render.as_json(fields) if target.as_json else f"{wanted}")
