@@ -305,6 +305,29 @@ def test_files_that_are_cleared_before_they_are_known_go(tmp_path: Path) -> None
     assert names(tmp_path)  # files that came later are kept
 
 
+def test_what_is_written_again_after_a_clear_is_kept(tmp_path: Path) -> None:
+    """The clear came while the first file was being written; the second has its name."""
+    w = world(tmp_path, park_idle_ns=0)
+    w.ask("first", text(10))
+    disk = w.cache.store.disk
+    assert disk is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(disk, "poll", lambda: None)  # as in a turn that lasts longer than both writes
+        for name in ("a", "b"):
+            cache_admin(w.cache, {"action": "clear"})
+            w.ask(name, text(300))
+            while w.executor.idle() == 0.0:
+                w.clock.advance(10**9)
+        for _ in range(2000):
+            if len(disk._results) >= 3:  # the list of files, and both writes
+                break
+            time.sleep(0.005)
+    disk.poll()
+    assert disk.close(10.0)
+    assert names(tmp_path) == list(w.cache.store.files) != []
+    w.cache.store.disk = None
+
+
 @pytest.mark.parametrize("ram_bytes", [0, 100 * CELL], ids=["no RAM tier", "a RAM tier smaller than a snapshot"])
 def test_what_ram_has_no_room_for_goes_to_disk(tmp_path: Path, ram_bytes: int) -> None:
     w = world(tmp_path, ram_bytes=ram_bytes)

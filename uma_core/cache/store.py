@@ -49,7 +49,7 @@ class Store:
         self.disk_budget = 0
         self.files: OrderedDict[str, tuple[int, Segment | None]] = OrderedDict()  # least recently used first
         self.disk_bytes = 0
-        self._writing: set[Segment] = set()  # segments whose files the disk thread has not reported yet
+        self._writing: dict[Segment, str] = {}  # files that the disk thread has not reported yet
         self._is_indexing = False  # the directory is being read, so its files are not known yet
         self._is_found_unwanted = False  # the files were cleared before they were known
         self._is_short = False  # the system had no memory for the last snapshot
@@ -237,19 +237,23 @@ class Store:
             return
         seg.is_writing = disk.write(what, lambda ok: self._written(seg, what, ok), is_last)
         if seg.is_writing:
-            self._writing.add(seg)
+            self._writing[seg] = what.name
 
     def _written(self, seg: Segment, what: Blob, is_written: bool) -> None:
         seg.is_writing = False
-        self._writing.discard(seg)
+        self._writing.pop(seg, None)
         if is_written and seg.nodes:
             if seg.file != what.name:  # otherwise it was found in the directory meanwhile, with the same bytes
                 seg.file = what.name
                 self._add_file(what.name, what.n_bytes, seg)
-        elif is_written and self.disk is not None:  # it was dropped meanwhile
+        elif not seg.nodes and self.disk is not None and not self._is_named(what.name):  # it was dropped meanwhile
             self.disk.remove(what.name, "cleared")
         seg.let_go()
         self._make_disk_room(0)
+
+    def _is_named(self, name: str) -> bool:
+        """Whether a segment has this file, or is being written to it."""
+        return name in self.files or name in self._writing.values()
 
     def _add_file(self, name: str, n_bytes: int, seg: Segment | None) -> None:
         self.files[name] = (n_bytes, seg)
