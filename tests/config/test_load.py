@@ -285,6 +285,19 @@ def test_lists_and_maps_as_text():
     assert "key=value" in refusal(flags={"access.lane_ceiling": "1000"})
 
 
+@pytest.mark.parametrize(
+    ("key", "text", "twice"),
+    [
+        ("access.lane_ceiling", "1000=background, 01000=interactive", "1000"),
+        ("engine.lora", "tone=a.gguf,tone=b.gguf", "'tone'"),
+    ],
+)
+def test_a_key_of_a_map_may_not_appear_twice(key, text, twice):
+    said = f"{key} has the key {twice} twice"
+    assert said in refusal(flags={key: text})
+    assert said in refusal(environ={SCHEMA.by_key[key].env: text})
+
+
 @pytest.mark.parametrize(("environ", "level"),
 [({"UMA_DEBUG": "1"}, "debug"), ({"UMA_DEBUG": "0"}, "info"), ({"UMA_DEBUG": ""}, "info"),
                                                ({"UMA_DEBUG": "1", "UMA_LOG_LEVEL": "WARN"}, "warning")])  # fmt: skip

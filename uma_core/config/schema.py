@@ -9,7 +9,7 @@ import dataclasses
 import json
 import math
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
@@ -125,7 +125,7 @@ def parse_text(opt: Option, text: str) -> Any:
     if opt.kind is tuple:
         return check(opt, [_scalar(part.strip(), opt.extra.get("of", str)) for part in text.split(",") if part.strip()])
     if opt.kind is dict:
-        return check(opt, dict(_pair(part, opt) for part in text.split(",") if part.strip()))
+        return check(opt, _map(_pair(part, opt) for part in text.split(",") if part.strip()))
     return check(opt, _scalar(text if opt.kind is str else text.strip(), opt.kind))
 
 
@@ -192,6 +192,16 @@ def _pair(text: str, opt: Option) -> tuple[Any, Any]:
     if not equals:
         raise BadValue(f"must be a list of key=value, not {shown(text)}")
     return _scalar(key.strip(), opt.extra.get("of", str)), _scalar(value.strip(), opt.extra.get("values", str))
+
+
+def _map(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+    """Make a map. A key that appears twice is refused: only the last value would count. Raises: BadValue."""
+    made: dict[Any, Any] = {}
+    for key, value in pairs:
+        if key in made:
+            raise BadValue(f"has the key {shown(key)} twice")
+        made[key] = value
+    return made
 
 
 def _one_of(opt: Option, value: Any) -> Any:
