@@ -28,9 +28,10 @@ TOKENS = "0123456789"
 
 class Scripted:
     """A transport. Each request that arrives at any daemon performs the next act: `whole`, `refuse`, `gone` (no longer
-    loaded), `other` (its daemon is lost and comes back with another model), `silent` or `stopped` (after one token),
-    `pairs` (two events of two tokens each, then its daemon is lost), or the number of tokens that are sent before its
-    daemon is lost.
+    loaded), `other` (its daemon is lost and comes back with another model), `reloaded` (its daemon has another model
+    after one token, and finishes the answer with the old one), `silent` or `stopped` (after one token), `pairs` (two
+    events of two tokens each, then its daemon is lost), or the number of tokens that are sent before its daemon is
+    lost.
     """
 
     def __init__(self, n_units: int, *acts: str | int, pause_s: float = 0.0) -> None:
@@ -92,10 +93,14 @@ class Scripted:
             for i in range(begun, min(begun + 4, N_TOKENS), 2):
                 yield [json.dumps({"event": "token", "text": TOKENS[i : i + 2], "token_id": i + 1}).encode()]
             raise UnitLost("it broke")
-        n = fields["max_tokens"] if act == "whole" else min(int(act), fields["max_tokens"])
+        is_whole = act in ("whole", "reloaded")
+        n = fields["max_tokens"] if is_whole else min(int(act), fields["max_tokens"])
         for i in range(begun, begun + n):
             yield [json.dumps({"event": "token", "text": TOKENS[i], "token_id": i}).encode()]
-        if act != "whole":
+            if act == "reloaded":
+                self.models[unit.name] = "g"
+                await asyncio.sleep(0.02)  # meanwhile its digest names the new model
+        if not is_whole:
             raise UnitLost("it broke")
         usage = {"prompt_tokens": 10 + begun, "cached_tokens": 0, "completion_tokens": n}
         yield [json.dumps({"event": "eos", "reason": "length", "text": "", "usage": usage}).encode()]
@@ -203,6 +208,13 @@ def test_a_daemon_that_comes_back_with_another_model_answers_who_named_none() ->
     transport = Scripted(1, "other")
     assert ask(transport).ends == ["length"]
     assert ask(Scripted(1, "other"), model="f").ends == ["model_changed"]
+
+
+def test_an_answer_that_began_before_a_reload_is_finished_by_the_model_that_began_it() -> None:
+    transport = Scripted(1, "reloaded")
+    got = ask(transport)
+    assert transport.models == {"n0": "g"}
+    assert (got.text, got.ends) == ("012345", ["length"]), got.error
 
 
 def test_an_answer_is_not_continued_by_another_model() -> None:

@@ -149,8 +149,9 @@ class Cluster:
             await asyncio.sleep(max(POLL_S, len(self.units) / CALLS_PER_S))
 
     def _heard(self, unit: Unit, digest: Event, t_asked: int) -> None:
-        for _ in self.router.add(unit.name, group_of(unit.model, digest["fingerprint"])):
-            self._lose_readers(unit.name)  # its daemon was replaced by one with another model
+        # readers go on reading: a daemon that reloads finishes its answers with the old model, and the streams of one
+        # that was replaced break
+        self.router.add(unit.name, group_of(unit.model, digest["fingerprint"]))
         try:
             self.router.heard(unit.name, digest, t_asked, time.monotonic_ns())
         except (KeyError, ValueError, TypeError) as error:

@@ -213,17 +213,13 @@ class Router:
 
     # the daemons
 
-    def add(self, node_id: str, group: str) -> list[str]:
-        """Add a daemon; it gets requests after its first digest.
-
-        Returns the requests that it had under another model; they are lost.
-        """
+    def add(self, node_id: str, group: str) -> None:
+        """Add a daemon; it gets requests after its first digest. Those under another model are forgotten."""
         node = self._nodes.get(node_id)
         if node is not None and self._groups.get(group) is node.group:
-            return []
-        lost = self.remove(node_id)
+            return
+        self.remove(node_id)
         self._nodes[node_id] = self._groups.setdefault(group, _Group()).join(node_id)
-        return lost
 
     def remove(self, node_id: str) -> list[str]:
         """Remove a daemon. Returns the requests that it had, and forgets them."""
