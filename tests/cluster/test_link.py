@@ -17,7 +17,7 @@ from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import thought_mark
 from uma_gateway.cluster import cluster as cluster_module
 from uma_gateway.cluster.cluster import Cluster
-from uma_gateway.cluster.link import RoutedLink, can_resume, resumed
+from uma_gateway.cluster.link import TRIES_MOST, RoutedLink, can_resume, resumed
 from uma_gateway.cluster.router import Knobs
 from uma_gateway.cluster.transport import Event, Unit, UnitLost
 from uma_gateway.errors import GatewayError
@@ -40,7 +40,7 @@ class Scripted:
         self.pause_s = pause_s
         self.seen: list[tuple[str, dict[str, Any]]] = []  # the unit and the request of each arrival
         self.n_loads = 0
-        self.limits = {"max_tokens": 100, "default_max_tokens": 50}
+        self.limits: dict[str, Any] = {"max_tokens": 100, "default_max_tokens": 50, "overflow": "error"}
         self.cancels: list[int | None] = []
         self.models: dict[str, str] = {}  # fingerprints by unit, if they are not "f"
 
@@ -308,14 +308,16 @@ def test_an_answer_that_lost_nothing_but_its_end_is_whole() -> None:
 
 
 class Refusing(Scripted):
-    """The daemon that is to continue an answer refuses to."""
+    """The daemons that are to continue an answer refuse to, this many times."""
 
-    def __init__(self, error: UmaError) -> None:
+    def __init__(self, error: UmaError, n_refusals: int = TRIES_MOST) -> None:
         super().__init__(2, 3)
         self.error = error
+        self.n_refusals = n_refusals
 
     async def stream(self, unit: Unit, fields: Mapping[str, Any]) -> AsyncIterator[list[bytes]]:
-        if self.seen:
+        if self.seen and self.n_refusals:
+            self.n_refusals -= 1
             self.seen.append((unit.name, dict(fields)))
             yield [json.dumps({"event": "error", **self.error.to_dict()}).encode()]
             return
@@ -336,6 +338,33 @@ def test_an_answer_that_filled_the_context_and_lost_nothing_but_its_end_is_whole
     error = UmaError(ErrorCode.PROMPT_TOO_LARGE, n_tokens=13, n_ctx_seq=n_ctx_seq)
     got = ask(Refusing(error), is_resumable=True)
     assert (got.text, got.ends) == ("012", [end])
+
+
+@pytest.mark.parametrize(
+    ("configured", "requested", "continued"),
+    [
+        ("truncate-middle", None, "error"),
+        ("shift", "truncate-middle", "error"),
+        ("truncate-middle", "shift", "shift"),
+        ("shift", None, None),
+        ("error", None, None),
+    ],
+)
+def test_a_continued_answers_prompt_is_not_cut(configured: str, requested: str | None, continued: str | None) -> None:
+    """A daemon cuts a prompt so that a quarter of the context stays free, and a prompt may have grown beyond that."""
+    transport = Scripted(2, 3)
+    transport.limits["overflow"] = configured
+    fields = {} if requested is None else {"overflow": requested}
+    assert ask(transport, is_resumable=True, **fields).text == "012345"
+    assert [request.get("overflow") for _, request in transport.seen] == [requested, continued]
+
+
+def test_a_continued_answers_prompt_is_cut_if_it_was_too_long_from_the_start() -> None:
+    transport = Refusing(UmaError(ErrorCode.PROMPT_TOO_LARGE, n_tokens=13, n_ctx_seq=11), n_refusals=1)
+    got = ask(transport, is_resumable=True, overflow="truncate-middle")
+    assert (got.text, got.ends) == ("012345", ["length"])
+    wanted = ["truncate-middle", "error", "truncate-middle"]
+    assert [request["overflow"] for _, request in transport.seen] == wanted
 
 
 class Counting(Scripted):

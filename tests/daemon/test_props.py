@@ -22,7 +22,8 @@ def test_props_of_a_real_model(serve_model, engine):
     assert (props["add_bos"], props["add_eos"]) in ((True, False), (False, False))
     assert "prompt" in props["capabilities"]["generate"] and "props" in props["capabilities"]["operations"]
     assert props["capabilities"]["chat"] is True and props["capabilities"]["rerank"] is False
-    assert props["limits"] == {"max_tokens": 2048, "default_max_tokens": 512, "max_prompt_bytes": 8 << 20}
+    limits = {"max_tokens": 2048, "default_max_tokens": 512, "max_prompt_bytes": 8 << 20, "overflow": "error"}
+    assert props["limits"] == limits
 
 
 def test_props_before_a_model_is_loaded(serve):

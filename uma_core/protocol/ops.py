@@ -387,7 +387,11 @@ _OPS = (
             Field("special", Kind.OBJECT, "special tokens by name (bos, eos, eot, fim_pre, …): `id` and `text`"),
             Field("add_bos", Kind.BOOLEAN, "the daemon puts the bos token before a `prompt`"),
             Field("add_eos", Kind.BOOLEAN, "the daemon puts the eos token after it"),
-            Field("limits", Kind.OBJECT, "max_tokens, default_max_tokens, max_prompt_bytes: limits on your requests"),
+            Field(
+                "limits",
+                Kind.OBJECT,
+                "max_tokens, default_max_tokens, max_prompt_bytes, overflow: limits on your requests",
+            ),
             Field(
                 "capabilities",
                 Kind.OBJECT,

@@ -75,6 +75,8 @@ class RoutedLink:
         self._avoid: set[str] = set()
         self._n_refusals = 0
         self._is_last_try = False
+        self._overflow = ""  # what the daemons do when the context is full
+        self._is_cut = False  # the prompt was cut before any text was sent, so it is cut again
         self._group = ""  # group of the daemons that can continue the sent text; "": no text was sent
         self._is_done = False
         self._unit: Unit | None = None
@@ -259,6 +261,7 @@ class RoutedLink:
             ]  # without it the answer's limit would start again
             n_most = self._fields.get("max_tokens") or limits["default_max_tokens"]
             self._fields["max_tokens"] = min(n_most, limits["max_tokens"])
+            self._overflow = self._fields.get("overflow") or limits.get("overflow", "")
             if (await call(unit, "detokenize", HASHES_S, {"tokens": ids}))["content"] == text:
                 self._tail, self._usage["completion_tokens"] = list(ids), len(ids)
             else:
@@ -308,11 +311,19 @@ class RoutedLink:
         left_s = self._time_left_s()
         if left_s is not None:
             fields["timeout_ms"] = max(1.0, left_s * 1e3)
-        return (
-            resumed(fields, self._tail, self._sent_text, self._usage.get("completion_tokens", 0))
-            if self._tail
-            else fields
-        )
+        if not self._tail:
+            return fields
+        fields = resumed(fields, self._tail, self._sent_text, self._usage.get("completion_tokens", 0))
+        if self._is_kept_whole:
+            fields["overflow"] = "error"
+        return fields
+
+    @property
+    def _is_kept_whole(self) -> bool:
+        """Whether a continued prompt must not be cut: so that a quarter of the context stays free, a daemon would cut
+        one that has room for the rest of the answer, too.
+        """
+        return bool(self._tail) and self._overflow == "truncate-middle" and not self._is_cut and not self._is_last_try
 
     async def _attempt(self, ask: Ask) -> bool:
         """Try one daemon. True: the request has ended. Raises: UnitLost, GatewayError."""
@@ -455,6 +466,9 @@ class RoutedLink:
             reason = _end_of_sent(code, event.get("detail") or {}) if self._n_sent else ""
             if reason:
                 raise _Complete(reason)
+            if code is ErrorCode.PROMPT_TOO_LARGE and self._is_kept_whole:
+                self._is_cut = True
+                return False
             self._is_done = True
         elif kind == "eos":
             code = BY_CODE.get(str((event.get("error") or {}).get("code")))
