@@ -14,6 +14,7 @@ from tests.cluster.sockets import Sockets
 from tests.cluster.test_router import digest
 from tests.daemon.support import WAIT_S
 from uma_core.errors import ErrorCode, UmaError
+from uma_gateway.cluster import cluster as cluster_module
 from uma_gateway.cluster.cluster import Cluster
 from uma_gateway.cluster.facade import ClusterDaemon, ClusterGateway
 from uma_gateway.cluster.link import TRIES_MOST
@@ -88,6 +89,39 @@ def test_a_question_waits_for_a_daemon_that_is_started_again(
 
     asyncio.run(asyncio.wait_for(work(), WAIT_S))
     assert n_lost - transport.n_lost <= TRIES_MOST
+
+
+class Replaced(Sockets):
+    """Its only daemon leaves at the first question, and another one is loaded."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.names = ["a"]
+
+    async def units(self) -> list[Unit]:
+        return [Unit(name, "n", "m") for name in self.names]
+
+    async def call(self, unit: Unit, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> dict[str, Any]:
+        if unit.name == "a" and operation != "digest":
+            self.names = []
+        if unit.name not in self.names:
+            raise UnitLost("m is not loaded here")
+        return {**digest(), "fingerprint": "f", "generation": 1} if operation == "digest" else {"content": "here"}
+
+    async def load(self, model: str) -> None:
+        self.names = self.names or ["b"]
+
+
+def test_a_question_goes_to_the_daemon_that_replaces_one_that_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_module, "UNITS_S", 0.01)
+
+    async def work() -> None:
+        cluster = Cluster(Replaced(), bytes(32), Knobs(closed_ns=5_000_000_000))
+        reply = await ClusterDaemon(cluster, "m").compute("embed", "r", {"input": ["text"]})
+        assert reply == {"content": "here"}
+        await cluster.close()
+
+    asyncio.run(asyncio.wait_for(work(), WAIT_S))
 
 
 class Refusing(Sockets):

@@ -97,8 +97,10 @@ class ClusterDaemon(Daemon):
                     router.shut(unit.name)
             if refusal is not None:
                 raise refusal
-            while not any(router.is_open(unit.name) for unit in units) and time.monotonic_ns() <= deadline_ns:
+            # if all of them have left, others are to be found, or the model is loaded again
+            while units and not any(router.is_open(unit.name) for unit in units) and time.monotonic_ns() <= deadline_ns:
                 await asyncio.sleep(POLL_S)
+                units = self.cluster.of_model(self.model)
         raise no_daemon(f"no daemon of {self.model} answers")
 
     async def _ask(self, unit: Unit, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> Event:
