@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +28,22 @@ def test_without_a_cluster_it_says_so_and_starts_none(
     monkeypatch.setattr("sys.argv", ["uma-gateway", "cluster", name])
     assert main() == 1
     assert "no cluster runs there: start one with" in capsys.readouterr().err
+
+
+def test_an_address_where_nothing_listens_is_not_given_to_ray(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ray looks for a cluster there for minutes, and Ctrl-C does not end it."""
+
+    def refuse(place: tuple[str, int], timeout_s: float) -> None:
+        raise ConnectionRefusedError(errno.ECONNREFUSED, f"Connection refused by {place[0]} {place[1]}")
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    monkeypatch.setattr(ray, "init", lambda *_, **__: pytest.fail("Ray is asked"))
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr("sys.argv", ["uma-gateway", "cluster", "status", "--address", "[fd00::1]:6379"])
+    assert main() == 1
+    assert "cannot be reached at [fd00::1]:6379: Connection refused by fd00::1 6379" in capsys.readouterr().err
 
 
 def test_up_names_the_nodes_that_run_behind_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:

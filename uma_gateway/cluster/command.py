@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import threading
 from typing import Any
 
@@ -21,6 +22,8 @@ from uma_gateway.cluster import niceness
 from uma_gateway.cluster.app import APPLICATION, NODES, application, n_alive
 from uma_gateway.cluster.settings import ClusterSettings, gateway_config
 
+CONNECT_S = 10.0
+
 
 def connect(address: str, is_started: bool = False) -> None:
     """Connect to the Ray cluster at an address, or to this machine's. `is_started`: start one here if there is none.
@@ -29,6 +32,7 @@ def connect(address: str, is_started: bool = False) -> None:
     """
     if ray.is_initialized():
         return
+    _check_listener(address)
     try:
         try:
             ray.init(address=address or "auto", log_to_driver=False, namespace=APPLICATION)
@@ -43,6 +47,22 @@ def connect(address: str, is_started: bool = False) -> None:
         raise UmaError(
             ErrorCode.CONFIG_INVALID, f"the Ray cluster cannot be reached: {' '.join(str(error).split())[:300]}"
         ) from None
+
+
+def _check_listener(address: str) -> None:
+    """Check that something listens at host:port: Ray would look for it for minutes, deaf to signals.
+
+    Raises: UmaError.
+    """
+    host, _, port = address.rpartition(":")
+    # Ray knows what else an address may be, and reads a loopback address as this machine's own
+    if not host or "/" in host or not port.isdecimal() or host == "localhost" or host.startswith("127."):
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+    except (OSError, OverflowError, UnicodeError) as error:
+        text = f"the Ray cluster cannot be reached at {address}: {getattr(error, 'strerror', None) or error}"
+        raise UmaError(ErrorCode.CONFIG_INVALID, text) from None
 
 
 def _no_cluster() -> UmaError:
