@@ -4,7 +4,7 @@ It has one daemon per model, on a socket of its own. It loads a model when asked
 models that need not stay, the longest idle first. Results are plain values, because our exceptions cannot be passed
 reliably between processes.
 
-Rules: knows Ray only by name (the tests' `rayless` uses this class on its own).
+Rules: knows Ray only by name.
 """
 
 from __future__ import annotations
