@@ -54,7 +54,13 @@ def test_a_plain_installation_serves(python: str, tmp_path: Path) -> None:
     shutil.copytree(ROOT, source, ignore=NOT_SOURCE)
     environment = {
         name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONHOME")
-    } | {"PIP_NO_COMPILE": "1"}  # Python compiles a module when it is first imported
+    }
+    # 0, as pip reads this variable, is --no-compile: Python compiles a module when it is first imported
+    environment["PIP_NO_COMPILE"] = "0"
+    # to deflate the model files of a wheel that is unpacked at once would take 4 s of a core
+    stored = tmp_path / "stored.cfg"
+    stored.write_text("[bdist_wheel]\ncompression = stored\n")
+    environment["DIST_EXTRA_CONFIG"] = str(stored)
 
     def run(*command: str, timeout_s: float) -> str:
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=timeout_s)
