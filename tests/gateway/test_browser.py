@@ -5,13 +5,14 @@ The pages fetch nothing from elsewhere.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.daemon.support import ENDLESS, WAIT_S, DaemonProcess, eventually, running
 from tests.gateway.support import GatewayProcess, Raw, n_busy
@@ -38,47 +39,85 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
+class Window:
+    """A window whose tabs the tests open and close, because a new window costs more than most tests: 1.3 s of a core
+    (AMD EPYC). What the pages keep, they keep in a tab. A blank tab stays, and with it the process that draws.
+    """
+
+    def __init__(self, browser: Browser, **options: Any) -> None:
+        self.context = browser.new_context(**options)
+        self.context.set_default_timeout(WAIT_S * 1e3)
+        self.blank = self.context.new_page()
+
+    def close_tabs(self) -> None:
+        for page in self.context.pages:
+            if page != self.blank:
+                page.close()
+
+
+@pytest.fixture(scope="module")
+def window(browser: Browser) -> Window:
+    return Window(browser)
+
+
+@pytest.fixture(scope="module")
+def phone(browser: Browser) -> Window:
+    return Window(browser, viewport={"width": 390, "height": 700}, has_touch=True)
+
+
 class Tabs:
     """Opens pages, and records what a developer would see as wrong: errors in the console, and requests to other
     hosts.
     """
 
-    def __init__(self, browser: Browser) -> None:
-        self._browser = browser
-        self._contexts: list[BrowserContext] = []
+    def __init__(self, window: Window) -> None:
+        self.context = window.context
         self.errors: list[str] = []
         self.urls: list[str] = []
+        self._events: dict[Any, Any] = {
+            "console": lambda message: (
+                self.errors.append(message.text) if message.type in ("error", "warning") else None
+            ),
+            "weberror": lambda error: self.errors.append(str(error.error)),
+            "request": lambda request: self.urls.append(request.url),
+        }
+        for event, handle in self._events.items():
+            self.context.on(event, handle)
 
-    def context(self, **options: Any) -> BrowserContext:
-        context = self._browser.new_context(**options)
-        context.set_default_timeout(WAIT_S * 1e3)
-        context.on(
-            "console",
-            lambda message: self.errors.append(message.text) if message.type in ("error", "warning") else None,
-        )
-        context.on("weberror", lambda error: self.errors.append(str(error.error)))
-        context.on("request", lambda request: self.urls.append(request.url))
-        self._contexts.append(context)
-        return context
+    def new(self) -> Page:
+        return self.context.new_page()
 
-    def open(self, url: str, **options: Any) -> Page:
-        page = self.context(**options).new_page()
+    def open(self, url: str) -> Page:
+        page = self.new()
         page.goto(url)
         return page
 
-    def close(self) -> None:
-        for context in self._contexts:
-            context.close()
+    def leave(self) -> None:
+        for event, handle in self._events.items():
+            self.context.remove_listener(event, handle)
 
 
-@pytest.fixture
-def tabs(browser: Browser) -> Iterator[Tabs]:
-    tabs = Tabs(browser)
+@contextlib.contextmanager
+def watched(window: Window) -> Iterator[Tabs]:
+    tabs = Tabs(window)
     yield tabs
-    tabs.close()
+    window.close_tabs()
+    tabs.leave()
     hosts = {re.match(r"(\w+:(//127\.0\.0\.1)?)", url)[1] for url in tabs.urls}  # type: ignore[index]
     assert hosts <= {"http://127.0.0.1", "data:"}, f"other hosts were asked: {tabs.urls}"
     assert tabs.errors == []
+
+
+@pytest.fixture
+def tabs(window: Window) -> Iterator[Tabs]:
+    with watched(window) as tabs:
+        yield tabs
+
+
+@pytest.fixture
+def phone_tabs(phone: Window) -> Iterator[Tabs]:
+    with watched(phone) as tabs:
+        yield tabs
 
 
 def send(page: Page, words: str) -> None:
@@ -126,7 +165,7 @@ def test_a_message_is_answered_and_the_chat_survives_a_reload(gateway: GatewayPr
 
 
 def test_the_text_of_an_answer_is_there_when_its_end_is_told(gateway: GatewayProcess, tabs: Tabs) -> None:
-    page = tabs.context().new_page()
+    page = tabs.new()
     page.add_init_script("window.requestAnimationFrame = () => 0")  # a tab in the background gets no frame
     page.goto(gateway.url)
     set_most(page, 5)
@@ -198,7 +237,7 @@ NO_STORAGE = {
 def test_without_storage_a_chat_goes_on_and_says_that_it_is_not_kept(
     gateway: GatewayProcess, tabs: Tabs, how: str
 ) -> None:
-    page = tabs.context().new_page()
+    page = tabs.new()
     page.add_init_script(NO_STORAGE[how])
     page.goto(gateway.url)
     expect(page.locator("#model")).to_contain_text("tokens of context")
@@ -217,7 +256,7 @@ def test_without_storage_a_key_is_asked_for_once(serve: Any, before: Any, folder
     key, path = new_key(), folder / "keys.yaml"
     path.write_text(entry("alice", key))
     gateway = before(serve(), "--api-key-file", str(path))
-    page, asked = tabs.context().new_page(), []
+    page, asked = tabs.new(), []
     page.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.accept(key)))
     page.add_init_script(NO_STORAGE[how])
     page.goto(gateway.url)
@@ -231,8 +270,7 @@ def test_without_storage_a_key_is_asked_for_once(serve: Any, before: Any, folder
 
 def test_two_tabs_are_two_chats(gateway: GatewayProcess, levers: Callable[..., None], tabs: Tabs) -> None:
     levers(step_ms=5)
-    context = tabs.context()
-    pages = [context.new_page(), context.new_page()]
+    pages = [tabs.new(), tabs.new()]
     for number, page in enumerate(pages):
         page.goto(gateway.url)
         set_most(page, 60)
@@ -278,7 +316,7 @@ def test_a_key_is_asked_for_once(serve: Any, before: Any, folder: Any, tabs: Tab
     key = new_key()
     (folder / "keys.yaml").write_text(entry("alice", key))
     gateway = before(serve(), "--api-key-file", str(folder / "keys.yaml"))
-    page = tabs.context().new_page()
+    page = tabs.new()
     asked = []
     page.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.accept(key)))
     page.goto(gateway.url)
@@ -295,7 +333,7 @@ def test_a_dialog_for_a_key_that_is_closed_does_not_come_back_by_itself(
 ) -> None:
     (folder / "keys.yaml").write_text(entry("alice", new_key()))
     gateway = before(serve(), "--api-key-file", str(folder / "keys.yaml"))
-    page = tabs.context().new_page()
+    page = tabs.new()
     asked = []
     page.on("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
     page.goto(f"{gateway.url}/dashboard")
@@ -459,8 +497,8 @@ def test_dark_and_light_can_be_read(gateway: GatewayProcess, tabs: Tabs, path: s
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_phone_shows_all_without_scrolling_sideways(gateway: GatewayProcess, tabs: Tabs, path: str) -> None:
-    page = tabs.open(gateway.url + path, viewport={"width": 390, "height": 700}, has_touch=True)
+def test_a_phone_shows_all_without_scrolling_sideways(gateway: GatewayProcess, phone_tabs: Tabs, path: str) -> None:
+    page = phone_tabs.open(gateway.url + path)
     expect(page.locator("#model")).to_contain_text("context")
     if path == "/":
         set_most(page, 300)
