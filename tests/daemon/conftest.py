@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from tests.daemon.fixtures import folder, serve
-from tests.daemon.support import SMALL, TINY, DaemonProcess, running
+from tests.daemon.support import DRAFT, SMALL, DaemonProcess, running
 
 
 @pytest.fixture
 def serve_model(folder: Path) -> Iterator[Callable[..., DaemonProcess]]:
-    """Start a daemon on the small trained model."""
+    """Start a daemon on the smallest trained model: what a test costs is mostly computed by the model."""
     with contextlib.ExitStack() as stack:
 
-        def start(*args: str, model: Path = TINY, **spawn: Any) -> DaemonProcess:
+        def start(*args: str, model: Path = DRAFT, **spawn: Any) -> DaemonProcess:
             return stack.enter_context(running(folder, "--model", str(model), *SMALL, *args, **spawn))
 
         yield start

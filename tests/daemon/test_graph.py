@@ -12,7 +12,7 @@ import pytest
 from perf.criteria import clean_rows
 from perf.results import Cell, Results
 from perf.servers import Settings, UmaServer
-from tests.daemon.support import MOE, TINY, eventually, text_of
+from tests.daemon.support import DRAFT, MOE, eventually, text_of
 from tests.engine.graph.models import Model, write
 
 GRAPH = ("--engine", "graph")
@@ -96,7 +96,7 @@ def test_repacked_weights_are_kept_for_the_next_start(serve_model, folder):
 def test_pages_that_are_short_show_in_the_metric_and_fail_the_bench(serve_model, folder):
     """The graph engine logs nothing when pages run short, so the metric counts its refusals."""
     daemon = serve_model(*GRAPH, has_levers=True)
-    server = UmaServer("uma", Settings(TINY, threads=1, n_seq=4, n_ctx_seq=512), folder)
+    server = UmaServer("uma", Settings(DRAFT, threads=1, n_seq=4, n_ctx_seq=512), folder)
     server.socket_path = daemon.path
     text = text_of(daemon.generate("A process has", max_tokens=200))
     assert server.n_allocator_warnings() == 0

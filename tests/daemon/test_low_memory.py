@@ -22,6 +22,7 @@ pytestmark = pytest.mark.skipif(
 
 MIB = 1 << 20
 IS_FULL = os.environ.get("UMA_FUZZ") == "full"
+MODEL = TINY if IS_FULL else DRAFT
 LIMITS_MB = range(100, 560, 4) if IS_FULL else range(100, 460, 40)  # with 380 MiB both engines serve
 
 
@@ -35,7 +36,7 @@ def daemons() -> Iterator[Nursery]:
 @pytest.mark.parametrize("engine", ["llama", "graph"])
 @pytest.mark.parametrize("limit_mb", LIMITS_MB)
 def test_any_limit_gives_a_code_or_a_daemon_that_serves(daemons: Nursery, limit_mb: int, engine: str) -> None:
-    outcome = daemons.run(TINY, {"--engine": engine, "--calibrate": "off", "--threads": 2}, limit_mb * MIB)
+    outcome = daemons.run(MODEL, {"--engine": engine, "--calibrate": "off", "--threads": 2}, limit_mb * MIB)
     assert outcome.is_sound, outcome
     assert outcome.code in ("", "E_MODEL_004"), outcome
     assert set(outcome.reasons) <= ANSWERED, outcome

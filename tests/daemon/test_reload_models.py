@@ -10,7 +10,7 @@ import os
 import pytest
 
 from perf.judge import Judge
-from tests.daemon.support import DRAFT, MOE, TINY, Stream, eventually, text_of
+from tests.daemon.support import DRAFT, MOE, Stream, eventually, text_of
 
 PROMPTS = [f"The {word} is" for word in ("shell", "kernel", "file", "network")]
 N_TOKENS = 60
@@ -18,8 +18,8 @@ N_TOKENS = 60
 
 @pytest.fixture(scope="module")
 def judges():
-    with Judge(TINY) as tiny, Judge(MOE) as moe:
-        yield {TINY: tiny, MOE: moe}
+    with Judge(DRAFT) as draft, Judge(MOE) as moe:
+        yield {DRAFT: draft, MOE: moe}
 
 
 def check(stream: Stream, judge: Judge, prompt: str) -> None:
@@ -36,7 +36,7 @@ def test_the_judge_tells_the_models_apart(serve_model, judges):
     n_foreign = 0
     for prompt in PROMPTS:
         stream = daemon.stream(prompt, max_tokens=N_TOKENS)
-        check(stream, judges[TINY], prompt)
+        check(stream, judges[DRAFT], prompt)
         n_foreign += judges[MOE].n_foreign(
             prompt, [event["token_id"] for event in stream.events if event["event"] == "token"]
         )
@@ -45,7 +45,7 @@ def test_the_judge_tells_the_models_apart(serve_model, judges):
 
 def test_streams_finish_on_the_model_that_they_began_on(serve_model, judges):
     daemon = serve_model(has_levers=True)
-    for model, other in itertools.islice(itertools.cycle([(TINY, MOE), (MOE, TINY)]), 4):
+    for model, other in itertools.islice(itertools.cycle([(DRAFT, MOE), (MOE, DRAFT)]), 4):
         daemon.pull(step_ms=20)
         streams = [daemon.stream(prompt, max_tokens=N_TOKENS).begun() for prompt in PROMPTS]
         assert daemon.ask("reload", model=str(other))["event"] == "reply"
@@ -63,7 +63,7 @@ def test_memory_comes_back_after_reloads(serve_model):
     sizes = []
     for n in range(8):
         before = daemon.log.count("is closed")
-        assert daemon.ask("reload", model=str((MOE, TINY)[n % 2]))["event"] == "reply"
+        assert daemon.ask("reload", model=str((MOE, DRAFT)[n % 2]))["event"] == "reply"
         daemon.generate(PROMPTS[0], max_tokens=5)
         eventually(lambda before=before: daemon.log.count("is closed") == before + 1)
         sizes.append(daemon.rss_bytes())
@@ -131,5 +131,5 @@ def test_a_swap_of_real_models(serve_model, judges):
     stream = daemon.stream(PROMPTS[0], max_tokens=N_TOKENS).begun()
     assert daemon.ask("reload", model=str(MOE))["event"] == "reply"
     daemon.pull(step_ms=0)
-    check(stream, judges[TINY], PROMPTS[0])
+    check(stream, judges[DRAFT], PROMPTS[0])
     check(daemon.stream(PROMPTS[1], max_tokens=N_TOKENS), judges[MOE], PROMPTS[1])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from perf.gguf_file import ensure
-from tests.daemon.support import DRAFT, MOE, SMALL, DaemonProcess, eventually, text_of
+from tests.daemon.support import DRAFT, MOE, SMALL, TINY, DaemonProcess, eventually, text_of
 from tests.engine.graph.heads import DEEP, with_eagle, with_heads
 
 Serve = Callable[..., DaemonProcess]
@@ -100,7 +100,7 @@ def test_a_schema_leaves_no_choice(serve: Serve) -> None:
 
 @pytest.mark.parametrize("engine", ["graph", "llama"])
 def test_a_draft_model_says_what_the_model_may_say(serve_model: Serve, engine: str) -> None:
-    daemon = serve_model("--engine", engine, "--draft-model", str(DRAFT), "--max-draft-tokens", "4")
+    daemon = serve_model("--engine", engine, "--draft-model", str(DRAFT), "--max-draft-tokens", "4", model=TINY)
     plain, usage = answer(daemon, speculate="off", priority="background")
     assert not drafted(usage)
     fast, usage = answer(daemon, speculate="draft", priority="background")
@@ -130,7 +130,7 @@ def test_a_damaged_draft_model_is_refused(folder: Path) -> None:
 
 
 def test_a_reload_keeps_the_draft_model(serve_model: Serve) -> None:
-    daemon = serve_model("--engine", "graph", "--draft-model", str(DRAFT))
+    daemon = serve_model("--engine", "graph", "--draft-model", str(DRAFT), model=TINY)
     before = daemon.status()["memory"]["weights"]
     assert daemon.ask("reload", model=str(MOE))["event"] == "reply"
     eventually(lambda: daemon.status()["memory"]["weights"] < before, "the larger model stayed")
