@@ -351,7 +351,7 @@ def test_a_key_that_no_header_can_hold_is_asked_for_again(serve: Any, before: An
     key = new_key()
     (folder / "keys.yaml").write_text(entry("alice", key))
     gateway = before(serve(), "--api-key-file", str(folder / "keys.yaml"))
-    page, answers = tabs.context().new_page(), ["\u201cwrong\u201d", f"\u200b{key}"]  # quotes, an invisible space
+    page, answers = tabs.new(), ["\u201cwrong\u201d", f"\u200b{key}"]  # quotes, an invisible space
     page.on("dialog", lambda dialog: dialog.accept(answers.pop(0)))
     page.goto(gateway.url)
     expect(page.locator("#model")).to_contain_text("tokens of context")
