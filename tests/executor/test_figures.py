@@ -185,3 +185,31 @@ def pulled(rig: Rig, **memory: float) -> dict:
     rig.executor._memory = known._replace(latency_guard=known.latency_guard._replace(planned_ns=0, **memory))
     rig.tick()
     return view.take(rig.executor, rig.clock.now_ns()).tick["guard_detail"]
+
+
+class TestWaits:
+    def test_a_session_that_was_parked_waited_once(self) -> None:
+        rig = Rig(FakeModel(n_seq_max=1, n_prefill_slots=0))
+        rig.submit("a", max_tokens=10, priority=BACK)
+        for i in range(3):
+            ticks(rig, 9)
+            rig.submit(f"chat{i}", "hi", max_tokens=3)
+        rig.run()
+        assert rig.executor.meters.preemptions.value
+        seen = figures(rig)
+        assert [seen["queue_ms"][name]["count"] for name in ("interactive", "background")] == [3, 1]
+
+    def test_the_time_of_prompts_is_that_of_requests_with_a_first_token(self) -> None:
+        """One that ends before it only waited, and takes nothing away from the others' time."""
+        rig = Rig(FakeModel(n_seq_max=1, n_prefill_slots=0))
+        rig.submit("a", max_tokens=40)
+        ticks(rig, 5)
+        first = figures(rig)["prompt_ms_total"]
+        assert first > 0
+        rig.submit("long", LONG, max_tokens=1, timeout_ns=50 * STEP_NS)
+        rig.run()
+        assert rig.finals("long")[0].reason.value == "timeout"
+        assert figures(rig)["prompt_ms_total"] == first
+        rig.submit("b", max_tokens=1)
+        rig.run()
+        assert figures(rig)["prompt_ms_total"] > first

@@ -531,6 +531,12 @@ def test_large_counts_are_told_whole():
     )
 
 
+def test_the_time_of_prompts_does_not_fall_when_a_request_only_waits():
+    metric = next(each for each in THEIRS if each.name == "prompt_seconds_total")
+    waited = 'uma_queue_seconds_sum{lane="x"} 30\numa_time_to_first_token_seconds_sum{lane="x"} 2\n'
+    assert line_of(metric, sums(waited + "uma_prompt_seconds_total 1.5\n")) == "llamacpp:prompt_seconds_total 1.5"
+
+
 def test_a_schema_s_type_may_go_without_saying(tiny_gateway):
     """As in the examples in llama-server's README."""
     name = {"name": {"type": "string", "maxLength": 5}}

@@ -342,8 +342,9 @@ class Executor:
         now = self._clock.now_ns()
         for admission in plan.admit:
             session = self.table.get(admission.sid)
+            if not session.t_admitted_ns:  # a session that comes back after parking has had its wait counted
+                self.meters.queue_wait[session.priority].observe(now - session.t_queued_ns)
             self.table.admit(session, admission.seq_id, now)
-            self.meters.queue_wait[session.priority].observe(now - session.t_queued_ns)
 
     def _resolve(
         self, plan: Plan

@@ -46,6 +46,7 @@ class Meters:
         self.ended = {reason: registry.counter(m.REQUESTS, reason=reason.value) for reason in FinishReason}
         self.queue_wait = {priority: registry.histogram(m.QUEUE_WAIT, lane=name) for priority, name in names.items()}
         self.ttft = {priority: registry.histogram(m.TTFT, lane=name) for priority, name in names.items()}
+        self.prompt_time = registry.counter(m.PROMPT_TIME)
         self.ttf5 = {priority: registry.histogram(m.TTF5, lane=name) for priority, name in names.items()}
         self.inter_token = {priority: registry.histogram(m.INTER_TOKEN, lane=name) for priority, name in names.items()}
         self.step = registry.histogram(m.CONSTRAINT_STEP)
@@ -140,6 +141,7 @@ class Meters:
             self.tokens.add()
             ttft = now_ns - session.t_received_ns
             self.ttft[priority].observe(ttft)
+            self.prompt_time.add(now_ns - session.t_admitted_ns)
             if 0 < session.request.slo.ttft_ns < ttft:
                 self.slo["ttft", priority].add()
 

@@ -122,6 +122,7 @@ PREDICTION_ERROR = Metric(
 # delays that users notice
 QUEUE_WAIT = _times("queue_seconds", "time from acceptance to a sequence", _LATENCY, _LANE)
 TTFT = _times("time_to_first_token_seconds", "time from the decoded frame to the first token event", _LATENCY, _LANE)
+PROMPT_TIME = _counter("prompt_seconds_total", "time from a request's sequence to its first token event", "seconds")
 INTER_TOKEN = _times("inter_token_seconds", "gap between two token events of one stream", _LATENCY, _LANE)
 GAP_STRETCH = Metric(
     "interactive_gap_stretch",

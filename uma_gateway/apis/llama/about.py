@@ -162,11 +162,6 @@ def sums(text: str) -> Mapping[str, float]:
     return found
 
 
-def _prompt_seconds(ours: Mapping[str, float]) -> float:
-    """Return the time as an answer's `timings` have it: from the end of the queue to the first token."""
-    return max(0.0, ours["time_to_first_token_seconds_sum"] - ours["queue_seconds_sum"])
-
-
 def _per(amount: float, seconds: float) -> float:
     return amount / seconds if seconds else 0.0
 
@@ -179,7 +174,7 @@ THEIRS = (
         "Prompt tokens that the cache had.",
         itemgetter("cache_tokens_saved_total"),
     ),
-    Theirs("prompt_seconds_total", "counter", "Time of reading prompts.", _prompt_seconds),
+    Theirs("prompt_seconds_total", "counter", "Time of reading prompts.", itemgetter("prompt_seconds_total")),
     Theirs("tokens_predicted_total", "counter", "Generated tokens.", itemgetter("tokens_generated_total")),
     Theirs(
         "tokens_predicted_seconds_total", "counter", "Time of generating tokens.", itemgetter("inter_token_seconds_sum")
@@ -201,7 +196,7 @@ THEIRS = (
         "prompt_tokens_seconds",
         "gauge",
         "Prompt tokens a second.",
-        lambda ours: _per(ours["prefill_tokens_total"], _prompt_seconds(ours)),
+        lambda ours: _per(ours["prefill_tokens_total"], ours["prompt_seconds_total"]),
     ),
     Theirs(
         "predicted_tokens_seconds",
