@@ -36,10 +36,10 @@ class Client:
     untrusted user.
     """
 
-    def __init__(self, path: str | None = None, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
+    def __init__(self, path: str | os.PathLike[str] | None = None, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:
         self._numbers = itertools.count(1)
         self._frames = FrameReader(REPLY_CAP_BYTES)
-        self._socket, self.path = _connect(path, timeout_s)
+        self._socket, self.path = _connect(None if path is None else os.fspath(path), timeout_s)
 
     def __enter__(self) -> Client:
         return self
@@ -54,7 +54,11 @@ class Client:
         self._socket.close()
 
     def set_timeout(self, seconds: float | None) -> None:
-        self._socket.settimeout(seconds)
+        """Block for at most this long per event from now on. Raises: BrokenProtocol after `close`."""
+        try:
+            self._socket.settimeout(seconds)
+        except OSError as error:
+            raise BrokenProtocol(f"the connection broke: {error.strerror}") from None
 
     def new_id(self) -> str:
         return f"r{next(self._numbers)}"
@@ -71,7 +75,7 @@ class Client:
             raise CtlError("the request contains half of a surrogate pair, which is not text") from None
         try:
             self._socket.sendall(encode_frame(payload))
-        except TimeoutError:
+        except (TimeoutError, BlockingIOError):  # the latter with a timeout of 0
             raise NoAnswer("the daemon does not read its socket") from None
         except OSError as error:
             # A peer that refuses the connection may have sent its reason before it hung up; the next read shows it.
@@ -92,7 +96,7 @@ class Client:
     def _receive(self) -> bytes:
         try:
             data = self._socket.recv(READ_BYTES)
-        except TimeoutError:
+        except (TimeoutError, BlockingIOError):
             raise NoAnswer("no answer from the daemon in time") from None
         except OSError as error:
             raise BrokenProtocol(f"the connection broke: {error.strerror}") from None

@@ -6,12 +6,13 @@ import functools
 import os
 import socket
 import threading
+from pathlib import Path
 
 import pytest
 
 from uma_core.types import Peer
 from uma_ctl.client import Client, fields_of
-from uma_ctl.errors import BrokenProtocol, CannotConnect, CtlError, ServerError
+from uma_ctl.errors import BrokenProtocol, CannotConnect, CtlError, NoAnswer, ServerError
 
 
 def test_a_call_returns_its_own_reply_and_passes_over_the_rest(serve, socket_path):
@@ -162,6 +163,27 @@ def test_a_full_backlog_is_waited_for(tmp_path_factory):
             client.close()
         for sock, _ in accepted:
             sock.close()
+
+
+def test_a_path_object_is_a_path(serve, socket_path):
+    serve(lambda peer, message: peer.reply(message, state="ready"))
+    with Client(Path(socket_path)) as client:
+        assert fields_of(client.call("status")) == {"state": "ready"} and client.path == socket_path
+
+
+def test_without_time_there_is_no_answer(serve, socket_path):
+    serve(lambda peer, message: None)
+    with Client(socket_path, 0) as client, pytest.raises(NoAnswer):
+        client.call("status")
+
+
+def test_after_close_everything_is_a_broken_connection(serve, socket_path):
+    serve(lambda peer, message: None)
+    client = Client(socket_path)
+    client.close()
+    for use in (lambda: client.set_timeout(1), lambda: client.call("status"), client.next_event):
+        with pytest.raises(BrokenProtocol):
+            use()
 
 
 @pytest.mark.parametrize("text", ["\ud83d", "a\udc80\ud800"])

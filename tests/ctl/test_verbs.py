@@ -137,7 +137,8 @@ def test_a_daemon_that_cannot_be_reached_has_not_stopped(ctl, socket_path):
         done = ctl("status", "--wait", "stopped", "--timeout", "0.1")
         assert (done.returncode, done.stdout) == (1, "")
         assert "cannot connect" in done.stderr
-        assert drain._ask(Impatient(socket_path, False))["state"] == "stopping"
+        with pytest.raises(CannotConnect):
+            drain._ask(Impatient(socket_path, False))
     assert drain._ask(Impatient(socket_path, False))["state"] == "stopped"
 
 
@@ -229,6 +230,21 @@ def test_drain_then_exit_ends_with_the_daemon(serve, ctl):
     serve(answering(drain={"state": "draining", "remaining": 1}, status=lambda peer, message: peer.hang_up()))
     done = ctl("drain", "--then", "exit")
     assert (done.returncode, done.stdout) == (0, "stopping\n")
+
+
+def test_a_drain_that_gets_no_answer_has_not_ended(serve, socket_path):
+    serve(answering(status=lambda peer, message: None))
+    with pytest.raises(NoAnswer):
+        drain._ask(Impatient(socket_path, False))
+
+
+def test_a_drain_whose_progress_is_refused_has_not_ended(serve, ctl):
+    def refuse(peer, message):
+        peer.refuse(message["id"], "E_LIMIT_004", "too_many_sessions", "too many")
+
+    serve(answering(drain={"state": "draining", "remaining": 1}, status=refuse))
+    done = ctl("drain", "--then", "exit")
+    assert (done.returncode, done.stdout) == (2, "") and "too_many_sessions" in done.stderr
 
 
 def test_drain_without_waiting(serve, ctl):

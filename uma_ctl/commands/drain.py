@@ -8,7 +8,7 @@ import click
 
 from uma_ctl import output, render, units
 from uma_ctl.client import Event, fields_of
-from uma_ctl.errors import EXIT_OK, CtlError, NoDaemon
+from uma_ctl.errors import EXIT_OK, BrokenProtocol, NoDaemon
 from uma_ctl.options import Target, with_target
 from uma_ctl.ranges import seconds
 
@@ -63,7 +63,7 @@ def _ask(target: Target) -> Event:
             fields = client.call("status")
     except NoDaemon:
         return {"state": "stopped"}
-    except CtlError as error:  # the daemon no longer answers: its last streams have ended, and it is stopping
+    except BrokenProtocol as error:  # the daemon hung up: its last streams have ended, and it is stopping
         return {"state": "stopping", "message": str(error)}
     return {"state": fields.get("state"), **render.sub(fields, "drain")}
 
