@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import resource
+import subprocess
 import sys
 import tempfile
 import types
@@ -175,6 +176,14 @@ def test_a_full_standard_output_is_one_line(words):
         status, err = in_a_process("uma_core", *words.split(), stdout=full.fileno())
     assert status == 1
     assert err == "uma-core: cannot write to standard output: No space left on device\n"
+
+
+@pytest.mark.parametrize("words", ["daemon --estimate", "daemon --print-config"])
+def test_a_closed_standard_output_is_one_line(words):
+    line = f"exec {sys.executable} -m uma_core {words} >&-"
+    done = subprocess.run(["sh", "-c", line], stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "uma-core: cannot write to standard output: Bad file descriptor\n"
 
 
 @pytest.mark.parametrize("n", [8, 16])

@@ -96,7 +96,7 @@ def chosen(command: click.Command, arguments: list[str], program: str) -> Any:
         sys.stdout.flush()
         return found
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that the interpreter's last flush succeeds
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the interpreter's last flush succeeds
         raise CannotWrite(error.strerror) from None
 
 
