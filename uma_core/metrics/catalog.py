@@ -183,7 +183,7 @@ ENGINE_TIME = _counter("engine_seconds_total", "measured time of decode calls an
 SERVING_TIME = _counter("serving_seconds_total", "time during which there was at least one request", "seconds")
 
 # KV memory
-KV_CELLS_USED = _gauge("kv_cells_used", "KV cells that hold a token", "cells")
+KV_CELLS_USED = _gauge("kv_cells_used", "KV cells of running requests that hold a token", "cells")
 KV_CELLS_RESERVED = _gauge("kv_cells_reserved", "KV cells reserved for running requests", "cells")
 KV_CELLS_SHARED = _gauge("kv_cells_shared", "tokens whose KV more than one sequence holds, each counted once", "cells")
 KV_CELLS_TOTAL = _gauge("kv_cells_capacity", "total number of KV cells", "cells", json="kv_cells_total")
