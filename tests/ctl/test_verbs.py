@@ -247,6 +247,19 @@ def test_a_drain_whose_progress_is_refused_has_not_ended(serve, ctl):
     assert (done.returncode, done.stdout) == (2, "") and "too_many_sessions" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("then", "error", "code"), [("reload", True, 2), ("reload", False, 0), ("stay", True, 0)], ids=str
+)
+def test_a_reload_that_fails_after_the_drain_is_an_error(serve, ctl, then, error, code):
+    failure = {"code": "E_CONFIG_001", "name": "config_invalid", "message": "bogus is not an option"}
+    after = {"state": "ready", "reload": {"generation": 1, "error": failure if error else None}}
+    serve(answering(drain={"state": "draining", "remaining": 1, "then": then}, status=after))
+    done = ctl("drain", "--then", then)
+    assert done.returncode == code
+    assert ("E_CONFIG_001 config_invalid: bogus" in done.stderr) == (code != 0)
+    assert done.stdout == ("" if code else "ready\n")
+
+
 def test_drain_without_waiting(serve, ctl):
     serve(answering(drain={"state": "draining", "remaining": 4}))
     assert "4 requests left" in ctl("drain", "--no-wait").stdout

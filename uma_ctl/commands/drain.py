@@ -8,7 +8,7 @@ import click
 
 from uma_ctl import output, render, units
 from uma_ctl.client import Event, fields_of
-from uma_ctl.errors import EXIT_OK, BrokenProtocol, NoDaemon
+from uma_ctl.errors import EXIT_OK, BrokenProtocol, NoDaemon, ServerError
 from uma_ctl.options import Target, with_target
 from uma_ctl.ranges import seconds
 
@@ -39,6 +39,9 @@ def command(target: Target, timeout: float | None, then: str, no_wait: bool) -> 
         output.line(render.as_json(begun) if target.as_json else _progress(begun))
         return EXIT_OK
     last = _follow(target, begun)
+    failure = last.pop("reload", {}).get("error")
+    if then == "reload" and failure:
+        raise ServerError(failure)
     output.line(render.as_json(last) if target.as_json else units.text(last.get("state")))
     return EXIT_OK
 
@@ -65,7 +68,7 @@ def _ask(target: Target) -> Event:
         return {"state": "stopped"}
     except BrokenProtocol as error:  # the daemon hung up: its last streams have ended, and it is stopping
         return {"state": "stopping", "message": str(error)}
-    return {"state": fields.get("state"), **render.sub(fields, "drain")}
+    return {"state": fields.get("state"), **render.sub(fields, "drain"), "reload": render.sub(fields, "reload")}
 
 
 def _progress(fields: Event) -> str:
