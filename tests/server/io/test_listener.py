@@ -176,6 +176,17 @@ def test_what_was_passed_is_no_unix_socket(monkeypatch):
         passed_sockets({"LISTEN_PID": "1", "LISTEN_FDS": "many"}, 1)
 
 
+def test_a_passed_connection_is_refused(monkeypatch):
+    """As with Accept=yes: the daemon would be ready, and nobody could connect."""
+    here, there = socket.socketpair()
+    with here, there:
+        monkeypatch.setattr("uma_core.server.io.listener.FIRST_PASSED_FD", here.fileno())
+        with pytest.raises(UmaError, match="does not listen") as caught:
+            passed_sockets({"LISTEN_PID": "1", "LISTEN_FDS": "1"}, 1)
+        assert caught.value.error is ErrorCode.CONFIG_INVALID
+        assert here.fileno() >= 0
+
+
 def test_a_passed_socket_is_adopted(socket_path):
     program = (
         "import os, sys; from uma_core.server.io.listener import PATH_BYTES, passed_sockets\n"

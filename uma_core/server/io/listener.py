@@ -109,6 +109,10 @@ def _adopt(fd: int) -> BoundSocket:
     if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_STREAM:
         sock.detach()
         raise UmaError(ErrorCode.CONFIG_INVALID, f"descriptor {fd} is not a Unix stream socket")
+    if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        sock.detach()
+        text = f"descriptor {fd} is a socket that does not listen: a socket unit must not have Accept=yes"
+        raise UmaError(ErrorCode.CONFIG_INVALID, text)
     return BoundSocket(sock)
 
 
