@@ -67,6 +67,21 @@ def test_a_line_that_was_cut_off_is_passed_over(tmp_path):
     assert list(trace.differences((tmp_path / "t").open())) == []
 
 
+def test_a_file_that_another_program_moved_is_begun_again(tmp_path):
+    ticks = some_ticks()
+    file = TraceFile(str(tmp_path / "t"), 40_000)
+    file(*ticks[0])
+    deadline = time.monotonic() + WAIT_S
+    while not (tmp_path / "t").exists() or not (tmp_path / "t").stat().st_size:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    (tmp_path / "t").rename(tmp_path / "moved")
+    for tick in ticks:
+        file(*tick)
+    assert file.close(WAIT_S) and not file.has_failed
+    assert replayed(tmp_path / "moved") > 1 and replayed(tmp_path / "t") > 0
+
+
 def test_a_full_file_is_set_aside_and_each_begins_with_its_context(tmp_path):
     ticks = some_ticks()
     written(tmp_path / "t", ticks, max_bytes=40_000)

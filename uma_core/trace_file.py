@@ -13,6 +13,7 @@ import stat
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from typing import BinaryIO
 
 from uma_core import threads
@@ -101,7 +102,8 @@ class TraceFile:
                 file.write(line.encode() + b"\n")
             if file.tell() >= self.max_bytes:
                 file.close()
-                os.replace(self.path, self.path + ".1")
+                with suppress(FileNotFoundError):  # another program has moved or removed it
+                    os.replace(self.path, self.path + ".1")
                 file = self._open()
         file.flush()
         return file
