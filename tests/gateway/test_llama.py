@@ -123,6 +123,33 @@ def test_a_stream_has_its_usage_with_every_token(gateway, path, fields, n_prompt
     assert len(told(include_usage=True)) == 1 and told(continuous_usage_stats=True) == []
 
 
+@pytest.mark.parametrize("held", [{"stop": ["{}~"]}, {"stop": ["{}"]}, {"banned_strings": ["{}"]}, {"n_probs": 1}])
+@pytest.mark.parametrize("n_answers", [1, 2])
+def test_figures_of_a_stream_count_tokens_whose_text_was_held_back(gateway, held, n_answers):
+    ask = {"prompt": "hello", "n_predict": 9, "temperature": 0, "seed": 2}
+    text = gateway.post("/completion", **ask).json["content"][2:6]
+    held = {name: [each.format(text) for each in value] if name != "n_probs" else 1 for name, value in held.items()}
+    ask |= {"stop": [text + "~"], **held, "stream": True, "n_cmpl": n_answers}
+    events = gateway.post("/completion", **ask, timings_per_token=True).events
+    for index in range(n_answers):
+        *pieces, last = [event for event in events if event["index"] == index]
+        content = ""
+        for piece in pieces:
+            content += piece["content"]
+            assert piece["tokens_predicted"] == piece["timings"]["predicted_n"] == len(content)
+        assert last["tokens_predicted"] == (6 if held.get("stop") == [text] else 9)
+
+
+def test_figures_of_a_stream_count_all_tokens_of_a_character(tiny_gateway):
+    tokens = tiny_gateway.post("/tokenize", content="\U0001f9ff").json["tokens"]
+    assert len(tokens) > 1
+    chat = {"messages": [{"role": "user", "content": "hello"}], "stream": True, "regex": "\U0001f9ff{3}"}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = tiny_gateway.post("/v1/chat/completions", **chat, timings_per_token=True, stream_options=options).events
+    told = [e["usage"]["completion_tokens"] for e in events if e["choices"] and e["choices"][0]["delta"].get("content")]
+    assert told[-1] == events[-1]["usage"]["completion_tokens"] >= 3 * len(told) == 9
+
+
 def test_a_prompt_is_read_ahead_without_an_answer(gateway):
     text = "a prompt that somebody will go on with"
     ahead = gateway.post("/completion", prompt=text, n_predict=0).json

@@ -34,6 +34,7 @@ def test_a_token_tells_its_answer_and_its_log_probabilities() -> None:
     plain, full = sent(events.Token("a", "A", 65), events.Token("a", "A", 65, (ONE,), 2))
     assert plain == {"id": "a", "event": "token", "text": "A", "token_id": 65}
     assert full == {**plain, "index": 2, "logprobs": [ONE_JSON]}
+    assert sent(events.Token("a", "A", 65, n_tokens=3)) == [{**plain, "n_tokens": 3}]
 
 
 def test_an_end_is_that_of_one_answer() -> None:

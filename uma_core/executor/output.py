@@ -77,7 +77,8 @@ class Output:
         text = stream.push(engine.piece(token))
         if text:
             if request.stream:
-                self._events.append(Token(session.conn_id, session.id, text, token, None, session.index))
+                n_new, session.n_told = len(session.generated) - session.n_told, len(session.generated)
+                self._events.append(Token(session.conn_id, session.id, text, token, None, session.index, n_new))
             else:
                 session.parts.append(text)
         if stream.stopped_by:
@@ -248,15 +249,17 @@ class Output:
     def _echo(self, session: Session) -> None:
         """Send the text that the answer begins with, once."""
         text, session.echo = session.echo, ""
-        self._send(session, text, int(session.prompt[-1]))
+        self._send(session, text, int(session.prompt[-1]), is_prompt=True)
 
-    def _send(self, session: Session, text: str, token: TokenId) -> None:
+    def _send(self, session: Session, text: str, token: TokenId, is_prompt: bool = False) -> None:
         if not text:
             return
         answer = session.answer
         carried = None if answer is None or session.request.sampling.logprobs is None else answer.take()
         if session.request.stream:
-            self._events.append(Token(session.conn_id, session.id, text, token, carried, session.index))
+            n_new = 0 if is_prompt else session.n_released - session.n_told
+            session.n_told += n_new
+            self._events.append(Token(session.conn_id, session.id, text, token, carried, session.index, n_new))
         else:
             session.parts.append(text)
             session.logprobs += carried or ()

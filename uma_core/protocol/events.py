@@ -54,6 +54,7 @@ class Token(NamedTuple):
     token_id: TokenId
     logprobs: tuple[TokenLogprob, ...] | None = None
     which: int = -1  # index of the answer, if there are several
+    n_tokens: int = 1  # tokens of the answer that it stands for
 
 
 class End(NamedTuple):
@@ -178,6 +179,12 @@ EVENTS = (
             Field("text", Kind.STRING, "never empty"),
             Field("token_id", Kind.INTEGER, "the token that completed the text"),
             _INDEX,
+            Field(
+                "n_tokens",
+                Kind.INTEGER,
+                "how many tokens of the answer it stands for, as text that was held back, or a character, may have "
+                "several; absent: 1",
+            ),
             _LOGPROBS,
         ),
     ),
@@ -240,6 +247,8 @@ def token_head(wire_id: WireId) -> str:
 
 def token_json(head: str, event: Token) -> bytes:
     more = "" if event.which < 0 else f',"index":{event.which}'
+    if event.n_tokens != 1:
+        more += f',"n_tokens":{event.n_tokens}'
     if event.logprobs is not None:
         more += f',"logprobs":{_logprobs(event.logprobs)}'
     return f'{head}{encode_basestring(event.text)},"token_id":{event.token_id}{more}}}'.encode("utf-8", "replace")

@@ -112,6 +112,7 @@ class Token(NamedTuple):
     token_id: TokenId  # the token that completed the text
     logprobs: tuple[TokenLogprob, ...] | None = None  # of the text's tokens; None: not requested
     which: int = -1  # index of the answer, if there are several
+    n_tokens: int = 1  # tokens of the answer that it stands for; 0: the text is the prompt's, or ends inside a token
 
 
 class Prompt(NamedTuple):

@@ -75,10 +75,10 @@ ATTRIBUTES = (
     "client conn_id deadline_ns draft draft_rates drafts echo embedding first_sid first_token gaps_ns generated given "
     "group id index is_forced is_kv_good is_plain is_private is_shifting is_silent is_waiting priority logprob_sum "
     "logprobs looks_up matcher message_ends model_drafts n_accepted n_cached n_cells n_chunk n_drafted n_dropped "
-    "n_folded n_full n_given n_head n_max n_past n_prompt n_rest n_seen n_settled n_unverified parked parts phase pid "
-    "preserved_tokens prompt reason request restore_ns sampler scoring seed seq_id sid speculates stop_tokens "
-    "t_admitted_ns t_back_ns t_first_ns t_held_ns t_last_ns t_progress_ns t_queued_ns t_received_ns text thinking "
-    "transfer uid was_forced"
+    "n_folded n_full n_given n_head n_max n_past n_prompt n_rest n_seen n_settled n_told n_unverified parked parts "
+    "phase pid preserved_tokens prompt reason request restore_ns sampler scoring seed seq_id sid speculates "
+    "stop_tokens t_admitted_ns t_back_ns t_first_ns t_held_ns t_last_ns t_progress_ns t_queued_ns t_received_ns text "
+    "thinking transfer uid was_forced"
 )
 
 
@@ -149,6 +149,7 @@ class Session:
         self.n_settled = 0  # generated tokens that `ahead` includes
         self.n_drafted = self.n_accepted = 0  # draft tokens that were verified, and those of them that were accepted
         self.n_unverified = 0  # positions of its sequence after n_past: drafts not accepted yet
+        self.n_told = 0  # generated tokens that the events of its text stand for
         self.n_rest = 0  # ticks to skip because its grammar took long
         self.text = TextStream(request.stop)
         is_ranked = request.best_of > request.n
@@ -243,6 +244,11 @@ class Session:
     def may_redraw(self) -> bool:
         """Whether another token may be drawn in the place of the next one."""
         return self.bans is not None or (self.matcher is not None and self.matcher.mask is None)
+
+    @property
+    def n_released(self) -> int:
+        """Return the number of generated tokens, without those that may be taken back."""
+        return len(self.generated) - (self.answer.n_pending if self.answer is not None else 0)
 
     @property
     def can_decode(self) -> bool:

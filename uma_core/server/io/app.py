@@ -332,7 +332,7 @@ class IoApp:
 
     def _on_token(self, client: Client, event: Token) -> None:
         if self.ledger.is_running((event.conn_id, event.request_id)):
-            client.send(wire.Token(event.request_id, event.text, event.token_id, event.logprobs, event.which))
+            client.send(wire.Token(*event[1:]))  # the same fields, without the connection
 
     def _on_prompt(self, client: Client, event: Prompt) -> None:
         if self.ledger.is_running((event.conn_id, event.request_id)):

@@ -110,7 +110,6 @@ class Lines:
         if self.is_over:
             return ""
         self._t_first = now if self._t_first is None else self._t_first
-        self.n_tokens += 1
         if self._limits.n_indent:
             text = self._indented(text)
         if "\n" in text:
@@ -287,7 +286,8 @@ async def _stream(
             return b""
         text = _told(lines, generations[number], event["text"])
         tokens = _ids(event) or [event["token_id"]]
-        chunk = {**chunk_of(index, text, tokens, lines.n_tokens), **paces[number].token(index)}
+        lines.n_tokens += event.get("n_tokens", 1)
+        chunk = {**chunk_of(index, text, tokens, lines.n_tokens), **paces[number].token(event, index)}
         return sse.data({**chunk, **_probabilities(event, plan)})
 
     await relay(exchange, generations, encode)

@@ -148,7 +148,7 @@ class _Stream:
             return b"".join([self._diff(index, diff) for diff in diffs])
         out: list[bytes] = []
         if kind == "token":
-            self._on_text(index, event["text"], event.get("logprobs"), out, **self._pace.token(index))
+            self._on_text(index, event["text"], event.get("logprobs"), out, **self._pace.token(event, index))
         elif kind == "progress":
             told = self._pace.read(event)
             if told and 0 not in self._begun:

@@ -285,7 +285,7 @@ class _Stream:
             return [self._chunk(index, "", **told)] if told else []
         echo = self._echo(number)
         if kind == "token":
-            more = self._paces[number].token(index)
+            more = self._paces[number].token(event, index)
             return [*echo, self._chunk(index, event["text"], event.get("logprobs"), **more)]
         if kind == "end":
             stop = stop_told(event, self._ask.stops_told)

@@ -49,14 +49,14 @@ class Pace:
         told = {"prompt_progress": chunks.prompt_progress(progress)}
         return {**told, "timings": _read_so_far(progress)} if self._tells_timings else told
 
-    def token(self, index: int) -> dict[str, Any]:
-        """Count one more token of an answer. Returns the fields by which its chunks report the time and tokens
-        so far.
+    def token(self, event: Event, index: int) -> dict[str, Any]:
+        """Count the tokens of one more text of an answer. Returns the fields by which its chunks report the time and
+        tokens so far.
         """
         if not self.tells_tokens:
             return {}
         now = time.perf_counter()
-        t_first, n_tokens = self._t_first.setdefault(index, now), self._n.get(index, 0) + 1
+        t_first, n_tokens = self._t_first.setdefault(index, now), self._n.get(index, 0) + event.get("n_tokens", 1)
         self._n[index] = n_tokens
         names, read_ms = ("prompt_tokens", "cached_tokens"), self._prompt["read_ms"]
         usage = {**{name: self._prompt[name] for name in names}, "completion_tokens": n_tokens}

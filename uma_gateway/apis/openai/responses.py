@@ -395,7 +395,7 @@ class _Stream:
     def _on_event(self, event: Event) -> list[bytes]:
         """Return the bytes of an event. Raises: GatewayError."""
         if event["event"] == "token":
-            return self._on_text(event["text"], event.get("logprobs"), **self._pace.token(0))
+            return self._on_text(event["text"], event.get("logprobs"), **self._pace.token(event, 0))
         if event["event"] == "progress":
             told = self._pace.read(event)
             return [self._event("response.in_progress", response=self._shape, **told)] if told else []
