@@ -28,6 +28,8 @@ async def ask(
     for the daemon's fields, if they differ. Raises: GatewayError.
     """
     who = {"account": exchange.caller.account, **priority_fields(exchange, body)}
+    if body.get("timeout_ms") is not None:
+        who["timeout_ms"] = body["timeout_ms"]
     try:
         reply = await exchange.gateway.daemon.compute(operation, exchange.request_id, {**fields, **who})
     except GatewayError as error:

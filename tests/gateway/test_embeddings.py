@@ -72,6 +72,20 @@ def test_openais_client_gets_floats_fewer_numbers_and_vectors_of_tokens(
 
 
 @pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/embeddings", {"input": TEXTS * 1000}),
+        ("/embed", {"inputs": TEXTS * 1000}),
+        ("/api/embed", {"input": TEXTS}),
+    ],
+)
+def test_a_request_s_time_is_limited(bert_gateway: GatewayProcess, path: str, fields: dict[str, Any]) -> None:
+    assert bert_gateway.post(path, **fields, timeout_ms="1").status == 400
+    assert bert_gateway.post(path, **fields, timeout_ms=0.001).status == 504
+    assert bert_gateway.post(path, **{**fields, next(iter(fields)): "cat"}, timeout_ms=60_000).status == 200
+
+
+@pytest.mark.parametrize(
     "fields",
     [
         {"input": ""},
