@@ -34,6 +34,12 @@ def test_a_constraint_holds_behind_a_thought_that_the_template_begins(tiny):
     assert thought and answer in CHOICES["choices"] and events[-1]["reason"] == "stop"
 
 
+def test_a_template_s_stop_texts_have_room_beside_those_of_a_request(tiny):
+    stops = [*map(str, range(16)), *apply("poolside-Laguna-XS.2", "tools").stops]
+    assert len(stops) > 16
+    assert tiny.generate("Hello", stop=stops, max_tokens=1)[-1]["event"] == "eos"
+
+
 class Served:
     """A model of which only the template is known."""
 

@@ -95,7 +95,7 @@ def test_null_is_absent():
         ('"prompt":"a","seed":4294967296', "seed"),
         ('"prompt":"a","stop":[""]', "stop"),
         ('"prompt":"a","stop":[1]', "stop"),
-        ('"prompt":"a","stop":' + json.dumps(["x"] * 17), "stop"),
+        ('"prompt":"a","stop":' + json.dumps(["x"] * 33), "stop"),
         ('"prompt":"a","stream":1', "stream"),
         ('"prompt":"a","priority":"urgent"', "priority"),
         ('"prompt":"a","slo":1', "slo"),

@@ -15,6 +15,7 @@ PROTOCOL_VERSION = 1
 N_PREDICTION_MOST = 1 << 18  # characters, more than an answer has; limited because each token takes 150 bytes
 # longest stop text or banned string, in characters: text that may still become one is held back from the reader
 N_STOP_MOST = 1_024
+N_STOPS_MOST = 32  # room for those that a chat template adds to a client's
 DEFAULT_OP = "generate"  # of a request without `type`
 
 _REQUEST = Request(id="")
@@ -123,7 +124,7 @@ _GENERATE = (
     ),
     Field("echo", Kind.BOOLEAN, "begin each answer with its prompt; not with `messages` or `infill`", _REQUEST.echo),
     *SAMPLING_FIELDS,
-    Field("stop", Kind.STRINGS, "end the answer before any of these texts", high=16, each_high=N_STOP_MOST),
+    Field("stop", Kind.STRINGS, "end the answer before any of these texts", high=N_STOPS_MOST, each_high=N_STOP_MOST),
     Field(
         "banned_strings",
         Kind.STRINGS,
