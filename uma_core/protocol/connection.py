@@ -350,12 +350,12 @@ def without_eos(event: Eos) -> UmaError:
     """Return the error that ends a request without `eos` whose computation did not finish."""
     if event.error is not None:
         return event.error
-    codes = {
-        FinishReason.CANCELLED: ErrorCode.CANCELLED,
-        FinishReason.TIMEOUT: ErrorCode.TIMED_OUT,
-        FinishReason.DRAINING: ErrorCode.DRAINING,
+    ends = {
+        FinishReason.CANCELLED: (ErrorCode.CANCELLED, "the request was cancelled"),
+        FinishReason.TIMEOUT: (ErrorCode.TIMED_OUT, "`timeout_ms` passed before the request was complete"),
+        FinishReason.DRAINING: (ErrorCode.DRAINING, "a drain ended the request before it was complete"),
     }
-    return UmaError(codes.get(event.reason, ErrorCode.INTERNAL))
+    return UmaError(*ends.get(event.reason, (ErrorCode.INTERNAL,)))
 
 
 def _raw_ending(event: Eos) -> str:
