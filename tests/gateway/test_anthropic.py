@@ -266,6 +266,11 @@ def test_the_first_event_counts_the_prompt(client, gateway):
     assert raw.events[0]["type"] == "message_start"
 
 
+def test_an_error_about_stop_sequences_names_them(gateway):
+    for sequences in (["x"] * 33, ["x" * 1025]):
+        assert "`stop_sequences" in gateway.post("/v1/messages", **ask(stop_sequences=sequences)).error["message"]
+
+
 def test_stop_sequences(client):
     text = client.messages.create(**ask(max_tokens=40)).content[0].text
     stopped = client.messages.create(**ask(max_tokens=40, stop_sequences=[text[9:12]]))

@@ -35,7 +35,7 @@ async def on_messages(exchange: Exchange) -> None:
             plan = await plan_chat(exchange, model, ask, {**body, "stop": stops}, max_tokens)
             if ask.is_stream and model.can("prompt_progress"):
                 plan.fields["prompt_progress"] = True  # for message_start, which counts the prompt's tokens
-            return plan
+            return plan._replace(names={**plan.names, "stop": "stop_sequences"})
 
         async with begin(exchange, plan_for) as (plan, generation):
             shape = Shape(model_name(body, plan.model), stops)
