@@ -91,7 +91,8 @@ class Scripted:
             return
         if act == "pairs":
             for i in range(begun, min(begun + 4, N_TOKENS), 2):
-                yield [json.dumps({"event": "token", "text": TOKENS[i : i + 2], "token_id": i + 1}).encode()]
+                token = {"event": "token", "text": TOKENS[i : i + 2], "token_id": i + 1, "n_tokens": 2}
+                yield [json.dumps(token).encode()]
             raise UnitLost("it broke")
         is_whole = act in ("whole", "reloaded")
         n = fields["max_tokens"] if is_whole else min(int(act), fields["max_tokens"])
@@ -222,6 +223,11 @@ def test_an_answer_is_not_continued_by_another_model() -> None:
     got = ask(transport, is_resumable=True)
     assert (got.text, got.ends) == ("01", ["replica_lost"])
     assert got.error is not None and got.error.extra == {"tokens_sent": 2, "characters_sent": 2}
+
+
+def test_a_lost_answer_tells_all_tokens_of_its_events() -> None:
+    got = ask(Scripted(1, "pairs"))
+    assert got.error is not None and got.error.extra == {"tokens_sent": 4, "characters_sent": 4}
 
 
 def test_a_daemon_that_falls_silent_is_given_up_while_the_cluster_does_not_tell_what_it_has() -> None:

@@ -66,7 +66,8 @@ class RoutedLink:
         self._drained = asyncio.Event()
         self._sent_text = ""
         self._tail: list[str | int] = []  # the text sent so far, as it continues the prompt: token ids, or text
-        self._n_sent = 0  # token events
+        self._n_sent = 0  # token events ...
+        self._n_tokens = 0  # ... and the tokens that they stand for
         self._n_read = 0  # tokens of the prompt whose log probabilities were sent ...
         self._n_read_here = 0  # ... and those that the present daemon has reported
         self._has_ended_one = False  # one of several answers has ended, and its end was sent
@@ -181,7 +182,7 @@ class RoutedLink:
             raise self._lost(str(loss))
 
     def _lost(self, why: str) -> GatewayError:
-        message = f"the daemon of this answer was lost after {self._n_sent} tokens: {why}"
+        message = f"the daemon of this answer was lost after {self._n_tokens} tokens: {why}"
         return GatewayError(Kind.UNAVAILABLE, message, code="replica_lost", extra=self._progress(), retry_after_ms=1000)
 
     async def _asked_anew(self, ask: Ask, refusal: GatewayError) -> Ask:
@@ -201,7 +202,7 @@ class RoutedLink:
 
     def _progress(self) -> dict[str, int]:
         """Return how much of the answer was sent, for its error."""
-        return {"tokens_sent": self._n_sent, "characters_sent": len(self._sent_text)}
+        return {"tokens_sent": self._n_tokens, "characters_sent": len(self._sent_text)}
 
     async def _has_all(self) -> bool:
         """Send an end if only the end was lost. Returns whether that is so."""
@@ -342,7 +343,7 @@ class RoutedLink:
         loss = asyncio.Event()
         lost = asyncio.ensure_future(loss.wait())
         self._cluster.reading(unit.name, self, loss.set)
-        n_before = self._n_sent
+        n_before, n_tokens_before = self._n_sent, self._n_tokens
         try:
             left_s = self._time_left_s()
             timeout_s = None if left_s is None else left_s + GRACE_S
@@ -359,7 +360,8 @@ class RoutedLink:
         except UnitLost:
             self._avoid.add(unit.name)
             self._cluster.router.shut(unit.name)  # until a digest shows that it is back
-            self._usage["completion_tokens"] = self._usage.get("completion_tokens", 0) + self._n_sent - n_before
+            n_tokens = self._n_tokens - n_tokens_before
+            self._usage["completion_tokens"] = self._usage.get("completion_tokens", 0) + n_tokens
             self._count_thought()
             raise
         finally:
@@ -444,6 +446,7 @@ class RoutedLink:
         kind = event.get("event")
         if kind == "token":
             self._n_sent += 1
+            self._n_tokens += event.get("n_tokens", 1)
             self._sent_text += event["text"]
             self._token_ids.append(event["token_id"])
         elif kind == "prompt":
