@@ -70,11 +70,11 @@ async def read(daemon: LocalDaemon, n_tokens: int) -> list[str]:
 def is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+        if sys.platform != "linux":
+            return True
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):  # it may end while it is looked at
         return False
-    return (
-        Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z" if sys.platform == "linux" else True
-    )
 
 
 def test_a_daemon_is_started_used_and_started_again_after_a_crash(folder: Path) -> None:
