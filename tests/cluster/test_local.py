@@ -15,7 +15,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from tests.daemon.support import ROOT, WAIT_S, DaemonProcess, eventually
+from tests.daemon.support import ROOT, WAIT_S, DaemonProcess, eventually, is_alive
 from uma_gateway.cluster import local
 from uma_gateway.cluster.local import LocalDaemon
 from uma_gateway.cluster.transport import UnitLost
@@ -65,16 +65,6 @@ async def read(daemon: LocalDaemon, n_tokens: int) -> list[str]:
             event = orjson.loads(payload)
             found.append(event["reason"] if event["event"] == "eos" else event["event"])
     return found
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-        if sys.platform != "linux":
-            return True
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # it may end while it is looked at
-        return False
 
 
 def test_a_daemon_is_started_used_and_started_again_after_a_crash(folder: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -40,6 +41,17 @@ FORKED_HELPER = "tests.daemon.helper"  # forks the process that reads large requ
 OF_GATEWAYS = ("uma_gateway.cli", "uma_gateway.server")  # modules that gateways import at their start
 
 Event = dict[str, Any]
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs. One that has ended and waits for its parent does not."""
+    try:
+        os.kill(pid, 0)
+        if sys.platform != "linux":
+            return True
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):  # it may end between the two
+        return False
 
 
 def eventually(condition: Callable[[], Any], what: str = "it never came true", every_s: float = 0.01) -> Any:

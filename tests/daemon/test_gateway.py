@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.daemon.fixtures import short_folder
-from tests.daemon.support import ENDLESS, DaemonProcess, eventually, running
+from tests.daemon.support import ENDLESS, DaemonProcess, eventually, is_alive, running
 from tests.daemon.with_forked_gateway import pid_path
 from uma_core.config.options import HttpOptions
 from uma_core.errors import UmaError
@@ -56,13 +56,6 @@ def gateway_of(daemon: DaemonProcess) -> int:
 def children(daemon: DaemonProcess) -> list[int]:
     text = Path(f"/proc/{daemon.process.pid}/task/{daemon.process.pid}/children").read_text()
     return [int(pid) for pid in text.split()]
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # the latter if it ends while it is read
-        return False
 
 
 def answers(port: int) -> bool:
