@@ -28,7 +28,7 @@ def fill_standard_descriptors() -> None:
             os.fstat(fd)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
-    if sys.stdout is None:  # what a command prints must fail: a script must know that it was not stored
+    if sys.stdout is None:  # printing must fail, so that a script learns that the output is lost
         sys.stdout = open(os.open(os.devnull, os.O_RDONLY), "w", encoding="utf-8")  # noqa: SIM115 - for the process's life
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for the process's life

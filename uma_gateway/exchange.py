@@ -89,7 +89,7 @@ class Exchange:
         self._send = send
         self._is_body_read = False
         self._n_bytes = 0  # bytes of the body read so far
-        self.is_silent = True  # no piece of a stream was sent since this was set; whoever writes past it clears it
+        self.is_silent = True  # nothing of the stream was sent since this was set
         self._end = SSE_END  # end of a message in this answer's stream
         self.writer: Writer | None = scope.get(WRITER)  # writes pieces of a stream from outside a task
 

@@ -164,7 +164,7 @@ async def _relay(
     """Write the events until the last one. Raises: GatewayError."""
 
     def encoded(event: Event) -> bytes:
-        """Encode an event that is written without the exchange's knowledge."""
+        """Encode an event for the writer, which does not go through the exchange."""
         data = encode(0, event)
         if data:
             exchange.is_silent = False

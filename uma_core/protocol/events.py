@@ -182,8 +182,8 @@ EVENTS = (
             Field(
                 "n_tokens",
                 Kind.INTEGER,
-                "how many tokens of the answer it stands for, as text that was held back, or a character, may have "
-                "several; absent: 1",
+                "tokens of the answer that the text covers: a character, or text that was held back, can take several; "
+                "absent: 1",
             ),
             _LOGPROBS,
         ),

@@ -1,4 +1,4 @@
-"""Fields that `generate`, `embed` and `rerank` share: for which model, for whom, and what it is known by."""
+"""Fields that `generate`, `embed` and `rerank` share: the model, the account and the metadata."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from uma_gateway.cluster import niceness
 from uma_gateway.cluster.app import APPLICATION, NODES, application, n_alive
 from uma_gateway.cluster.settings import ClusterSettings, gateway_config
 
-CONNECT_S = 10.0
+CONNECT_S = 10.0  # for a machine that does not answer: one that does connects or refuses at once
 
 
 def connect(address: str, is_started: bool = False) -> None:
