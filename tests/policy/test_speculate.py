@@ -62,21 +62,6 @@ def gap_ns(at: SchedulerState, plan: Plan) -> int:
     return own + plan.run_ns + plan.transfer_ns + max(drafting, plan.drafting_ns)
 
 
-def test_drafts_take_no_more_from_a_prompt_than_they_cost() -> None:
-    """A chat's row and a background row are in separate calls. Before, one call of both was counted: it takes longer,
-    and the prompt lost the difference too.
-    """
-    streams = talking(0, survival=LIKELY), talking(1, BACK)
-    prompt = reading(2, BACK, n_prompt=600, n_past=64, n_chunk=64, chunk_fraction=0.1)
-    at = state(*streams, prompt, cost=priced(n1=16.0, n2=35.0, n8=36.0), config=SchedulerConfig(slo_tbt_ns=200 * MS))
-    at = at._replace(memory=guarded(debt_ns=-MS))
-    without = POLICY(at._replace(sessions=(streams[0]._replace(survival=()), *at.sessions[1:])))
-    plan = planned(at)
-    assert rows(plan) and len({i.call for i in plan.items}) == 3, "the case has drafts, rows apart, and a prompt"
-    own_ns = [at.cost.decode_ns(n, n * streams[0].n_past) for n in (1, 8)]
-    assert plan.draft_ns >= 0 and without.run_ns - plan.run_ns <= own_ns[1] - own_ns[0]
-
-
 def test_rows_in_calls_of_their_own_leave_drafts_what_they_do_not_take() -> None:
     """Before, one call of both was counted, which takes 35 ms instead of 32."""
     cost = priced(n1=16.0, n2=35.0, n8=36.0)

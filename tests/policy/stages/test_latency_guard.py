@@ -187,19 +187,13 @@ class TestTransfers:
         assert plan.guard.kind == "urgent" and plan.run_ns > SOLO
         assert SOLO + plan.run_ns + plan.transfer_ns <= 2.7 * SOLO  # 0.3 of a step stays free for the machine's error
 
-    def test_a_background_copy_takes_half_of_the_room_at_most(self):
-        big = {"kv_bytes_per_cell": 10_000_000}
-        chat = run(state_of(talking(0), reading(2, is_ready=False, is_transferring=True), **big)).transfer_ns
-        back = run(state_of(talking(0), reading(2, BACK, is_ready=False, is_transferring=True), **big)).transfer_ns
-        assert back == pytest.approx(chat / 2, rel=0.01)
-
     def test_a_restored_document_gets_more_than_a_chunk_that_is_handed_over(self):
         known = {"is_ready": False, "is_transferring": True, "n_prompt": 8000}
         chunk, document = (
             run(state_of(talking(0), reading(2, BACK, n_past=n_past, **known), kv_bytes_per_cell=10_000)).transfer_ns
             for n_past in (4000, 0)
         )
-        assert chunk < document <= 0.1 * SOLO
+        assert chunk < document <= 0.2 * SOLO
 
 
 def test_a_chats_arriving_cells_make_a_long_gap_where_a_worker_waits():
@@ -291,7 +285,7 @@ FRESH = {"n_prompt": 900, "t_progress_ns": NOW, "t_queued_ns": NOW}
             reading(2, BACK, **FRESH),
             {"t_last_ns": NOW - S},
             {"forced_tick": 900},
-            "prompt 2 waits: background streams go first: one of them got no token for 100 rounds; it has no paused",
+            "prompt 2 waits: background streams go first: one of them got no token for 100 rounds",
         ),
     ],
 )

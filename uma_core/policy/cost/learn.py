@@ -118,9 +118,7 @@ def _with_mixed(model: CostModel, reports: list[CallReport], n_without: int) -> 
 
 
 def _corrected(model: CostModel, regime: int, factor: float, n: float) -> CostModel:
-    """Set the regime's factor after `n` more calls. Decode regimes never seen follow the nearest one seen. In a guessed
-    model, prefill follows decode until it is seen.
-    """
+    """Set the regime's factor after `n` more calls. Decode regimes never seen follow the nearest one seen."""
     counts = (*model.counts[:regime], min(model.counts[regime] + n, 1_000_000), *model.counts[regime + 1 :])
     factors = list(model.factors)
     factors[regime] = min(100.0, max(0.01, factor))
@@ -128,6 +126,4 @@ def _corrected(model: CostModel, regime: int, factor: float, n: float) -> CostMo
     for i in range(PREFILL):
         if not counts[i] and seen:
             factors[i] = factors[min(seen, key=lambda k: abs(k - i))]
-    if not counts[PREFILL] and not model.is_measured and seen:
-        factors[PREFILL] = factors[seen[0]]
     return model._replace(factors=tuple(factors), counts=counts)

@@ -123,7 +123,8 @@ def _divide(gap: Gap, item: PlanItem | None, wanted: list[SessionView]) -> Grant
     are_rows_first, why = _turn(gap, view, wanted)
     rows = _rows(gap, wanted) if are_rows_first else None
     if rows is not None and rows.rows:
-        return _with_prompt(gap, rows, item, view, why)
+        note = f"latency_guard: prompt {item.sid} waits: background streams go first: {why}"
+        return rows._replace(holds_prompt=True, notes=(*rows.notes, note))
     grant = _prompt(gap, item, view)
     if grant.prefill is not None:
         # The streams get no rows, even if these seem to shorten the round: each number of rows has a correction of its
@@ -175,20 +176,16 @@ def _as_awaited(gap: Gap, view: SessionView) -> SessionView:
 def _transfer(state: SchedulerState, index: SessionIndex, room: Room) -> tuple[int, Kind]:
     """Return the time for transfers of KV, and the kind of gap that they make.
 
-    The time is what a chunk (or a whole restored beginning) needs, but at most half of the everyday room, or all of it
-    if a chat waits for the transfer. A chat that streams and whose KV is on its way may take a long gap from the other
-    streams, because every tick delays the chat's own next token.
+    The time is what a chunk (or a whole restored beginning) needs, but at most the everyday room. A chat that streams
+    and whose KV is on its way may take a long gap from the other streams, because every tick delays the chat's own next
+    token.
     """
     if not index.moving:
         return 0, Kind.NOTHING
     n_ubatch = state.device.n_ubatch
     n_cells = sum(n_ubatch if v.n_past else max(v.n_prompt, n_ubatch) for v in index.moving)
     need = max(SLICE_NS, state.cost.transfer_ns(n_cells * state.device.kv_bytes_per_cell))
-    if not index.interactive or index.arriving:
-        ns = min(room.in_long_ns, need)
-    else:
-        is_awaited = any(v.priority is Priority.INTERACTIVE for v in index.moving)
-        ns = min(room.in_everyday_ns if is_awaited else room.in_everyday_ns // 2, need)
+    ns = min(room.in_long_ns if not index.interactive or index.arriving else room.in_everyday_ns, need)
     return ns, Kind.LONG if ns > room.in_everyday_ns else Kind.NORMAL if ns else Kind.NOTHING
 
 
@@ -235,17 +232,6 @@ def _is_starving(gap: Gap, wanted: list[SessionView], times: int) -> bool:
     """
     n_rounds = n_rounds_without(gap.state, wanted, gap.memory.forced_tick)
     return n_rounds >= max(2, gap.state.config.starvation_ticks * times)
-
-
-def _with_prompt(gap: Gap, grant: Grant, item: PlanItem, view: SessionView, why: str) -> Grant:
-    """Resume a paused chunk in the time that background rows left of an everyday gap. `why`: why they went first."""
-    left = gap.room.in_everyday_ns - gap.extra_ns(list(grant.rows)) if grant.kind is Kind.NORMAL else 0
-    piece = gap.state.cost.piece_ns(item.n_tokens, view.n_past)
-    if view.n_chunk and piece <= left:
-        return grant._replace(prefill=item, run_ns=left)
-    rest = f"piece {piece / 1e6:.3f} ms > {left / 1e6:.3f} left" if view.n_chunk else "it has no paused chunk"
-    note = f"latency_guard: prompt {item.sid} waits: background streams go first: {why}; {rest}"
-    return grant._replace(holds_prompt=True, notes=(*grant.notes, note))
 
 
 def _prompt(gap: Gap, item: PlanItem, view: SessionView) -> Grant:
