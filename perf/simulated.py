@@ -239,13 +239,14 @@ class Point(NamedTuple):
 def survey(
     cases: tuple[str, ...] = (), profiles: tuple[str, ...] = (), machines: tuple[str, ...] = (), n_seeds: int = 3
 ) -> dict[Point, float]:
-    """Return all figures, each the mean over seeds."""
+    """Return all figures, each the mean over the seeds that have it."""
     out: dict[Point, float] = {}
     for case, profile, machine in _grid(cases, profiles, machines):
         seeds = range(1, 2 if MACHINES[machine] == EXACT else n_seeds + 1)
         rows = [figures(case, PROFILES[profile], MACHINES[machine], seed) for seed in seeds]
-        for name in rows[0]:
-            out[Point(case, profile, machine, name)] = sum(row[name] for row in rows) / len(rows)
+        for name in dict.fromkeys(name for row in rows for name in row):
+            found = [row[name] for row in rows if name in row]
+            out[Point(case, profile, machine, name)] = sum(found) / len(found)
     return out
 
 
