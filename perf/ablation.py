@@ -95,7 +95,6 @@ MECHANISMS: dict[str, Mechanism] = {
             "a correction for each doubling of rows",
             ((_P + "cost.model", "regime_of", lambda n: 0), (_P + "cost.learn", "regime_of", lambda n: 0)),
         ),
-        Mechanism("cells", "learned cost of a cell", ((_P + "cost.learn", "_cells_share", lambda *_: 0.0),)),
         Mechanism(
             "learning",
             "correction of the cost model",

@@ -76,7 +76,7 @@ def test_a_file_that_another_program_moved_is_begun_again(tmp_path):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     (tmp_path / "t").rename(tmp_path / "moved")
-    for tick in ticks:
+    for tick in ticks[:30]:  # more than the first file holds, less than two hold
         file(*tick)
     assert file.close(WAIT_S) and not file.has_failed
     assert replayed(tmp_path / "moved") > 1 and replayed(tmp_path / "t") > 0

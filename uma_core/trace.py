@@ -28,7 +28,7 @@ from uma_core.policy.state import CallReport, DeviceView, SchedulerState, Sessio
 from uma_core.types import Phase, Priority
 
 CARRIED: dict[str, type] = {cls.__name__: cls for cls in (Ledger, PolicyMemory, TbtDecision, TbtMemory)}
-DRIFTING = ("factors", "counts", "cell_ns")  # parts of the cost model that are corrected in every tick
+DRIFTING = ("factors", "counts")  # parts of the cost model that are corrected in every tick
 # parts of the device that differ in every tick
 CHANGING = (
     "free_seqs",
@@ -309,7 +309,6 @@ def _learned(state: SchedulerState) -> dict[str, Any]:
     cost = state.cost
     return {
         "factors": {name: round(factor, 3) for name, factor in zip(REGIMES, cost.factors, strict=True)},
-        "cell_ns": round(cost.cell_ns, 3),
         "overhead_ms": round(state.overhead_ns / 1e6, 4),
         "debt_ms": round(state.memory.latency_guard.debt_ns / 1e6, 4),
     }

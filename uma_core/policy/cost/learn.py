@@ -19,9 +19,6 @@ GAIN = 0.15
 # Factor to which one call's error is clipped, slower or faster than predicted. With 1.12 TBT grows by 1.5 %, with 1.5
 # background work takes 4 % longer.
 CLIP = 1.25
-# At this many cells, a one-row call's error is split evenly between step and cells: attention over them takes a quarter
-# of a step on the 2-core CPU. Half and double change nothing.
-DEEP_CELLS = 8192
 # Share of the mixed rows' correction that each call without such rows forgets: rows that were expensive once are tried
 # again after about 20 steps. The simulator shows no effect, because its mixed rows always take the measured time. What
 # a storm loses with 0.15: see `ERROR_MOST`.
@@ -29,26 +26,16 @@ FORGET = 0.05
 
 
 def observe(model: CostModel, reports: Iterable[CallReport]) -> CostModel:
-    """Correct the model with measured calls. Each report corrects only the error that earlier reports left.
-
-    A decode call's error is divided between step and cells: the more cells the call read, the larger their part.
-    Otherwise a long context would make every step look slow. The limits are multiples of a step, so more work would
-    seem to fit beside a chat.
-    """
+    """Correct the model with measured calls. Each report corrects only the error that earlier reports left."""
     seen = [r for r in reports if not r.is_full and max(r.predicted_ns, r.whole_ns) > 0 and r.elapsed_ns > 0]
     if not seen:
         return model
-    old, errors, cell_ns = model.factors, dict[int, list[float]](), model.cell_ns
+    old, errors = model.factors, dict[int, list[float]]()
     for report in seen:
-        if report.phase is not Phase.DECODE or report.n_mixed:
-            continue
-        regime = regime_of(report.n_rows)
-        share = 0.0 if _is_guess(model, regime) else _cells_share(model, report)
-        if share:
-            cell_ns = _with_cells(model, cell_ns, report, share)
-        errors.setdefault(regime, []).append(1.0 + (1.0 - share) * (report.elapsed_ns / report.predicted_ns - 1.0))
+        if report.phase is Phase.DECODE and not report.n_mixed:
+            errors.setdefault(regime_of(report.n_rows), []).append(report.elapsed_ns / report.predicted_ns)
     n_without = sum(map(len, errors.values()))
-    model = _with_mixed(model._replace(cell_ns=cell_ns), [r for r in seen if r.n_mixed], n_without)
+    model = _with_mixed(model, [r for r in seen if r.n_mixed], n_without)
     for report in seen:
         if report.phase is Phase.PREFILL:
             model = _with_chunk(model, report, old[PREFILL])
@@ -86,22 +73,6 @@ def _with_chunk(model: CostModel, report: CallReport, factor: float) -> CostMode
     gain = 1.0 / (model.counts[PREFILL] + 1) if is_guess else GAIN
     error = min(CLIP**10 if is_guess else CLIP, 1.0 + (report.elapsed_ns - predicted) / whole) - 1.0
     return _corrected(model, PREFILL, model.factors[PREFILL] * (1.0 + gain * error), predicted / whole)
-
-
-def _cells_share(model: CostModel, report: CallReport) -> float:
-    """The context's part of a decode call's error: the variance of the context's error, which grows with the square of
-    the cells, over the sum of that and the step's.
-    """
-    step_cells = DEEP_CELLS * model.lines[min(report.n_rows, len(model.lines) - 1)][0] / model.decode.base[0]
-    return report.n_kv**2 / (report.n_kv**2 + step_cells**2)
-
-
-def _with_cells(model: CostModel, cell_ns: float, report: CallReport, share: float) -> float:
-    """Move the time per cell towards what one call measured, by the cells' `share` of the call's error."""
-    most = model.decode.base[0] / (4 * DEEP_CELLS)
-    error = (report.elapsed_ns - report.predicted_ns) / report.n_kv - (cell_ns - model.cell_ns)
-    least = -max(model.decode.slope) * max(model.factors[:PREFILL])
-    return max(least, cell_ns + GAIN * share * min(most, max(-most, error)))
 
 
 def _with_mixed(model: CostModel, reports: list[CallReport], n_without: int) -> CostModel:

@@ -1,8 +1,8 @@
 """The predictor: how many nanoseconds each kind of work in a tick takes.
 
 Rules: a frozen value and pure functions. The tables come from calibration (calibrate.py). Later measurements correct
-one factor per regime, and the time that a cell of context adds to a decode call (learn.py). Nothing here is specific to
-a vendor: calibration measures at which sizes a device's times jump.
+one factor per regime (learn.py). Nothing here is specific to a vendor: calibration measures at which sizes a device's
+times jump.
 """
 
 from __future__ import annotations
@@ -36,15 +36,13 @@ class CostModel(NamedTuple):
     chunks: tuple[int, ...]  # sizes worth using for a prompt chunk, ascending
     sweet_chunk: int  # the size with the fewest ns per token, without context
     lines: tuple[tuple[float, float, int], ...]  # lines[n]: base, slope and regime of a decode call of n rows
-    cell_ns: float = 0.0  # correction of the time that a cell adds to a decode call
     # time of a call with this many rows, all but one of them a prompt's; None: prompts have calls of their own
     mixed: Curve | None = None
 
     def decode_ns(self, n_rows: int, n_kv: int) -> int:
         """Time of one decode call of `n_rows` rows that read `n_kv` cells in total."""
         base, slope, regime = self.lines[n_rows] if n_rows <= MAX_ROWS else decode_line(self.decode, n_rows)
-        factor = self.factors[regime]
-        return int(base * factor + max(0.0, slope * factor + self.cell_ns) * n_kv)
+        return int((base + slope * n_kv) * self.factors[regime])
 
     def solo_step_ns(self, n_kv: int) -> int:
         """Time of a decode call of one row."""
