@@ -38,7 +38,6 @@ CONNECT_S = 5.0  # waiting for a place in the daemon's backlog
 CONNECT_PAUSE_S = 0.005
 CALL_S = 30.0
 LOADED_S = 0.25  # interval between checks whether the model is loaded
-RETRY_AFTER_MS = 1000  # sent to clients if the daemon is absent
 
 
 class LinkLost(GatewayError):
@@ -46,7 +45,7 @@ class LinkLost(GatewayError):
 
 
 def no_daemon(message: str) -> LinkLost:
-    return LinkLost(Kind.UNAVAILABLE, message, code="daemon_unavailable", retry_after_ms=RETRY_AFTER_MS)
+    return LinkLost(Kind.UNAVAILABLE, message, code="daemon_unavailable")
 
 
 class Link(asyncio.Protocol):
@@ -296,7 +295,7 @@ class Generation:
 
 def _stopping() -> GatewayError:
     message = "the gateway is stopping, and ended the answer before it was complete"
-    return GatewayError(Kind.UNAVAILABLE, message, code="draining", retry_after_ms=RETRY_AFTER_MS)
+    return GatewayError(Kind.UNAVAILABLE, message, code="draining")
 
 
 class Daemon:

@@ -16,7 +16,6 @@ from uma_core.errors import BY_CODE, ErrorCode
 from uma_gateway.chat.errors import ChatCode, ChatError
 
 SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
-SHORT_MS = 1000
 PREFIX = "constraint.prefix"  # the daemon's field for the text that an answer continues
 
 
@@ -118,7 +117,7 @@ def shortage(error: Exception) -> GatewayError | None:
     if not isinstance(error, OSError) or error.errno not in SHORTAGES:
         return None
     message = f"the gateway is short of what the system allows it: {error.strerror}"
-    return GatewayError(Kind.UNAVAILABLE, message, code="overloaded", retry_after_ms=SHORT_MS)
+    return GatewayError(Kind.UNAVAILABLE, message, code="overloaded")
 
 
 def unsupported(message: str, param: str | None = None) -> GatewayError:
@@ -201,7 +200,4 @@ _CHAT = {
 
 def from_chat(error: ChatError) -> GatewayError:
     """Make the error for a refusal of the chat layer."""
-    retry_after_ms = SHORT_MS if error.code is ChatCode.OVERLOADED else None
-    return GatewayError(
-        _CHAT.get(error.code, Kind.INVALID), str(error), code=error.code.value, retry_after_ms=retry_after_ms
-    )
+    return GatewayError(_CHAT.get(error.code, Kind.INVALID), str(error), code=error.code.value)

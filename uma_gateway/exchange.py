@@ -43,7 +43,7 @@ CLOSE = (b"connection", b"close")
 DISCARDED_BYTES = 1 << 20
 DISCARD_S = 2.0
 FINAL = frozenset({Kind.NOT_SUPPORTED, Kind.GENERATION_TIMEOUT, Kind.CANCELLED})  # a retry would fail again
-BUSY_RETRY_MS = 1000  # used if the daemon did not say when to retry
+BUSY_RETRY_MS = 1000  # used if the error does not say when to retry
 
 
 SSE_END, LINE_END = b"\n\n", b"\n"  # end of a message of a stream

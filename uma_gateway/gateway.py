@@ -104,12 +104,8 @@ class Gateway:
     def enter(self) -> None:
         """Count a request that the model answers. Raises: GatewayError (503)."""
         if self.n_in_flight >= self.config.limits.max_in_flight:
-            raise GatewayError(
-                Kind.UNAVAILABLE,
-                f"{self.n_in_flight} requests are being answered already",
-                code="overloaded",
-                retry_after_ms=1000,
-            )
+            message = f"{self.n_in_flight} requests are being answered already"
+            raise GatewayError(Kind.UNAVAILABLE, message, code="overloaded")
         self.n_in_flight += 1
 
     def leave(self) -> None:

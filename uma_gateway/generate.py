@@ -263,12 +263,8 @@ def ended(eos: Event) -> Event:
     if reason == "error":
         raise from_daemon(eos.get("error") or {})
     if reason == "draining":
-        raise GatewayError(
-            Kind.UNAVAILABLE,
-            "the daemon is stopping or draining, and ended the answer before it was complete",
-            code="draining",
-            retry_after_ms=1000,
-        )
+        message = "the daemon is stopping or draining, and ended the answer before it was complete"
+        raise GatewayError(Kind.UNAVAILABLE, message, code="draining")
     if reason == "timeout":
         raise GatewayError(
             Kind.GENERATION_TIMEOUT, "the time for this request passed before the answer was complete", code="timeout"

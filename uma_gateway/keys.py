@@ -85,7 +85,7 @@ class Caller:
         key = self.key
         if key.max_in_flight and self.n_in_flight >= key.max_in_flight:
             message = f"this key has {key.max_in_flight} requests in flight, which is its limit"
-            raise GatewayError(Kind.RATE_LIMIT, message, code="too_many_requests", retry_after_ms=1000)
+            raise GatewayError(Kind.RATE_LIMIT, message, code="too_many_requests")
         if key.rate:
             self._fill()
             if self._tokens < 1.0:

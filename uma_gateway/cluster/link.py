@@ -183,7 +183,7 @@ class RoutedLink:
 
     def _lost(self, why: str) -> GatewayError:
         message = f"the daemon of this answer was lost after {self._n_tokens} tokens: {why}"
-        return GatewayError(Kind.UNAVAILABLE, message, code="replica_lost", extra=self._progress(), retry_after_ms=1000)
+        return GatewayError(Kind.UNAVAILABLE, message, code="replica_lost", extra=self._progress())
 
     async def _asked_anew(self, ask: Ask, refusal: GatewayError) -> Ask:
         """Ask again about a request that no daemon accepts. The daemons may have another model by now; or the model's

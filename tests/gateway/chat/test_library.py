@@ -10,6 +10,7 @@ import pytest
 from tests.daemon.support import ROOT
 from uma_gateway.chat.library import LibraryError
 from uma_gateway.errors import Kind, from_chat
+from uma_gateway.exchange import retry_headers
 
 RENDER = """
 import resource
@@ -35,4 +36,4 @@ def test_a_prompt_that_there_is_no_memory_for_is_not_the_template_s_fault() -> N
     done = subprocess.run([sys.executable, "-c", RENDER], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "overloaded\n"), done.stderr
     told = from_chat(LibraryError("memory", "out of memory", ""))
-    assert told.kind is Kind.UNAVAILABLE and told.retry_after_ms
+    assert told.kind is Kind.UNAVAILABLE and retry_headers(told)
