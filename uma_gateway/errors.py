@@ -10,9 +10,9 @@ import os
 import re
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
-from uma_core.errors import BY_CODE, ErrorCode
+from uma_core.errors import BY_CODE, ErrorCode, Side
 from uma_gateway.chat.errors import ChatCode, ChatError
 
 SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN})
@@ -124,46 +124,48 @@ def unsupported(message: str, param: str | None = None) -> GatewayError:
     return GatewayError(Kind.NOT_SUPPORTED, message, param, "not_supported")
 
 
-class _Rule(NamedTuple):
-    kind: Kind
-    code: str | None = None
-
-
-_BY_CODE: dict[ErrorCode, _Rule] = {
-    ErrorCode.PROMPT_TOO_LARGE: _Rule(Kind.CONTEXT, "context_length_exceeded"),
-    ErrorCode.FRAME_TOO_LARGE: _Rule(Kind.TOO_LARGE, "request_too_large"),
-    ErrorCode.OVERLOADED: _Rule(Kind.RATE_LIMIT, "overloaded"),
-    ErrorCode.TOO_MANY_SESSIONS: _Rule(Kind.RATE_LIMIT, "too_many_requests"),
-    ErrorCode.MODEL_NOT_LOADED: _Rule(Kind.UNAVAILABLE, "model_not_loaded"),
-    ErrorCode.MODEL_CHANGED: _Rule(Kind.UNAVAILABLE, "model_changed"),
-    ErrorCode.TEMPLATE_FAILED: _Rule(Kind.INVALID, "template_failed"),
-    ErrorCode.INSUFFICIENT_MEMORY: _Rule(Kind.UNAVAILABLE, "insufficient_memory"),
-    ErrorCode.ENGINE_HUNG: _Rule(Kind.UNAVAILABLE, "engine_hung"),
-    ErrorCode.SHUTTING_DOWN: _Rule(Kind.UNAVAILABLE, "shutting_down"),
-    ErrorCode.DRAINING: _Rule(Kind.UNAVAILABLE, "draining"),
-    ErrorCode.KV_FULL: _Rule(Kind.UNAVAILABLE, "kv_full"),
-    ErrorCode.ADMIN_ONLY: _Rule(Kind.PERMISSION, "admin_only"),
-    ErrorCode.FORBIDDEN: _Rule(Kind.UNAVAILABLE, "daemon_refuses_gateway"),
-    ErrorCode.NOT_FOUND: _Rule(Kind.NOT_FOUND, "not_found"),
-    ErrorCode.CANCELLED: _Rule(Kind.CANCELLED, "request_cancelled"),
-    ErrorCode.TIMED_OUT: _Rule(Kind.GENERATION_TIMEOUT, "timeout"),
-    ErrorCode.UNSUPPORTED: _Rule(Kind.NOT_SUPPORTED, "not_supported"),
-    ErrorCode.UNKNOWN_TYPE: _Rule(Kind.NOT_SUPPORTED, "not_supported"),
-    ErrorCode.SLOW_CLIENT: _Rule(Kind.TIMEOUT, "slow_client"),
+_KINDS = {  # of the others: INVALID if the request is at fault, else SERVER
+    ErrorCode.PROMPT_TOO_LARGE: Kind.CONTEXT,
+    ErrorCode.FRAME_TOO_LARGE: Kind.TOO_LARGE,
+    ErrorCode.OVERLOADED: Kind.RATE_LIMIT,
+    ErrorCode.TOO_MANY_SESSIONS: Kind.RATE_LIMIT,
+    ErrorCode.MODEL_NOT_LOADED: Kind.UNAVAILABLE,
+    ErrorCode.MODEL_CHANGED: Kind.UNAVAILABLE,
+    ErrorCode.INSUFFICIENT_MEMORY: Kind.UNAVAILABLE,
+    ErrorCode.ENGINE_HUNG: Kind.UNAVAILABLE,
+    ErrorCode.SHUTTING_DOWN: Kind.UNAVAILABLE,
+    ErrorCode.DRAINING: Kind.UNAVAILABLE,
+    ErrorCode.KV_FULL: Kind.UNAVAILABLE,
+    ErrorCode.ADMIN_ONLY: Kind.PERMISSION,
+    ErrorCode.FORBIDDEN: Kind.UNAVAILABLE,
+    ErrorCode.NOT_FOUND: Kind.NOT_FOUND,
+    ErrorCode.CANCELLED: Kind.CANCELLED,
+    ErrorCode.TIMED_OUT: Kind.GENERATION_TIMEOUT,
+    ErrorCode.UNSUPPORTED: Kind.NOT_SUPPORTED,
+    ErrorCode.UNKNOWN_TYPE: Kind.NOT_SUPPORTED,
+    ErrorCode.SLOW_CLIENT: Kind.TIMEOUT,
+}
+_NAMES = {  # codes for clients that differ from the daemon's names
+    ErrorCode.PROMPT_TOO_LARGE: "context_length_exceeded",
+    ErrorCode.FRAME_TOO_LARGE: "request_too_large",
+    ErrorCode.TOO_MANY_SESSIONS: "too_many_requests",
+    ErrorCode.FORBIDDEN: "daemon_refuses_gateway",
+    ErrorCode.CANCELLED: "request_cancelled",
+    ErrorCode.TIMED_OUT: "timeout",
+    ErrorCode.UNSUPPORTED: "not_supported",
+    ErrorCode.UNKNOWN_TYPE: "not_supported",
 }
 
 
 def from_daemon(error: Mapping[str, Any]) -> GatewayError:
     """Make the error from the daemon's `error` event, or from the error of an `eos`."""
     code = BY_CODE.get(str(error.get("code")))
+    kind, name = (_kind_of(code), _NAMES.get(code, code.spec.name)) if code is not None else (Kind.SERVER, None)
+    detail: Mapping[str, Any] = error.get("detail") or {}
     message = str(error.get("message") or "the daemon gave no reason")
-    detail = error.get("detail") if isinstance(error.get("detail"), dict) else {}
-    assert isinstance(detail, dict)
-    rule = _rule_for(code)
-    retry_after_ms = detail.get("retry_after_ms")
-    param = detail.get("field") if rule.kind in (Kind.INVALID, Kind.NOT_SUPPORTED) else None
-    made = GatewayError(rule.kind, message, param, rule.code or (code.spec.name if code else None), retry_after_ms)
-    if rule.kind is Kind.CONTEXT and "n_tokens" in detail:
+    param = detail.get("field") if kind in (Kind.INVALID, Kind.NOT_SUPPORTED) else None
+    made = GatewayError(kind, message, param, name, detail.get("retry_after_ms"))
+    if kind is Kind.CONTEXT and "n_tokens" in detail:
         n_tokens, n_ctx = detail["n_tokens"], detail.get("n_ctx_seq", detail.get("limit"))
         given = {"n_prompt_tokens": n_tokens, "n_ctx": n_ctx}
         made.extra = {key: value for key, value in given.items() if value is not None}
@@ -181,13 +183,8 @@ def from_daemon(error: Mapping[str, Any]) -> GatewayError:
     return made
 
 
-def _rule_for(code: ErrorCode | None) -> _Rule:
-    if code is None:
-        return _Rule(Kind.SERVER)
-    rule = _BY_CODE.get(code)
-    if rule is not None:
-        return rule
-    return _Rule(Kind.INVALID if code.spec.side.value == "client" else Kind.SERVER)
+def _kind_of(code: ErrorCode) -> Kind:
+    return _KINDS.get(code) or (Kind.INVALID if code.spec.side is Side.CLIENT else Kind.SERVER)
 
 
 _CHAT = {
