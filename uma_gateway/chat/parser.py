@@ -132,7 +132,7 @@ class Parser:
         text = self._join()
         step = max(1, (len(text) - self._n_read) // N_STEPS)
         while self._handle is not None and self._n_read < len(text):
-            load().uma_chat_parser_rewind(self._handle.pointer, len(text[: self._n_read].encode("utf-8", "replace")))
+            self._rewind(self._handle, text)
             before = self._n_read
             diffs += self._feed(text[before : before + step], PARSE)
             if self._n_read == before:
@@ -140,10 +140,14 @@ class Parser:
                     break
                 step = max(1, step // N_STEPS)
         if self._handle is not None:  # parse it again, to see whether its end is part of a delimiter
-            load().uma_chat_parser_rewind(self._handle.pointer, len(text[: self._n_read].encode("utf-8", "replace")))
+            self._rewind(self._handle, text)
             diffs += self._feed("", PARSE)
         self._is_whole = False
         return diffs
+
+    def _rewind(self, handle: Handle, text: str) -> None:
+        """Let the library forget what follows the text that was read."""
+        load().uma_chat_parser_rewind(handle.pointer, len(text[: self._n_read].encode("utf-8", "replace")))
 
     def _join(self) -> str:
         self._pieces = ["".join(self._pieces)]

@@ -7,7 +7,7 @@ import hashlib
 import re
 import string
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from uma_gateway.chat import generic
@@ -30,7 +30,6 @@ from uma_gateway.chat.schema import (
     readable,
     refuse_unenforced,
     subschemas,
-    unenforced,
 )
 
 Message = dict[str, Any]
@@ -85,13 +84,10 @@ class Applied:
     prompt: str  # without the BOS that the daemon adds
     constraint: Constraint | None  # the wire's field
     stops: list[str]  # texts that end every answer of this template
-    preserved_tokens: list[
-        str
-    ]  # special tokens that must stay in the answer's text, which cannot be parsed without them
-    generation_prompt: str  # the end of the prompt, which is the beginning of the answer's message
+    # special tokens that must stay in the answer's text, which cannot be parsed without them
+    preserved_tokens: list[str]
     thinking: Thinking | None
     answer: AnswerFormat
-    unenforced: list[str] = field(default_factory=list)  # parts of the schemas that an answer may break
 
 
 @dataclass(frozen=True)
@@ -291,7 +287,7 @@ class _Request:
             answer = self._with_tools(parser_side, rendered, self._choice.mode)
             constraint = self._tools_constraint(parser_side, rendered, answer)
         elif self._schema is not None:
-            answer, constraint = self._json_only(rendered)
+            answer, constraint = self._json_only()
         else:
             answer, constraint = self._templates.parse_only(self._base, rendered), None
         return self._applied(rendered, answer, constraint)
@@ -354,7 +350,7 @@ class _Request:
         either = either_constraint(self._fitted(must, rendered), self._fitted(text, rendered), schemas)
         return either or constraint_of(self._fitted(answer, rendered), schemas)
 
-    def _json_only(self, rendered: dict[str, Any]) -> tuple[dict[str, Any], Constraint | None]:
+    def _json_only(self) -> tuple[dict[str, Any], Constraint | None]:
         text = self._text_format(self._templates)
         begun = self._begun(text["generation_prompt"])
         if text["has_grammar"]:
@@ -407,14 +403,11 @@ class _Request:
 
     def _applied(self, rendered: dict[str, Any], answer: dict[str, Any], constraint: Constraint | None) -> Applied:
         fitted = self._fitted(answer, rendered)
-        tools = self._callable if self._calls else []
-        gaps = [gap for tool in tools for gap in unenforced(tool["function"]["parameters"])] + unenforced(self._schema)
         return Applied(
             prompt=rendered["prompt"],
             constraint=constraint,
             stops=rendered["additional_stops"],
             preserved_tokens=sorted({*rendered["preserved_tokens"], *answer["preserved_tokens"]}),
-            generation_prompt=rendered["generation_prompt"],
             thinking=_thinking(rendered),
             answer=AnswerFormat(
                 fitted["format"],
@@ -422,7 +415,6 @@ class _Request:
                 fitted["generation_prompt"],
                 bool(self._base["continue_final_message"]) and not self._is_generic,
             ),
-            unenforced=gaps,
         )
 
 

@@ -16,9 +16,10 @@ import pytest
 from native.chat_build import chat_source
 from native.pin import load_pin
 from native.progress import Progress
-from uma_gateway.chat import Applied, Templates, check
+from uma_gateway.chat import check
 from uma_gateway.chat import templates as templates_module
 from uma_gateway.chat.library import call
+from uma_gateway.chat.templates import Applied, Templates
 
 FOLDER = chat_source(load_pin(), Progress(io.StringIO())) / "models" / "templates"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.jinja"))

@@ -11,8 +11,10 @@ import pytest
 
 from tests.daemon.support import ROOT
 from tests.gateway.chat.conftest import ENDS_OF_TEXT, source
-from uma_gateway.chat import ChatCode, ChatError, Templates, check
+from uma_gateway.chat import check
+from uma_gateway.chat.errors import ChatCode, ChatError
 from uma_gateway.chat.library import encode
+from uma_gateway.chat.templates import Templates
 
 NO_THREADS = """import threading
 def start(thread):

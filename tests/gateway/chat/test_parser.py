@@ -19,7 +19,9 @@ from tests.gateway.chat.conftest import (
     templates,
     written,
 )
-from uma_gateway.chat import Applied, Message, Parser
+from uma_gateway.chat.diff import Message
+from uma_gateway.chat.parser import Parser
+from uma_gateway.chat.templates import Applied
 
 pytestmark = pytest.mark.usefixtures("each_request_once")
 
