@@ -19,8 +19,23 @@ Item = dict[str, Any]
 _TEXT_PARTS = ("input_text", "output_text", "text")
 
 
+_PREFIXES = {  # of ids, by the item's type
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
+}
+
+
 def new_id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(16)}"
+
+
+def new_item_id(kind: str) -> str:
+    """Return an id for an item of this type."""
+    return new_id(_PREFIXES.get(kind, "item"))
 
 
 # ---- in
@@ -49,23 +64,13 @@ def reference(item: Item, path: str) -> str | None:
     return _text(item, "id", path) if is_one else None
 
 
-_PREFIXES = {
-    "message": "msg",
-    "function_call": "fc",
-    "function_call_output": "fco",
-    "custom_tool_call": "ctc",
-    "custom_tool_call_output": "ctco",
-    "reasoning": "rs",
-}
-
-
 def kept(item: Item) -> Item:
     """Return an item of a request as it is listed later: with all fields that OpenAI's types require, and its content
     in parts.
     """
     kind = item.get("type") or "message"
     given = {name: value for name, value in item.items() if value is not None}
-    made = {"id": new_id(_PREFIXES.get(kind, "item")), "type": kind, **given}
+    made = {"id": new_item_id(kind), "type": kind, **given}
     if kind == "reasoning":
         return {"summary": [], **made}
     if kind not in _PREFIXES:
@@ -340,13 +345,13 @@ def output_items(
     """Return a whole answer as items. `status`: of the last item; the items before it are complete."""
     made = []
     if message.reasoning:
-        made.append(thoughts.item(new_id("rs"), message.reasoning, "completed"))
+        made.append(thoughts.item(new_item_id("reasoning"), message.reasoning, "completed"))
     if message.content or not (made or message.tool_calls):  # a response without any item confuses clients
-        made.append(message_item(new_id("msg"), [text_part(message.content, logprobs)], "completed"))
+        made.append(message_item(new_item_id("message"), [text_part(message.content, logprobs)], "completed"))
     made += [
-        custom_item(new_id("ctc"), call.id, names.told(call.name), call.arguments)
+        custom_item(new_item_id("custom_tool_call"), call.id, names.told(call.name), call.arguments)
         if call.name in names.custom
-        else call_item(new_id("fc"), call.id, names.told(call.name), call.arguments, "completed")
+        else call_item(new_item_id("function_call"), call.id, names.told(call.name), call.arguments, "completed")
         for call in message.tool_calls
     ]
     if "status" in made[-1]:  # a custom tool's call has none

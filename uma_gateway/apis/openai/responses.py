@@ -267,18 +267,21 @@ def _shape(exchange: Exchange, request: Request, model: Model) -> dict[str, Any]
 
 def _whole(request: Request, prompt: Prompt, eos: Event) -> list[Item]:
     message, told = read_whole(prompt.parser(), eos.get("text", ""), eos.get("logprobs") or ())
-    status = "completed" if eos["reason"] == "stop" else "incomplete"
     logprobs = chunks.logprobs(told) if request.has_logprobs else None
-    return items.output_items(message, status, request.names, request.thoughts, logprobs)
+    return items.output_items(message, _status(eos), request.names, request.thoughts, logprobs)
+
+
+def _status(eos: Event) -> str:
+    return "completed" if eos["reason"] == "stop" else "incomplete"
 
 
 def _ended(shape: dict[str, Any], eos: Event, output: list[Item]) -> dict[str, Any]:
-    is_whole = eos["reason"] == "stop"
+    status = _status(eos)
     return {
         **shape,
-        "status": "completed" if is_whole else "incomplete",
+        "status": status,
         "completed_at": int(time.time()),
-        "incomplete_details": None if is_whole else {"reason": "max_output_tokens"},
+        "incomplete_details": None if status == "completed" else {"reason": "max_output_tokens"},
         "output": output,
         "usage": usage(eos["usage"]),
         "timings": chunks.timings(eos),
@@ -317,17 +320,37 @@ def _keep(exchange: Exchange, request: Request, response: dict[str, Any]) -> Non
 # ---- streamed
 
 
+class _Events(NamedTuple):
+    """The names of the events of an item's text, and the fields that give its place in the item. `part`: of the part
+    that holds it; "": the item has no parts.
+    """
+
+    text: str
+    place: dict[str, int]
+    part: str = ""
+
+
+_THOUGHT_EVENTS = _Events("response.reasoning_text", {"content_index": 0}, "response.content_part")
+_SUMMARY_EVENTS = _Events("response.reasoning_summary_text", {"summary_index": 0}, "response.reasoning_summary_part")
+_EVENTS = {
+    "message": _Events("response.output_text", {"content_index": 0}, "response.content_part"),
+    "function_call": _Events("response.function_call_arguments", {}),
+    "custom_tool_call": _Events("response.custom_tool_call_input", {}),
+}
+
+
 class _Open:
     """The item that is being written."""
 
-    def __init__(self, kind: str, item_id: str, number: int, call: Diff | None, request: Request) -> None:
-        self.kind = kind  # "reasoning", "message", "call", "custom"
-        self.id = item_id
+    def __init__(self, kind: str, number: int, call: Diff | None, request: Request) -> None:
+        self.kind = kind  # its type
+        self.id = items.new_item_id(kind)
         self.number = number  # output_index
-        self.place = {"item_id": item_id, "output_index": number}
+        self.place = {"item_id": self.id, "output_index": number}
         self.call = call
         self.name = request.names.told(call.tool_name) if call is not None else {}
         self.thoughts = request.thoughts
+        self.events = _EVENTS.get(kind) or (_SUMMARY_EVENTS if self.thoughts.is_summary else _THOUGHT_EVENTS)
         self.parts: list[str] = []
         self.logprobs: list[Any] = []
 
@@ -342,24 +365,11 @@ class _Open:
     def item(self, status: str) -> Item:
         if self.kind == "reasoning":
             return self.thoughts.item(self.id, self.text, status)
-        if self.call is not None and self.kind == "custom":
+        if self.call is None:
+            return items.message_item(self.id, [self.part(self.text)], status)
+        if self.kind == "custom_tool_call":
             return items.custom_item(self.id, self.call.tool_id, self.name, self.text)
-        if self.call is not None:
-            return items.call_item(self.id, self.call.tool_id, self.name, self.text, status)
-        return items.message_item(self.id, [self.part(self.text)], status)
-
-
-class _Events(NamedTuple):
-    """The names of the events of an item's only part, and the fields that give its place."""
-
-    part: str
-    text: str
-    place: dict[str, int]
-
-
-_TEXT_EVENTS = _Events("response.content_part", "response.output_text", {"content_index": 0})
-_THOUGHT_EVENTS = _Events("response.content_part", "response.reasoning_text", {"content_index": 0})
-_SUMMARY_EVENTS = _Events("response.reasoning_summary_part", "response.reasoning_summary_text", {"summary_index": 0})
+        return items.call_item(self.id, self.call.tool_id, self.name, self.text, status)
 
 
 class _Stream:
@@ -368,7 +378,6 @@ class _Stream:
     def __init__(self, exchange: Exchange, request: Request, shape: dict[str, Any], prompt: Prompt) -> None:
         self._exchange = exchange
         self._request = request
-        self._thought_events = _SUMMARY_EVENTS if request.thoughts.is_summary else _THOUGHT_EVENTS
         self._shape = shape
         self._parser = prompt.parser()
         self._n_events = 0
@@ -402,10 +411,9 @@ class _Stream:
         note_end(self._exchange, event)
         ended(event)
         out = self._on_text("", event.get("logprobs"), is_final=True)
-        status = "completed" if event["reason"] == "stop" else "incomplete"
         if not self._output and self._open is None:  # a response without any item confuses clients
-            out += self._begin("message", items.new_id("msg"))
-        out += self._close(status)
+            out += self._begin("message")
+        out += self._close(_status(event))
         response = _ended(self._shape, event, self._output)
         _keep(self._exchange, self._request, response)
         # llama-server puts the figures beside the response too
@@ -420,63 +428,59 @@ class _Stream:
         out: list[bytes] = []
         told = chunks.logprobs(self._held.take(diff)) if self._request.has_logprobs else []
         if diff.reasoning:
-            events = self._thought_events
-            out += self._at("reasoning") + self._add(events.text + ".delta", diff.reasoning, **events.place, **more)
+            out += self._at("reasoning") + self._add(diff.reasoning, **more)
         if diff.content:
-            out += self._at("message")
-            out += self._add("response.output_text.delta", diff.content, content_index=0, logprobs=told, **more)
+            out += self._at("message") + self._add(diff.content, logprobs=told, **more)
         if diff.tool >= 0:
             if diff.tool != self._tool:
                 self._tool = diff.tool
-                kind, prefix = ("custom", "ctc") if diff.tool_name in self._request.names.custom else ("call", "fc")
-                out += self._close("completed") + self._begin(kind, items.new_id(prefix), diff)
-            if self._open is not None and self._open.kind == "custom":
+                kind = "custom_tool_call" if diff.tool_name in self._request.names.custom else "function_call"
+                out += self._close("completed") + self._begin(kind, diff)
+            if self._open is not None and self._open.kind == "custom_tool_call":
                 self._open.parts.append(diff.tool_arguments)  # sent whole: a custom tool's input is text, not JSON
             elif diff.tool_arguments:
-                out += self._add("response.function_call_arguments.delta", diff.tool_arguments, **more)
+                out += self._add(diff.tool_arguments, **more)
         return out
 
     def _at(self, kind: str) -> list[bytes]:
         """Close the open item unless it is of this kind, and open one."""
         if self._open is not None and self._open.kind == kind:
             return []
-        prefix = {"reasoning": "rs", "message": "msg"}[kind]
-        return self._close("completed") + self._begin(kind, items.new_id(prefix))
+        return self._close("completed") + self._begin(kind)
 
-    def _begin(self, kind: str, item_id: str, call: Diff | None = None) -> list[bytes]:
-        self._open = opened = _Open(kind, item_id, len(self._output), call, self._request)
+    def _begin(self, kind: str, call: Diff | None = None) -> list[bytes]:
+        self._open = opened = _Open(kind, len(self._output), call, self._request)
         shown = opened.item("in_progress")
         if kind == "message":
             shown["content"] = []
         out = [self._event("response.output_item.added", output_index=opened.number, item=shown)]
-        if kind in ("message", "reasoning"):
-            events = self._thought_events if kind == "reasoning" else _TEXT_EVENTS
+        events = opened.events
+        if events.part:
             out.append(self._event(events.part + ".added", **opened.place, **events.place, part=opened.part("")))
         return out
 
-    def _add(self, name: str, text: str, **more: Any) -> list[bytes]:
-        assert self._open is not None
-        self._open.parts.append(text)
-        self._open.logprobs += more.get("logprobs", ())
-        return [self._event(name, **self._open.place, delta=text, **more)]
+    def _add(self, text: str, **more: Any) -> list[bytes]:
+        """Add text to the open item."""
+        opened = self._open
+        assert opened is not None
+        opened.parts.append(text)
+        opened.logprobs += more.get("logprobs", ())
+        return [self._event(opened.events.text + ".delta", **opened.place, delta=text, **opened.events.place, **more)]
 
     def _close(self, status: str) -> list[bytes]:
         opened, out = self._open, []
         if opened is None:
             return []
-        place, item = opened.place, opened.item(status)
-        if opened.kind in ("message", "reasoning"):
-            events = self._thought_events if opened.kind == "reasoning" else _TEXT_EVENTS
+        place, item, events = opened.place, opened.item(status), opened.events
+        if events.part:
             more = {"logprobs": opened.logprobs} if opened.kind == "message" else {}
             out.append(self._event(events.text + ".done", **place, **events.place, text=opened.text, **more))
             out.append(self._event(events.part + ".done", **place, **events.place, part=opened.part(opened.text)))
-        elif opened.kind == "custom":
-            out.append(self._event("response.custom_tool_call_input.delta", **place, delta=item["input"]))
-            out.append(self._event("response.custom_tool_call_input.done", **place, input=item["input"]))
+        elif opened.kind == "custom_tool_call":
+            out.append(self._event(events.text + ".delta", **place, delta=item["input"]))
+            out.append(self._event(events.text + ".done", **place, input=item["input"]))
         else:
-            out.append(
-                self._event("response.function_call_arguments.done", **place, name=item["name"], arguments=opened.text)
-            )
+            out.append(self._event(events.text + ".done", **place, name=item["name"], arguments=opened.text))
         out.append(self._event("response.output_item.done", output_index=opened.number, item=item))
         self._output.append(item)
         self._open = None
