@@ -118,11 +118,7 @@ def generate_part(message: Message) -> dict[str, Any]:
 
 
 def tool_object(call: ToolCall) -> dict[str, Any]:
-    try:
-        arguments = orjson.loads(call.arguments or "{}")
-    except ValueError:  # the answer was cut off: return the incomplete text
-        arguments = {"": call.arguments}
-    return {"id": call.id, "function": {"index": call.index, "name": call.name, "arguments": arguments}}
+    return {"id": call.id, "function": {"index": call.index, "name": call.name, "arguments": call.values}}
 
 
 def durations(eos: Event) -> dict[str, int]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import orjson
 
 
 class Diff(NamedTuple):
@@ -28,14 +30,22 @@ class ToolCall:
     @property
     def is_complete(self) -> bool:
         """Whether the arguments are complete: the answer may have ended in the middle of them, or still be coming."""
-        if not self.arguments.rstrip().endswith(
-            "}"
-        ):  # a cheap test, because this runs for every piece and most are incomplete
+        # a cheap test first, because this runs for every piece and most are incomplete
+        if not self.arguments.rstrip().endswith("}"):
             return False
         try:
             return isinstance(json.loads(self.arguments), dict)
         except (ValueError, RecursionError):
             return False
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Return the arguments as an object. If they are none, because the answer was cut off, it holds their text."""
+        try:
+            values = orjson.loads(self.arguments or "{}")
+        except ValueError:
+            values = None
+        return values if isinstance(values, dict) else {"": self.arguments}
 
 
 @dataclass

@@ -5,12 +5,10 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-import orjson
-
 from uma_gateway import sse
 from uma_gateway.apis.anthropic.request import check_answer, read_request
 from uma_gateway.asking import count_tokens, plan_chat
-from uma_gateway.chat.diff import Diff, Message, ToolCall
+from uma_gateway.chat.diff import Diff, Message
 from uma_gateway.daemon import Event, Generation
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import model_name, most_tokens, stop_texts
@@ -102,16 +100,8 @@ def blocks(message: Message) -> list[Block]:
     if message.content.strip() or (message.content and not message.tool_calls):
         made.append({"type": "text", "text": message.content})
     return made + [
-        {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call)} for call in message.tool_calls
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": call.values} for call in message.tool_calls
     ]
-
-
-def _input(call: ToolCall) -> dict[str, Any]:
-    try:
-        arguments = orjson.loads(call.arguments or "{}")
-    except ValueError:  # the answer was cut off: return the incomplete text
-        return {"": call.arguments}
-    return arguments if isinstance(arguments, dict) else {"": call.arguments}
 
 
 # ---- streamed
