@@ -32,10 +32,14 @@ class Model:
         self.is_reranker: bool = capabilities["rerank"]
         self.has_completion: bool = capabilities.get("completion", True)  # encoders and rerankers have none
         self.has_embeddings: bool = capabilities["embeddings"]
-        self.adapters: list[str] = [
-            each["id"] for each in props.get("adapters", ())
-        ]  # LoRA adapters, in the order of llama-server's ids
+        # LoRA adapters, in the order of llama-server's ids
+        self.adapters: list[str] = [each["id"] for each in props.get("adapters", ())]
         self._templates: asyncio.Future[Templates] | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names that requests may use: the model's, and those of its LoRA adapters."""
+        return [self.name, *self.adapters]
 
     @property
     def abilities(self) -> list[str]:

@@ -85,8 +85,7 @@ async def on_load(exchange: Exchange) -> None:
 
 
 async def _listed(exchange: Exchange) -> list[tuple[Model, str]]:
-    """Return every served model, and its LoRA adapters, which requests name like models."""
-    return [(model, name) for model in await exchange.gateway.models() for name in (model.name, *model.adapters)]
+    return [(model, name) for model in await exchange.gateway.models() for name in model.names]
 
 
 FAMILY = Family(

@@ -407,11 +407,11 @@ async def on_version(exchange: Exchange) -> None:
     await exchange.send_json({"version": VERSION})
 
 
-def listed(model: Model, since: str, name: str = "") -> dict[str, Any]:
-    """Describe a model in the list. `name`: a LoRA adapter's name, which requests use like a model's."""
+def listed(model: Model, name: str, since: str) -> dict[str, Any]:
+    """Describe a model in the list. `name`: one of those that requests may use."""
     return {
-        "name": name or model.name,
-        "model": name or model.name,
+        "name": name,
+        "model": name,
         "modified_at": since,
         "size": model.props["model"]["n_bytes"],
         "digest": model.fingerprint,
@@ -426,19 +426,21 @@ def _since(exchange: Exchange) -> str:
 
 async def on_tags(exchange: Exchange) -> None:
     since = _since(exchange)
-    models = [listed(model, since, name) for model in await exchange.gateway.models() for name in ("", *model.adapters)]
+    models = [listed(model, name, since) for model in await exchange.gateway.models() for name in model.names]
     await exchange.send_json({"models": models})
 
 
 async def on_ps(exchange: Exchange) -> None:
-    rows = []
-    for model in await exchange.gateway.models():
-        row = {
-            **listed(model, _since(exchange)),
-            "expires_at": _time_text(datetime.datetime.now(datetime.timezone.utc) + KEPT),
+    since, expires_at = _since(exchange), _time_text(datetime.datetime.now(datetime.timezone.utc) + KEPT)
+    rows = [
+        {
+            **listed(model, model.name, since),
+            "expires_at": expires_at,
             "size_vram": model.props["model"]["n_bytes"],
+            "context_length": model.n_ctx,
         }
-        rows.append({**row, "context_length": model.n_ctx})
+        for model in await exchange.gateway.models()
+    ]
     await exchange.send_json({"models": rows})
 
 

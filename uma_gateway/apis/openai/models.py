@@ -79,31 +79,27 @@ def ollama_object(model: Model) -> dict[str, Any]:
 
 async def on_models(exchange: Exchange) -> None:
     models = await exchange.gateway.models()
-    created = exchange.gateway.started_at
-    data = []
-    for model in models:
-        found = [model_object(model, created), *(adapter_object(model, name, created) for name in model.adapters)]
-        data += [_for_client(exchange, model, item) for item in found]
+    data = [_for_client(exchange, model, name) for model in models for name in model.names]
     pages = {"has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"has_more": False}
     told = {"object": "list", "data": data, "models": [ollama_object(model) for model in models]}
     await exchange.send_json({**told, **pages} if is_anthropic(exchange) else told)
 
 
 async def on_model(exchange: Exchange) -> None:
-    name, created = exchange.params["name"], exchange.gateway.started_at
-    model = await served(exchange, name)
-    item = model_object(model, created) if name == model.name else adapter_object(model, name, created)
-    await exchange.send_json(_for_client(exchange, model, item))
+    name = exchange.params["name"]
+    await exchange.send_json(_for_client(exchange, await served(exchange, name), name))
 
 
 async def served(exchange: Exchange, name: str) -> Model:
     """Return the model of this name, or the one with a LoRA adapter of this name. Raises: GatewayError (404, 503)."""
     model = await exchange.gateway.serving(name).model(is_new=True)
-    if name != model.name and name not in model.adapters:
+    if name not in model.names:
         message = f"the model {name[:100]!r} is not served here; {model.name!r} is"
         raise GatewayError(Kind.NOT_FOUND, message, "model", "model_not_found")
     return model
 
 
-def _for_client(exchange: Exchange, model: Model, item: dict[str, Any]) -> dict[str, Any]:
-    return {**item, **anthropic_fields(model, item["id"], item["created"])} if is_anthropic(exchange) else item
+def _for_client(exchange: Exchange, model: Model, name: str) -> dict[str, Any]:
+    created = exchange.gateway.started_at
+    item = model_object(model, created) if name == model.name else adapter_object(model, name, created)
+    return {**item, **anthropic_fields(model, name, created)} if is_anthropic(exchange) else item
