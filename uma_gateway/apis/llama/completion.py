@@ -179,7 +179,7 @@ def _answers_wanted(body: dict[str, Any]) -> int:
 
 
 async def _answer(exchange: Exchange, body: dict[str, Any], prompts: Sequence[Prompt | dict[str, Any]]) -> None:
-    is_stream = boolean(body, "stream")
+    is_stream, has_tokens = boolean(body, "stream"), boolean(body, "return_tokens")
     wanted = [name for name in array(body, "response_fields") if isinstance(name, str)]
     # each answer ends at its own line, but the daemon ends only whole requests: so each answer gets its own request
     n = _answers_wanted(body) if _Limits.of(body).are_any else 1
@@ -197,13 +197,12 @@ async def _answer(exchange: Exchange, body: dict[str, Any], prompts: Sequence[Pr
             plans.append(_plan(exchange, body, prompt, plan.model, i % n))
             generations.append(await stack.enter_async_context(await send(exchange, plans[-1], f".{i}")))
         if is_stream:
-            paces, has_tokens = [Pace(body) for _ in plans], boolean(body, "return_tokens")
-            await _stream(exchange, generations, plans, wanted, paces, has_tokens)
+            await _stream(exchange, generations, plans, wanted, [Pace(body) for _ in plans], has_tokens)
             return
         made = [
             selected(whole, wanted)
             for i, generation in enumerate(generations)
-            for whole in await _whole(exchange, generation, i, plans[i], boolean(body, "return_tokens"))
+            for whole in await _whole(exchange, generation, i, plans[i], has_tokens)
         ]
         await exchange.send_json(made if len(made) > 1 else made[0])
 
@@ -242,13 +241,11 @@ async def _followed(generation: Generation, lines: Lines) -> Event:
     logprobs: list[Event] = []
     while True:
         for event in await generation.events():
+            if not lines.is_over:
+                logprobs += event.get("logprobs") or ()
             if event["event"] == "token":
-                if not lines.is_over:
-                    logprobs += event.get("logprobs") or ()
                 parts.append(_told(lines, generation, event["text"]))
             if event["event"] == "eos":
-                if not lines.is_over:
-                    logprobs += event.get("logprobs") or ()
                 return {**lines.ended(event), "text": "".join(parts), "logprobs": logprobs}
 
 

@@ -47,7 +47,7 @@ async def _answer(exchange: Exchange, body: dict[str, Any], ask: Ask) -> None:
         return plan
 
     async with begin(exchange, plan_for) as (plan, generation):
-        shape = Shape.of(exchange, plan.model, "chatcmpl-", body)
+        shape = Shape.of(plan.model, "chatcmpl-", body)
         if ask.is_stream:
             await _Stream(exchange, shape, plan.context, ask, Pace(body)).run(generation)
         else:
@@ -161,7 +161,8 @@ class _Stream:
             ended(event)
             if self._ask.n == 1:
                 self._on_end(0, event, out)
-            self._on_last(event, out)
+            if self._ask.wants_usage:
+                out.append(self._chunk.usage(chunks.usage(event["usage"]), chunks.timings(event)))
         return b"".join(out)
 
     def _on_text(
@@ -195,10 +196,6 @@ class _Stream:
         reason = finish_reason(end, self._messages[index], self._ask.has_functions)
         last = None if self._ask.wants_usage else chunks.timings(end)
         out.append(self._chunk.finish(index, reason, last))
-
-    def _on_last(self, eos: Event, out: list[bytes]) -> None:
-        if self._ask.wants_usage:
-            out.append(self._chunk.usage(chunks.usage(eos["usage"]), chunks.timings(eos)))
 
 
 def delta_object(diff: Diff, has_functions: bool = False) -> dict[str, Any]:

@@ -118,11 +118,9 @@ def _rate(amount: float, per: float) -> float:
     return round(amount / per, 3) if per else 0.0
 
 
-def logprobs(entries: list[Event] | None) -> list[dict[str, Any]]:
+def logprobs(entries: list[Event]) -> list[dict[str, Any]]:
     """Return the daemon's log probabilities in OpenAI's form."""
-    return [
-        {**_token(entry), "top_logprobs": [_token(other) for other in entry.get("top", ())]} for entry in entries or ()
-    ]
+    return [{**_token(entry), "top_logprobs": [_token(other) for other in entry.get("top", ())]} for entry in entries]
 
 
 def _token(entry: Event) -> dict[str, Any]:

@@ -115,7 +115,7 @@ async def _answer(exchange: Exchange, body: dict[str, Any], ask: Ask) -> None:
         return model, [_plan(exchange, body, ask, model, prompt) for prompt in ask.prompts]
 
     model, plans = await planned(exchange, plans_for)
-    shape = Shape.of(exchange, model, "cmpl-", body)
+    shape = Shape.of(model, "cmpl-", body)
     echoes = [await _echo(exchange, model, prompt) if ask.has_echo else Echo() for prompt in ask.prompts]
     generations: list[Generation] = []
     try:
@@ -254,9 +254,8 @@ class _Stream:
         self._ask = ask
         self._echoes = echoes
         self._offsets: dict[int, _Offsets] = {}
-        self._prompts: list[list[Event]] = [
-            [] for _ in echoes
-        ]  # log probabilities of the prompts' tokens, until their echo is sent
+        # log probabilities of the prompts' tokens, until their echo is sent
+        self._prompts: list[list[Event]] = [[] for _ in echoes]
         self._are_echoed = [not ask.has_echo] * len(echoes)
         self._finals: list[Event] = []
         self._common = shape.fields("text_completion")
@@ -337,9 +336,9 @@ class _Offsets:
         self._at = start
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # tokens may hold parts of a character
 
-    def arrays(self, entries: list[Event] | None) -> dict[str, Any]:
+    def arrays(self, entries: list[Event]) -> dict[str, Any]:
         made: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-        for entry in entries or ():
+        for entry in entries:
             token = _text_of(entry)
             made["tokens"].append(token)
             made["token_logprobs"].append(entry["logprob"])

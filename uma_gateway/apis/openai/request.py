@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from uma_gateway.apis.openai.guided import read_guided
 from uma_gateway.asking import Ask
 from uma_gateway.errors import invalid, unsupported
-from uma_gateway.exchange import Exchange
 from uma_gateway.fields import MOST_LOGPROBS, array, boolean, flag, integer, model_name, stops_told, table, text
 from uma_gateway.model import Model
 from uma_gateway.prompting import Chat
@@ -30,7 +29,7 @@ class Shape:
     tier: dict[str, str]
 
     @classmethod
-    def of(cls, exchange: Exchange, model: Model, prefix: str, body: dict[str, Any]) -> Shape:
+    def of(cls, model: Model, prefix: str, body: dict[str, Any]) -> Shape:
         named = model_name(body, model)
         tier = {"service_tier": str(body["service_tier"])} if body.get("service_tier") not in (None, "auto") else {}
         return cls(prefix + secrets.token_urlsafe(18), int(time.time()), named, model.system_fingerprint, tier)
@@ -97,9 +96,8 @@ def _continued(body: dict[str, Any]) -> bool | str:
     """
     wish = body.get("continue_final_message")
     wish = wish if wish in ("content", "reasoning_content") else boolean(body, "continue_final_message")
-    if (
-        wish and body.get("add_generation_prompt") is True
-    ):  # the last message is continued, or a new one begins; not both
+    # the last message is continued, or a new one begins; not both
+    if wish and body.get("add_generation_prompt") is True:
         raise invalid("`add_generation_prompt` conflicts with `continue_final_message`", "add_generation_prompt")
     return wish
 
