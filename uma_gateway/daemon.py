@@ -54,13 +54,13 @@ class Link(asyncio.Protocol):
     def __init__(self) -> None:
         self._frames = FrameReader(REPLY_CAP_BYTES)
         self._inbox = Inbox()
-        self._transport: asyncio.Transport | None = None
+        self._transport: asyncio.Transport  # from connection_made on, which comes first
         self._is_paused = False
         self.sink: Callable[[bytes], bool] | None = None  # see Generation.divert
 
     @property
     def is_open(self) -> bool:
-        return self._inbox.failure is None and self._transport is not None
+        return self._inbox.failure is None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment] # a stream socket's
@@ -72,7 +72,7 @@ class Link(asyncio.Protocol):
             return
         payloads = self._inbox.payloads
         payloads.extend(self._cut(data) if payload is None else (payload,))
-        if len(payloads) > QUEUE_HIGH and not self._is_paused and self._transport is not None:
+        if len(payloads) > QUEUE_HIGH and not self._is_paused:
             self._is_paused = True
             self._transport.pause_reading()
         self._inbox.wake()
@@ -86,21 +86,16 @@ class Link(asyncio.Protocol):
                 arrived.append(payload)
         except UmaError as error:
             self._inbox.payloads.extend(arrived)
-            self._fail(no_daemon(f"the listener on the socket does not speak the daemon's protocol: {error.message}"))
+            self.end(no_daemon(f"the listener on the socket does not speak the daemon's protocol: {error.message}"))
             return []
         return arrived
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._fail(no_daemon("the daemon hung up" if exc is None else f"the connection to the daemon broke: {exc}"))
-
-    def _fail(self, failure: GatewayError) -> None:
-        if self._transport is not None:
-            self._transport.abort()
-        self._inbox.fail(failure)
+        self.end(no_daemon("the daemon hung up" if exc is None else f"the connection to the daemon broke: {exc}"))
 
     def send(self, message: Mapping[str, Any]) -> None:
-        if self._transport is None or self._inbox.failure is not None:
-            raise self._inbox.failure or no_daemon("the connection to the daemon is closed")
+        if self._inbox.failure is not None:
+            raise self._inbox.failure
         self._transport.write(encode_frame(orjson.dumps(message)))
 
     async def receive(self) -> list[bytes]:
@@ -109,21 +104,19 @@ class Link(asyncio.Protocol):
         Raises: GatewayError once nothing more can arrive.
         """
         taken = await self._inbox.take()
-        if self._is_paused and self._transport is not None:
+        if self._is_paused:
             self._is_paused = False
             self._transport.resume_reading()
         return taken
 
     def end(self, failure: GatewayError) -> None:
-        """Hang up; the reader gets `failure` after what has arrived."""
-        self._fail(failure)
+        """Hang up; the reader gets `failure` after what has arrived. The first failure counts."""
+        self._transport.abort()
+        self._inbox.fail(failure)
 
     def close(self) -> None:
         """Hang up: the daemon cancels the requests of this connection. Idempotent."""
-        if self._transport is not None:
-            self._transport.abort()
-            self._transport = None
-        self._inbox.fail(no_daemon("the connection to the daemon is closed"))
+        self.end(no_daemon("the connection to the daemon is closed"))
 
 
 async def connect(path: str) -> Link:

@@ -44,11 +44,7 @@ DISCARDED_BYTES = 1 << 20
 DISCARD_S = 2.0
 FINAL = frozenset({Kind.NOT_SUPPORTED, Kind.GENERATION_TIMEOUT, Kind.CANCELLED})  # a retry would fail again
 BUSY_RETRY_MS = 1000  # used if the error does not say when to retry
-
-
 SSE_END, LINE_END = b"\n\n", b"\n"  # end of a message of a stream
-
-
 WRITER = "uma.writer"  # where the server puts a Writer into the scope, if it has one
 
 
