@@ -6,29 +6,30 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from uma_ctl import output, render
 from uma_ctl.client import Client, Event
 from uma_ctl.constraint import take_constraint
 from uma_ctl.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SERVER, ServerError
 from uma_ctl.interrupt import cancel_on_sigint
-from uma_ctl.options import THOUGHT
+from uma_ctl.options import THOUGHT, Target
 
 GRACE_S = 5.0  # the daemon enforces timeout_ms; the client waits a little longer before it gives up
 COMPLETE = ("stop", "length")
 
-FIELDS = {  # command-line option -> request field
-    "max_tokens": "max_tokens",
-    "min_tokens": "min_tokens",
-    "ignore_eos": "ignore_eos",
-    "temp": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repeat_penalty": "repeat_penalty",
-    "seed": "seed",
-    "n": "n",
-    "logprobs": "logprobs",
-    "priority": "priority",
-}
+FIELDS = (  # options that are request fields as they are
+    "max_tokens",
+    "min_tokens",
+    "ignore_eos",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repeat_penalty",
+    "seed",
+    "n",
+    "logprobs",
+    "priority",
+)
 
 
 @dataclass
@@ -55,7 +56,7 @@ def build_request(options: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises: UsageError.
     """
-    request = {wire: options[name] for name, wire in FIELDS.items() if options.get(name) is not None}
+    request = {name: options[name] for name in FIELDS if options.get(name) is not None}
     if options.get("stop"):
         request["stop"] = list(options["stop"])
     if options.get("lora"):
@@ -74,6 +75,29 @@ def build_request(options: Mapping[str, Any]) -> dict[str, Any]:
         request["constraint"] = constraint
     request["stream"] = not options.get("no_stream", False)
     return request
+
+
+def show(target: Target, request: Mapping[str, Any]) -> Answer:
+    """Run a request over a new connection and print its answer as it arrives, or every event as JSON. Raises: those of
+    `run`, CannotConnect.
+    """
+    with target.connect() as client:
+        if target.as_json:
+            return run(client, request, on_event=lambda event: output.line(render.as_json(event)))
+        sink = output.TextSink()
+        try:
+            answer = run(client, request, sink.write)
+        finally:
+            sink.end_line()
+    _note_tokens(answer)
+    return answer
+
+
+def _note_tokens(answer: Answer) -> None:
+    """Show each token's probability and the likeliest alternatives on standard error (`--logprobs`)."""
+    for number, one in enumerate(answer.others or [answer], 1):
+        if one.tokens:
+            output.note(("" if not answer.others else f"[{number}]\n") + render.token_table(one.tokens))
 
 
 def nothing(_: Any) -> None:

@@ -66,7 +66,7 @@ _GENERATION = (
     click.option(
         "--temp",
         "--temperature",
-        "temp",
+        "temperature",
         type=FiniteRange(0),
         help="Sampling temperature; 0: take the likeliest token.",
     ),

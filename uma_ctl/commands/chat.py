@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from uma_ctl import generation, output, render
-from uma_ctl.commands.generate import note_tokens
 from uma_ctl.constraint import constraint_options
+from uma_ctl.declared import given
 from uma_ctl.errors import EXIT_INTERRUPTED, EXIT_OK, CtlError, ServerError
 from uma_ctl.generation import Answer
 from uma_ctl.options import Target, generation_options, with_target
@@ -29,9 +29,7 @@ def command(target: Target, system: str | None, **options: Any) -> int:
     /reset clears the conversation, /system TEXT sets the system prompt, /help, /quit. Ctrl-C stops a running
     answer, not the chat. Without a terminal, each line of standard input is a turn.
     """
-    request = generation.build_request(
-        {"priority": "interactive", **{k: v for k, v in options.items() if v is not None}}
-    )
+    request = generation.build_request({"priority": "interactive", **given(options)})
     return Chat(target, request, system).run()
 
 
@@ -114,14 +112,4 @@ class Chat:
     def _ask(self, asked: list[dict[str, str]]) -> Answer:
         """Ask over a new connection each turn: the idle timeout may pass between turns, or the daemon may restart."""
         head = [{"role": "system", "content": self.system}] if self.system else []
-        request = {"messages": head + asked, **self.request}
-        with self.target.connect() as client:
-            if self.target.as_json:
-                return generation.run(client, request, on_event=lambda event: output.line(render.as_json(event)))
-            sink = output.TextSink()
-            try:
-                answer = generation.run(client, request, sink.write)
-            finally:
-                sink.end_line()
-            note_tokens(answer)
-            return answer
+        return generation.show(self.target, {"messages": head + asked, **self.request})

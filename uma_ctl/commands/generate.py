@@ -8,9 +8,7 @@ from typing import Any
 import click
 
 from uma_ctl import generation, output, render
-from uma_ctl.client import Event
 from uma_ctl.constraint import constraint_options
-from uma_ctl.generation import Answer
 from uma_ctl.options import Target, generation_options, prompt_options, read_prompt, with_target
 
 
@@ -33,28 +31,7 @@ def command(target: Target, text: str | None, prompt: str | None, **options: Any
 def generate(target: Target, prompt: str | None, options: Mapping[str, Any]) -> int:
     """Run one request and return the exit status."""
     request = {"prompt": read_prompt(prompt), **generation.build_request(options)}
-    sink = output.TextSink()
-    with target.connect() as client:
-        if target.as_json:
-            answer = generation.run(client, request, on_event=_print_event)
-        else:
-            try:
-                answer = generation.run(client, request, sink.write)
-            finally:
-                sink.end_line()
-    if not target.as_json:
-        note_tokens(answer)
+    answer = generation.show(target, request)
     if answer.exit_status and not target.as_json:
         output.note(f"the answer is not complete: {render.summary(answer.usage, answer.timing, answer.reason)}")
     return answer.exit_status
-
-
-def note_tokens(answer: Answer) -> None:
-    """Show each token's probability and the likeliest alternatives on standard error (`--logprobs`)."""
-    for number, one in enumerate(answer.others or [answer], 1):
-        if one.tokens:
-            output.note(("" if not answer.others else f"[{number}]\n") + render.token_table(one.tokens))
-
-
-def _print_event(event: Event) -> None:
-    output.line(render.as_json(event))
