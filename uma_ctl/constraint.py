@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import click
 
-F = TypeVar("F", bound=Callable[..., Any])
+from uma_ctl.declared import all_of
 
 _FILE = click.Path(exists=True, dir_okay=False, allow_dash=True)
-_OPTIONS: list[Callable[[Any], Any]] = [
+_OPTIONS = (
     click.option("--json-schema", type=_FILE, help="The answer is JSON that is valid under this JSON Schema."),
     click.option("--json-object", is_flag=True, help="The answer is any JSON object."),
     click.option("--regex", metavar="REGEX", help="A regular expression that the whole answer matches."),
     click.option("--choices", multiple=True, metavar="TEXT", help="The answer is one of these; repeat for several."),
     click.option("--grammar", type=_FILE, help="A GBNF grammar (llama.cpp's notation)."),
     click.option("--lark", type=_FILE, help="A Lark grammar (llguidance's variant)."),
-]
+)
 
 
-def constraint_options(command: F) -> F:
-    for option in reversed(_OPTIONS):
-        command = cast(F, option(command))
-    return command
+constraint_options = all_of(_OPTIONS)
 
 
 def take_constraint(options: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import click
@@ -16,10 +16,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 def declared_options(fields: Iterable[Field], *names: str) -> Callable[[F], F]:
     """Make options for these fields, in this order. An option that is not given is None, and the daemon decides."""
     by_name = {field.name: field for field in fields}
+    return all_of([_option(by_name[name]) for name in names])
+
+
+def all_of(options: Sequence[Callable[[Any], Any]]) -> Callable[[F], F]:
+    """Make one decorator of several options; a command's help lists them in this order."""
 
     def decorate(command: F) -> F:
-        for name in reversed(names):
-            command = _option(by_name[name])(command)
+        for option in reversed(options):
+            command = option(command)
         return command
 
     return decorate

@@ -14,7 +14,7 @@ from uma_core.protocol.fields import Field, Kind
 from uma_core.protocol.ops import DEFAULT_OP, OPS
 from uma_core.types import PRIORITIES
 from uma_ctl.client import DEFAULT_TIMEOUT_S, Client
-from uma_ctl.declared import help_of, type_of
+from uma_ctl.declared import all_of, help_of, type_of
 from uma_ctl.ranges import FiniteRange, seconds
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -112,17 +112,8 @@ _PROMPT = (
 )
 
 
-def generation_options(command: F) -> F:
-    """Add the options for sampling, limits and priority of a request."""
-    for option in reversed(_GENERATION):
-        command = option(command)
-    return command
-
-
-def prompt_options(command: F) -> F:
-    for option in reversed(_PROMPT):
-        command = option(command)
-    return command
+generation_options = all_of(_GENERATION)  # sampling, limits and priority of a request
+prompt_options = all_of(_PROMPT)
 
 
 class Target:
@@ -136,9 +127,6 @@ class Target:
         return Client(self.socket_path, timeout_s)
 
 
-pass_target = click.make_pass_decorator(Target)
-
-
 _own_socket = click.option("--socket", "own_socket", metavar="PATH", help="The daemon's socket.")
 _own_json = click.option("--json", "own_json", is_flag=True, help="JSON for machines instead of text for people.")
 
@@ -150,7 +138,7 @@ def with_target(command: F) -> F:
         return command(Target(own_socket or target.socket_path, own_json or target.as_json), **options)
 
     functools.update_wrapper(run, command)  # also copies the options that click has attached so far
-    return cast(F, _own_socket(_own_json(pass_target(run))))
+    return cast(F, _own_socket(_own_json(click.pass_obj(run))))
 
 
 def read_prompt(given: str | None) -> str:
