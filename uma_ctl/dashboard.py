@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from uma_ctl.render import Fields, rows_of, sub
+from uma_ctl.render import Fields, sub
 from uma_ctl.units import is_number
 
 HISTORY = 240  # samples kept for the sparklines
@@ -130,7 +130,3 @@ def _sum(session: Fields, *names: str) -> float:
 
 def _key(session: Fields) -> tuple[Any, Any]:
     return session.get("conn"), session.get("request_id")
-
-
-def read_sessions(reply: Fields) -> list[Fields]:
-    return rows_of(reply, "sessions")

@@ -25,6 +25,7 @@ from uma_ctl.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_PIPE, EXIT_USAGE, Ctl
 START_S = 120.0  # loading, calibration and warm-up on a slow and busy machine
 ANSWER_S = 120.0  # seconds on a quiet machine become a minute on a crowded one
 STOP_S = 20.0
+LOG_LINES = 20  # last lines of the daemon's log that are shown after a failure
 POLL_S = 0.1
 LOOPBACK = "127.0.0.1"
 QUESTION = "What is a socket?"
@@ -239,8 +240,8 @@ def _stop(daemon: subprocess.Popen[bytes]) -> None:
     output.line("stopped cleanly")
 
 
-def _tail(path: Path, n_lines: int = 20) -> str:
-    return "\n".join(path.read_text(errors="replace").splitlines()[-n_lines:])
+def _tail(path: Path) -> str:
+    return "\n".join(path.read_text(errors="replace").splitlines()[-LOG_LINES:])
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ def printable(value: str) -> str:
     return "".join(c for c in value if c in "\n\t" or not (ord(c) < 32 or 127 <= ord(c) < 160))
 
 
-def bar(part: Any, whole: Any, width: int = 20) -> str:
+def bar(part: Any, whole: Any, width: int) -> str:
     if not (is_number(part) and is_number(whole)) or whole <= 0:
         return "·" * width
     full = min(width, max(0, round(width * part / whole)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import click
@@ -62,8 +61,12 @@ def ask(target: Target, timeout_s: float = DEFAULT_TIMEOUT_S) -> Event:
         return fields_of(client.call("status"))
 
 
-def _show(target: Target, fields: Event, is_verbose: bool = False) -> int:
-    output.line(render.as_json(fields) if target.as_json else render.status(fields, is_verbose))
+def _text(target: Target, fields: Event, is_verbose: bool) -> str:
+    return render.as_json(fields) if target.as_json else render.status(fields, is_verbose)
+
+
+def _show(target: Target, fields: Event, is_verbose: bool) -> int:
+    output.line(_text(target, fields, is_verbose))
     return EXIT_OK if fields.get("state") == "ready" else EXIT_SERVER
 
 
@@ -72,20 +75,14 @@ def _watch(target: Target, interval: float, is_verbose: bool) -> int:
     come back.
     """
     clear = CLEAR if sys.stdout.isatty() and not target.as_json else ""
+    end = "" if target.as_json else "\n"
     while True:
-        shown = _attempt(
-            target,
-            lambda fields: render.as_json(fields) if target.as_json else render.status(fields, is_verbose) + "\n",
-        )
-        output.line(clear + shown)
+        try:
+            shown = _text(target, ask(target), is_verbose)
+        except CtlError as error:
+            shown = render.as_json({"error": error.to_dict()}) if target.as_json else str(error)
+        output.line(clear + shown + end)
         time.sleep(interval)
-
-
-def _attempt(target: Target, to_text: Callable[[Event], str]) -> str:
-    try:
-        return to_text(ask(target))
-    except CtlError as error:
-        return render.as_json({"error": error.to_dict()}) if target.as_json else f"{error}\n"
 
 
 def _wait(target: Target, wanted: str, deadline: float) -> int:
@@ -95,7 +92,7 @@ def _wait(target: Target, wanted: str, deadline: float) -> int:
         if wanted == "stopped" and isinstance(failure, NoDaemon):
             return EXIT_OK
         if fields is not None and fields.get("state") == wanted:
-            output.line(render.as_json(fields) if target.as_json else f"{wanted}")
+            output.line(render.as_json(fields) if target.as_json else wanted)
             return EXIT_OK
         if time.monotonic() >= deadline:
             raise failure or NoAnswer(f"the daemon is {(fields or {}).get('state')}, not {wanted}")

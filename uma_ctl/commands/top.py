@@ -17,7 +17,7 @@ import click
 
 from uma_ctl import render, units
 from uma_ctl.client import Client
-from uma_ctl.dashboard import Dashboard, Key, parse_keys, read_sessions
+from uma_ctl.dashboard import Dashboard, Key, parse_keys
 from uma_ctl.errors import CtlError, ServerError
 from uma_ctl.options import Target, with_target
 from uma_ctl.ranges import seconds
@@ -89,7 +89,8 @@ class Top:
     def _fetch(self) -> None:
         client = self._connection()
         status, metrics = client.call("status"), render.sub(client.call("metrics"), "metrics")
-        self.board.update(status, metrics, read_sessions(client.call("sessions")), time.monotonic())
+        sessions = render.rows_of(client.call("sessions"), "sessions")
+        self.board.update(status, metrics, sessions, time.monotonic())
 
     def _connection(self) -> Client:
         if self._client is None:
