@@ -349,7 +349,7 @@ class Grammar:
             return self.literal(node.text[1:]) if node.text[:1] == character else None
         if isinstance(node, Chars):
             return (
-                self.chars(node.ranges, node.negated, max(node.least - 1, 0), _less(node.most))
+                self.chars(node.ranges, node.negated, max(node.least - 1, 0), less(node.most))
                 if node.has(character)
                 else None
             )
@@ -365,7 +365,7 @@ class Grammar:
             return self._either(*(self._after(item, character) for item in node.items))
         if isinstance(node, Repeat):
             return self._then(
-                self._after(node.item, character), self.repeat(node.item, max(node.least - 1, 0), _less(node.most))
+                self._after(node.item, character), self.repeat(node.item, max(node.least - 1, 0), less(node.most))
             )
         if isinstance(node, Rule) and node.body is not None:
             return self._after(node.body, character)
@@ -454,7 +454,8 @@ class Grammar:
         return loop if node.least == 0 else again
 
 
-def _less(most: int | None) -> int | None:
+def less(most: int | None) -> int | None:
+    """Return the limit of a repetition after one more turn."""
     return None if most is None else most - 1
 
 

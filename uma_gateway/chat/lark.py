@@ -28,6 +28,7 @@ from uma_gateway.chat.grammar import (
     UpTo,
     common_beginning,
     first_of,
+    less,
     letters,
     runs_into,
     shorter,
@@ -123,7 +124,7 @@ class _Writer:
         beginning was moved into another part, which in loops might never end.
         """
         make = self._grammar
-        items = list(node.items) if isinstance(node, Sequence) else [node]
+        items = _items(node)
         n = next(
             (i for i, item in enumerate(items) if not item.regular or (i and _ends_with_delimiter(items[i - 1]))),
             len(items),
@@ -147,7 +148,7 @@ class _Writer:
         make = self._grammar
         parts: list[Node] = []
         lexeme = make.empty
-        waiting = list(node.items) if isinstance(node, Sequence) else [node]
+        waiting = _items(node)
         while waiting:
             item = waiting.pop(0)
             if lexeme is not make.empty and _goes_on(lexeme, [item, *waiting]):
@@ -156,7 +157,7 @@ class _Writer:
                     continue
                 inside = self._with_beginning(lexeme, item)
                 if inside is not None:
-                    waiting[:0] = list(inside.items) if isinstance(inside, Sequence) else [inside]
+                    waiting[:0] = _items(inside)
                     lexeme = make.empty
                     continue
             if lexeme is not make.empty:
@@ -180,10 +181,9 @@ class _Writer:
         if isinstance(item, Choice):
             return make.choice(*(make.sequence(lexeme, part) for part in item.items))
         if isinstance(item, Repeat):
-            rest = make.repeat(item.item, max(item.least - 1, 0), None if item.most is None else item.most - 1)
-            rest = (
-                rest if item.most == 1 else self._as_rule(rest)
-            )  # nothing may be moved into it, or this would never end
+            rest = make.repeat(item.item, max(item.least - 1, 0), less(item.most))
+            if item.most != 1:  # nothing may be moved into it, or this would never end
+                rest = self._as_rule(rest)
             once = make.sequence(lexeme, item.item, rest)
             return once if item.least else make.choice(once, lexeme)
         return None
@@ -235,12 +235,8 @@ class _Writer:
                 raise Unsettled(f"the rule {node.name} has no body")
             return self.body(node.body)
         if isinstance(node, Repeat):
-            inside = (
-                self._item(node.item)
-                if not isinstance(node.item, (Sequence, Choice))
-                else self._item(self._as_rule(node.item))
-            )
-            return inside + _times(node.least, node.most)
+            inside = self._as_rule(node.item) if isinstance(node.item, (Sequence, Choice)) else node.item
+            return self._item(inside) + _times(node.least, node.most)
         return self.body(node)
 
     def _as_rule(self, node: Node) -> Node:
@@ -289,11 +285,8 @@ class _Writer:
 
     def _grouped(self, node: Node) -> str:
         expression = self._expression(node)
-        return (
-            f"({expression})"
-            if isinstance(node, (Sequence, Choice, Repeat)) and node is not self._grammar.space
-            else expression
-        )
+        is_compound = isinstance(node, (Sequence, Choice, Repeat)) and node is not self._grammar.space
+        return f"({expression})" if is_compound else expression
 
 
 def _items(node: Node) -> Parts:
@@ -366,14 +359,12 @@ def _is_loop(node: Node) -> TypeGuard[Repeat]:
 
 
 def _ends_with_delimiter(node: Node) -> bool:
-    if isinstance(node, Sequence):
-        return _ends_with_delimiter(node.items[-1])
-    if isinstance(node, Choice):
-        return any(_ends_with_delimiter(item) for item in node.items) and all(
-            _ends_with_delimiter(item) or isinstance(item.items[-1] if isinstance(item, Sequence) else item, Literal)
-            for item in node.items
+    last = _items(node)[-1]
+    if isinstance(last, Choice):
+        return any(map(_ends_with_delimiter, last.items)) and all(
+            _ends_with_delimiter(item) or isinstance(_items(item)[-1], Literal) for item in last.items
         )
-    return isinstance(node, UpTo)
+    return isinstance(last, UpTo)
 
 
 def _rivals(alternatives: list[tuple[Node, Parts]]) -> set[Node]:
