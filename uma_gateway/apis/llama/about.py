@@ -110,14 +110,18 @@ def error_object(error: GatewayError) -> dict[str, Any]:
 
 async def on_slots(exchange: Exchange) -> None:
     """Return the daemon's requests as llama-server shows its slots: one row for each sequence, busy ones first."""
-    model = await exchange.gateway.model()
-    sessions = (await exchange.gateway.daemon.call("sessions"))["sessions"]
-    busy = [row for row in sessions if row["phase"] in ("prefill", "decode")]
+    model, busy = await exchange.gateway.model(), await _busy(exchange)
     rows = [slot_object(i, model.n_ctx, row) for i, row in enumerate(busy)]
     rows += [slot_object(i, model.n_ctx, None) for i in range(len(rows), model.props["n_seq_max"])]
     if "fail_on_no_slot" in exchange.query and len(busy) >= len(rows):
         raise GatewayError(Kind.UNAVAILABLE, "no slot available", code="no_slot_available")
     await exchange.send_json(rows)
+
+
+async def _busy(exchange: Exchange) -> list[dict[str, Any]]:
+    """Return the requests that are being computed, as `sessions` lists them."""
+    sessions = (await exchange.gateway.daemon.call("sessions"))["sessions"]
+    return [row for row in sessions if row["phase"] in ("prefill", "decode")]
 
 
 async def on_slot(exchange: Exchange) -> None:
@@ -144,8 +148,11 @@ def slot_object(number: int, n_ctx: int, row: dict[str, Any] | None) -> dict[str
     return made
 
 
+BUSY = "busy"  # number of requests that are being computed, which is no metric of ours
+
+
 class Theirs(NamedTuple):
-    """A metric under llama-server's name. `value` computes it from our metrics, by their names."""
+    """A metric under llama-server's name. `value` computes it from our metrics, by their names, and `BUSY`."""
 
     name: str
     kind: str
@@ -153,7 +160,7 @@ class Theirs(NamedTuple):
     value: Callable[[Mapping[str, float]], float]
 
 
-def sums(text: str) -> Mapping[str, float]:
+def sums(text: str) -> dict[str, float]:
     """Return each metric of a text in Prometheus's form, summed over its labels."""
     found: dict[str, float] = defaultdict(float)
     for line in text.splitlines():
@@ -167,6 +174,7 @@ def _per(amount: float, seconds: float) -> float:
 
 
 THEIRS = (
+    Theirs("requests_processing", "gauge", "Requests being processed.", itemgetter(BUSY)),
     Theirs("prompt_tokens_total", "counter", "Prompt tokens processed.", itemgetter("prefill_tokens_total")),
     Theirs(
         "prompt_tokens_cached_total",
@@ -216,16 +224,10 @@ async def on_metrics(exchange: Exchange) -> None:
     """Return the daemon's metrics in Prometheus's text form, and under llama-server's names those that its dashboards
     read.
     """
-    daemon = exchange.gateway.daemon
-    text = (await daemon.call("metrics", format="prometheus"))["text"]
+    text = (await exchange.gateway.daemon.call("metrics", format="prometheus"))["text"]
     ours = sums(text)
-    sessions = (await daemon.call("sessions"))["sessions"]
-    n_running = sum(row["phase"] in ("prefill", "decode") for row in sessions)
-    lines = [
-        "# HELP llamacpp:requests_processing Requests being processed.",
-        "# TYPE llamacpp:requests_processing gauge",
-    ]
-    lines.append(f"llamacpp:requests_processing {n_running}")
+    ours[BUSY] = len(await _busy(exchange))
+    lines = []
     for metric in THEIRS:
         name = f"llamacpp:{metric.name}"
         lines += [f"# HELP {name} {metric.help}", f"# TYPE {name} {metric.kind}", line_of(metric, ours)]
