@@ -150,13 +150,9 @@ class Config:
     def max_body_bytes(self) -> int:
         return int(self.limits.max_body_mb * (1 << 20))
 
-    @property
-    def is_local(self) -> bool:
-        """Whether only programs on this machine can reach the gateway."""
-        return is_loopback(self.serve.host)
-
 
 def is_loopback(host: str) -> bool:
+    """Whether only programs on this machine can reach this address."""
     if host == "localhost":
         return True
     try:
@@ -174,7 +170,7 @@ def conflicts(config: Config) -> Iterator[tuple[str, str]]:
             "is missing: TLS needs the certificate and its key",
         )
     has_keys = bool(access.api_key or access.api_key_file)
-    if not config.is_local and not has_keys and not serve.insecure:
+    if not is_loopback(serve.host) and not has_keys and not serve.insecure:
         yield (
             "serve.host",
             f"{serve.host} can be reached by others: give keys (UMA_GATEWAY_API_KEY_FILE, access.api_key_file), or "

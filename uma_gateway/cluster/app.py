@@ -62,9 +62,6 @@ class NodeActor:
     async def load(self, name: str, model: str) -> Result:
         return await self._node.load(model) if name == self._name else WRONG
 
-    async def unload(self, name: str, model: str) -> Result:
-        return await self._node.unload(model) if name == self._name else WRONG
-
     async def call(self, name: str, model: str, operation: str, timeout_s: float, fields: dict[str, Any]) -> Result:
         return await self._node.call(model, operation, timeout_s, fields) if name == self._name else WRONG
 
@@ -131,10 +128,8 @@ def application(settings: ClusterSettings, n_nodes: int) -> Any:
         name=GATEWAY,
         num_replicas=settings.gateways,
         max_ongoing_requests=REQUESTS_MOST,
-        ray_actor_options={
-            "num_cpus": 0.001,
-            "resources": {HEAD: 0.001},
-        },  # on the head, beside the proxy: the gateway must not end when a node leaves
+        # on the head, beside the proxy: the gateway must not end when a node leaves
+        ray_actor_options={"num_cpus": 0.001, "resources": {HEAD: 0.001}},
         graceful_shutdown_timeout_s=settings.drain_s + 30.0,
     )
     return gateway.bind(settings, nodes.bind(settings))

@@ -20,7 +20,7 @@ from ray.serve.context import _get_global_client
 from uma_core.errors import ErrorCode, UmaError
 from uma_gateway.cluster import niceness
 from uma_gateway.cluster.app import APPLICATION, NODES, application, n_alive
-from uma_gateway.cluster.settings import ClusterSettings, gateway_config
+from uma_gateway.cluster.settings import ClusterSettings
 
 CONNECT_S = 10.0  # for a machine that does not answer: one that does connects or refuses at once
 
@@ -76,11 +76,6 @@ def up(settings: ClusterSettings, is_foreground: bool, tell: Any) -> int:
     """
     connect(settings.address, is_started=True)
     n_nodes = _wanted(settings)
-    config = gateway_config(settings)
-    if not config.is_local and not (config.access.api_key or config.access.api_key_file) and not config.serve.insecure:
-        raise UmaError(
-            ErrorCode.CONFIG_INVALID, f"{settings.host} can be reached by others: give keys, or gateway.serve.insecure"
-        )
     _check_address(settings)
     try:
         serve.start(proxy_location="HeadOnly", http_options={"host": settings.host, "port": settings.port})

@@ -137,11 +137,6 @@ class Node:
         ]
         return sorted(found, key=lambda name: -idle[name])
 
-    async def unload(self, model: str) -> Result:
-        async with self._lock:
-            await self._unload(model)
-        return {}
-
     async def _unload(self, model: str) -> None:
         daemon = self._daemons.pop(model, None)
         if daemon is not None:
