@@ -91,6 +91,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 # these have no effect without `dry_multiplier`
 _GUARDED = frozenset(("dry_base", "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers"))
+# llama-server's letters; it knows no others either
 _SAMPLERS = {
     "e": "penalties",
     "d": "dry",
@@ -103,7 +104,7 @@ _SAMPLERS = {
     "t": "temperature",
     "i": "infill",
     "a": "adaptive_p",
-}  # llama-server's letters; it knows no others either
+}
 # llama-server's other names; None: a sampler that llama.cpp no longer has but clients still list; it is dropped
 _SAMPLER_NAMES = {
     alias: name for name in _SAMPLERS.values() for alias in (name.replace("_", "-"), name.replace("_", ""))

@@ -23,10 +23,8 @@ GOOD_ENDS = ("stop", "length")
 TRIES = 3  # attempts to write a prompt for the served model, while the model is being replaced
 PING = b"\n\n"  # not a comment: clients that read each line as JSON skip only blank lines
 MERGED_WAITING = 64  # batches of several answers that wait for a slow reader
-_TIERS = {
-    "priority": "interactive",
-    "flex": "background",
-}  # OpenAI's service tiers; with auto and default the daemon decides
+# OpenAI's service tiers; with auto and default the daemon decides
+_TIERS = {"priority": "interactive", "flex": "background"}
 
 P = TypeVar("P")
 

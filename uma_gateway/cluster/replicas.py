@@ -5,9 +5,8 @@ This is a separate module because Serve sends the router's class by value, with 
 
 from __future__ import annotations
 
-_replicas: dict[
-    str, dict[str, str]
-] = {}  # by deployment: names of the running replicas, and their nodes; values are replaced, never changed
+# by deployment: names of the running replicas, and their nodes; values are replaced, never changed
+_replicas: dict[str, dict[str, str]] = {}
 
 
 def told(deployment: str, replicas: dict[str, str]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from uma_core.config.merge import Inputs, merge, read_yaml
 from uma_core.errors import ErrorCode, UmaError
-from uma_gateway.config import SCHEMA, Config
+from uma_gateway.config import PREFIX, SCHEMA, Config
 
 WORDS = {int: "an integer", float: "a number", str: "a text", dict: "a mapping"}
 MOST_S = 10_000_000.0  # four months; more is a mistake
@@ -27,9 +27,8 @@ class ModelSettings:
 
     name: str = ""  # name in requests
     daemon: tuple[str, ...] = ()  # flags of `uma-core daemon`, such as --model FILE
-    socket: str = (
-        ""  # socket of a daemon that other software keeps running on every node: it is used, but never started
-    )
+    # socket of a daemon that other software keeps running on every node: it is used, but never started
+    socket: str = ""
     replicas: int = 1  # nodes that always have it; 0: it is loaded when a request asks for it
     idle_s: float = 600.0  # with `replicas` 0 the model may be evicted after this long without a request
     memory_mb: int = 0  # memory that the model takes; 0: the daemon's estimate
@@ -112,7 +111,7 @@ def gateway_config(settings: ClusterSettings) -> Config:
                 else str(value)
             )
             given[key] = text
-    environ = {name: text for name, text in os.environ.items() if name.startswith("UMA_GATEWAY_")}
+    environ = {name: text for name, text in os.environ.items() if name.startswith(PREFIX)}
     return merge(SCHEMA, Inputs(given, environ, ""))[0]
 
 
@@ -143,10 +142,8 @@ def _built(kind: type[Any], values: dict[str, Any], source: str, where: str) -> 
         default = fields[name].default
         if isinstance(default, tuple):
             continue
-        if default is dataclasses.MISSING:
-            found[name] = _typed(dict, value, source, where + name)
-        else:
-            found[name] = _typed(type(default), value, source, where + name)
+        wanted = dict if default is dataclasses.MISSING else type(default)
+        found[name] = _typed(wanted, value, source, where + name)
     return kind(**found)
 
 

@@ -10,9 +10,8 @@ from uma_gateway.exchange import Exchange
 from uma_gateway.model import Model
 
 OWNER = "uma-serve"
-VOCAB_TYPES = {
-    name: n for n, name in enumerate(("none", "spm", "bpe", "wpm", "ugm", "rwkv", "plamo2"))
-}  # llama.h: llama_vocab_type
+# llama.h: llama_vocab_type
+VOCAB_TYPES = {name: n for n, name in enumerate(("none", "spm", "bpe", "wpm", "ugm", "rwkv", "plamo2"))}
 
 
 def model_object(model: Model, created: int) -> dict[str, Any]:

@@ -298,10 +298,8 @@ def usage(counts: dict[str, int]) -> dict[str, Any]:
     n_prompt, n_answer = counts["prompt_tokens"], counts["completion_tokens"]
     return {
         "input_tokens": n_prompt,
-        "input_tokens_details": {
-            "cached_tokens": counts["cached_tokens"],
-            "cache_write_tokens": 0,
-        },  # OpenAI's type has both
+        # OpenAI's type has both
+        "input_tokens_details": {"cached_tokens": counts["cached_tokens"], "cache_write_tokens": 0},
         "output_tokens": n_answer,
         "output_tokens_details": {"reasoning_tokens": counts.get("reasoning_tokens", 0)},
         "total_tokens": n_prompt + n_answer,
