@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from uma_gateway.body import text
 from uma_gateway.exchange import Exchange
-from uma_gateway.fields import allowed_tokens, names_in, need, sampling_fields, text
+from uma_gateway.fields import allowed_tokens, names_in, need, sampling_fields
 from uma_gateway.generate import Plan, priority_fields
 from uma_gateway.model import Model
 from uma_gateway.prompting import Chat, Prompt, render

@@ -13,24 +13,20 @@ from typing import Any, NamedTuple
 import orjson
 
 from uma_core.protocol.fields import N_BIASES_MOST
-from uma_gateway.chat.schema import typed, unnamed
+from uma_gateway.body import LEAST, MOST, array, boolean, integer, text
 from uma_gateway.config import AnswerOptions
 from uma_gateway.errors import invalid, unsupported
 from uma_gateway.model import Model
 
 UNLIMITED = -1
 MOST_LOGPROBS = 20  # alternatives that the daemon returns for a token
-MOST_PROMPTS = 128  # prompts of one request
-_LEAST, _MOST = -(1 << 63), (1 << 64) - 1  # integers that other readers and writers of JSON accept
-
-Prompt = str | list[int | str]  # a text or token ids; token ids mixed with texts are llama-server's form
 
 
 class Param(NamedTuple):
     """`name` in the client's body, `wire` in the daemon's request. `neutral`: the value that has no effect."""
 
     name: str
-    kind: str  # "number", "integer", "boolean", "array", "string"
+    kind: str  # a name in `_TYPES`
     wire: str = ""
     neutral: Any = None
 
@@ -242,74 +238,6 @@ def need(model: Model, field: str, param: str) -> None:
         raise unsupported(f"`{param}` is not supported by this daemon", param)
 
 
-def read_prompts(body: Mapping[str, Any]) -> list[Prompt]:
-    """One prompt or several. Raises: GatewayError."""
-    value: Any = body.get("prompt")
-    if isinstance(value, str | dict) or (_is_mixed(value) and int in map(type, value)):
-        value = [value]
-    if not isinstance(value, list) or not value:
-        raise invalid("`prompt` is required: a string, token ids, or an array of either", "prompt")
-    prompts = [plain_prompt(item) for item in value]
-    if not all(isinstance(item, str) or _is_mixed(item) for item in prompts):
-        raise invalid("`prompt` must hold strings, or arrays of token ids", "prompt")
-    if len(prompts) > MOST_PROMPTS:
-        raise invalid(f"`prompt` may hold {MOST_PROMPTS} prompts", "prompt")
-    return prompts
-
-
-def _is_mixed(value: Any) -> bool:
-    """Whether the elements are token ids, with or without texts between them."""
-    return isinstance(value, list) and bool(value) and {int, str}.issuperset(map(type, value))
-
-
-def plain_prompt(value: Any, name: str = "prompt") -> Any:
-    """Return the text of a prompt that is an object, as llama-server's clients write it; other prompts unchanged.
-
-    Raises: GatewayError.
-    """
-    if not isinstance(value, dict):
-        return value
-    if value.get("multimodal_data"):
-        raise unsupported(f"`{name}.multimodal_data` is not supported: the daemon serves text", name)
-    if not isinstance(value.get("prompt_string"), str):
-        raise invalid(f"`{name}.prompt_string` must be a string", name)
-    return value["prompt_string"]
-
-
-def prompt_field(model: Model, prompt: Prompt) -> dict[str, Any]:
-    """Return the field of a plain prompt. An empty prompt is replaced by the BOS token, or else EOS.
-
-    Raises: GatewayError if the model has neither.
-    """
-    if prompt:
-        is_tokens = {int}.issuperset(map(type, prompt))
-        return {"tokens" if is_tokens else "prompt": prompt}
-    start = model.special_id("bos", "eos")
-    if start is None:
-        raise invalid("`prompt` must not be empty: the model has no token that begins a text", "prompt")
-    return {"tokens": [start]}
-
-
-def constraint_field(
-    model: Model,
-    form: dict[str, Any] | bool | None,
-    grammar: str,
-    param: str,
-    other: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Return the constraint for a plain prompt. `form`: a JSON schema; True: any object; None: any text.
-    `other`: another constraint in the daemon's form. `param` names the field at fault. Raises: GatewayError.
-    """
-    if form is not None:
-        other = {"json_schema": typed(unnamed(form))} if isinstance(form, dict) else {"json": True}
-    if other is None and not grammar:
-        return {}
-    if other is not None and grammar:
-        raise invalid(f"`grammar` conflicts with `{param}`", "grammar")
-    need(model, "constraint", "grammar" if grammar else param)
-    return {"constraint": other or {"gbnf": grammar}}
-
-
 def allowed_tokens(fields: dict[str, Any], body: Mapping[str, Any], model: Model) -> dict[str, Any]:
     """Return the request's fields, with the answer limited to the tokens of vLLM's `allowed_token_ids`, if given. Such
     an answer ends by itself only if one of them is an end token. Raises: GatewayError.
@@ -329,66 +257,9 @@ def allowed_tokens(fields: dict[str, Any], body: Mapping[str, Any], model: Model
     return held if ends.intersection(tokens) else {**held, "ignore_eos": True}
 
 
-def integer(body: Mapping[str, Any], name: str, least: int = _LEAST, most: int = _MOST) -> int | None:
-    """Read a whole number in its range; None if it is absent."""
-    value = body.get(name)
-    if value is None:
-        return None
-    if isinstance(value, float) and value.is_integer():  # JavaScript has no other numbers
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise invalid(f"`{name}` must be an integer", name)
-    if not _LEAST <= value <= _MOST:
-        raise invalid(f"`{name}` must be an integer of at most 64 bits", name)
-    if not least <= value <= most:
-        told = f"must be at least {least}" if most == _MOST else f"must be from {least} to {most}"
-        raise invalid(f"`{name}` {told}", name)
-    return value
-
-
-def boolean(body: Mapping[str, Any], name: str, default: bool = False) -> bool:
-    value = flag(body, name)
-    return default if value is None else value
-
-
-def flag(body: Mapping[str, Any], name: str) -> bool | None:
-    """Read a boolean; None if it is absent."""
-    value = body.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise invalid(f"`{name}` must be true or false", name)
-    return value
-
-
-def text(body: Mapping[str, Any], name: str) -> str | None:
-    value = body.get(name)
-    if value is not None and not isinstance(value, str):
-        raise invalid(f"`{name}` must be a string", name)
-    return value
-
-
 def model_name(body: Mapping[str, Any], model: Model) -> str:
     """Return the name that the request uses for the model."""
     return text(body, "model") or model.name
-
-
-def table(body: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Read an object; {} if it is absent."""
-    value = body.get(name)
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise invalid(f"`{name}` must be an object", name)
-    return value
-
-
-def array(body: Mapping[str, Any], name: str) -> list[Any]:
-    """Read an array; [] if it is absent."""
-    value = body.get(name)
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        raise invalid(f"`{name}` must be an array", name)
-    return value
 
 
 def stop_texts(body: Mapping[str, Any], name: str = "stop") -> list[str]:
@@ -433,7 +304,7 @@ def _token(key: str) -> int | str:
         token = int(key)
     except ValueError:
         return key
-    if not _LEAST <= token <= _MOST:
+    if not LEAST <= token <= MOST:
         raise invalid(f"`logit_bias`: there is no token {key[:100]}", "logit_bias")
     return token
 

@@ -8,13 +8,13 @@ from typing import Any
 
 from uma_gateway.apis.base import Access, Family, Route
 from uma_gateway.apis.pages import error_object, send_events, send_file
+from uma_gateway.body import text
 from uma_gateway.cluster.cluster import Cluster
 from uma_gateway.cluster.facade import ClusterGateway
 from uma_gateway.cluster.transport import UnitLost
 from uma_gateway.daemon import content_of
 from uma_gateway.errors import GatewayError, Kind, invalid
 from uma_gateway.exchange import Exchange
-from uma_gateway.fields import text
 
 TRACE_S_MOST = 60.0
 

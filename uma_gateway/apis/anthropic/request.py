@@ -13,8 +13,8 @@ from typing import Any
 import orjson
 
 from uma_gateway.asking import Ask
+from uma_gateway.body import array, boolean, integer, table, text
 from uma_gateway.errors import GatewayError, Kind, invalid, unsupported
-from uma_gateway.fields import array, boolean, integer, table, text
 from uma_gateway.prompting import Chat
 
 # Claude Code begins its system prompt with a line that differs in every request, which would keep cached prompts from

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from uma_gateway.body import boolean, flag, integer, text
 from uma_gateway.embedding import ask, documents_of, inputs_of, options_of, unpacked, usage, wants_cut
 from uma_gateway.errors import invalid, unsupported
 from uma_gateway.exchange import Exchange
-from uma_gateway.fields import boolean, flag, integer, model_name, text
+from uma_gateway.fields import model_name
 
 
 async def on_embedding(exchange: Exchange) -> None:

@@ -7,9 +7,9 @@ from __future__ import annotations
 from typing import Any
 
 from uma_gateway.apis.openai.request import read_chat, response_format
+from uma_gateway.body import array, boolean, text
 from uma_gateway.errors import invalid
 from uma_gateway.exchange import Exchange
-from uma_gateway.fields import array, boolean, text
 from uma_gateway.prompting import render
 
 MOST_PARTS = 1024  # each takes one call to the daemon

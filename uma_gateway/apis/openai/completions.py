@@ -16,26 +16,11 @@ from uma_gateway.apis.openai.request import (
     read_prompt_logprobs,
     wanted_form,
 )
+from uma_gateway.body import boolean, integer, table, text
 from uma_gateway.daemon import Event, Generation
 from uma_gateway.errors import invalid, unsupported
 from uma_gateway.exchange import Exchange
-from uma_gateway.fields import (
-    MOST_LOGPROBS,
-    Prompt,
-    allowed_tokens,
-    boolean,
-    constraint_field,
-    integer,
-    most_tokens,
-    names_in,
-    need,
-    prompt_field,
-    read_prompts,
-    sampling_fields,
-    stops_told,
-    table,
-    text,
-)
+from uma_gateway.fields import MOST_LOGPROBS, allowed_tokens, most_tokens, names_in, need, sampling_fields, stops_told
 from uma_gateway.generate import (
     Plan,
     answers_of,
@@ -49,6 +34,7 @@ from uma_gateway.generate import (
     stop_told,
 )
 from uma_gateway.model import Model
+from uma_gateway.plain import Prompt, constraint_field, prompt_field, read_prompts
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 

@@ -11,9 +11,9 @@ from uma_gateway.apis.openai import items
 from uma_gateway.apis.openai.items import Item
 from uma_gateway.apis.openai.kept import find, found, list_object, not_kept, referred, send_page, store_of
 from uma_gateway.apis.openai.store import Stored, size_of
+from uma_gateway.body import array, table
 from uma_gateway.errors import GatewayError, Kind, invalid, unsupported
 from uma_gateway.exchange import Exchange
-from uma_gateway.fields import array, table
 
 KIND = "conversation"
 

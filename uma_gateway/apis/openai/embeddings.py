@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from uma_gateway.body import text
 from uma_gateway.embedding import ask, inputs_of, options_of, unpacked, usage
 from uma_gateway.errors import invalid
 from uma_gateway.exchange import Exchange
-from uma_gateway.fields import model_name, text
+from uma_gateway.fields import model_name
 
 FORMATS = ("float", "base64")
 

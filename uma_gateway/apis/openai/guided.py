@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from uma_gateway.body import table
 from uma_gateway.errors import invalid, unsupported
-from uma_gateway.fields import table
 
 _FIELDS = {
     "guided_json": "json",

@@ -9,9 +9,9 @@ from typing import Any
 
 import orjson
 
+from uma_gateway.body import array, text
 from uma_gateway.chat.diff import Message
 from uma_gateway.errors import invalid, unsupported
-from uma_gateway.fields import array, text
 from uma_gateway.turns import plain_content
 
 Item = dict[str, Any]

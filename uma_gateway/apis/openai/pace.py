@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from uma_gateway.apis.openai import chunks
+from uma_gateway.body import boolean, table
 from uma_gateway.daemon import Event
-from uma_gateway.fields import boolean, need, table
+from uma_gateway.fields import need
 from uma_gateway.model import Model
 
 

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 from uma_gateway.apis.openai.guided import read_guided
 from uma_gateway.asking import Ask
+from uma_gateway.body import array, boolean, flag, integer, table, text
 from uma_gateway.errors import invalid, unsupported
-from uma_gateway.fields import MOST_LOGPROBS, array, boolean, flag, integer, model_name, stops_told, table, text
+from uma_gateway.fields import MOST_LOGPROBS, model_name, stops_told
 from uma_gateway.model import Model
 from uma_gateway.prompting import Chat
 from uma_gateway.turns import plain_content
