@@ -32,8 +32,7 @@ class Ask:
 async def count_tokens(exchange: Exchange, model: Model, chat: Chat) -> int:
     """Count the tokens of a conversation's prompt. Raises: GatewayError."""
     prompt = await render(exchange, model, chat)
-    asked = {name: prompt.fields[name] for name in ("prompt", "messages") if name in prompt.fields}
-    return int((await exchange.gateway.daemon.call("count", **asked))["n_tokens"])
+    return int((await exchange.gateway.daemon.call("count", prompt=prompt.fields["prompt"]))["n_tokens"])
 
 
 async def plan_chat(exchange: Exchange, model: Model, ask: Ask, body: dict[str, Any], max_tokens: int) -> Plan:

@@ -87,21 +87,13 @@ class GatewayError(Exception):
 
     def values(self) -> dict[str, Any]:
         """Return the error as plain values, for another process."""
-        told = {
-            "message": self.message,
-            "param": self.param,
-            "code": self.code,
-            "retry_after_ms": self.retry_after_ms,
-            "extra": self.extra,
-        }
-        return {"kind": self.kind.name, **told}
+        names = ("message", "param", "code", "retry_after_ms", "extra")
+        return {"kind": self.kind.name, **{name: getattr(self, name) for name in names}}
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> GatewayError:
         """Make the error from its `values`."""
-        return cls(
-            Kind[values["kind"]], *(values[name] for name in ("message", "param", "code", "retry_after_ms", "extra"))
-        )
+        return cls(**{**values, "kind": Kind[values["kind"]]})
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> GatewayError:

@@ -42,12 +42,17 @@ class Model:
         return [self.name, *self.adapters]
 
     @property
+    def chat_template(self) -> str:
+        """Return the text of the template; "" if the model has none."""
+        return self.props["chat_template"] or ""
+
+    @property
     def abilities(self) -> list[str]:
         """Return the abilities of the model, in Ollama's words.
 
         In Ollama a model that makes vectors does nothing else, and clients do not offer such a model for chats.
         """
-        template = self.props["chat_template"] or ""
+        template = self.chat_template
         can = ["completion"] if self.has_completion else []
         can += ["tools"] if "tools" in template else []
         can += ["thinking"] if "reasoning_content" in template or "<think>" in template else []
@@ -92,7 +97,7 @@ class Model:
     def _load_templates(self) -> Templates:
         props = self.props
         return Templates(
-            props["chat_template"] or "",
+            self.chat_template,
             props["chat_template_tool_use"] or "",
             self.special("bos"),
             self.special("eos"),

@@ -57,7 +57,7 @@ class Chat:
 
 
 class Prompt(NamedTuple):
-    fields: dict[str, Any]  # fields of the generate request
+    fields: dict[str, Any]  # fields of the generate request: `prompt` and others
     stops: list[str]  # further texts that end the answer
     parser: Callable[[], Parser]  # makes a new parser for every answer
 
@@ -66,7 +66,7 @@ async def render(exchange: Exchange, model: Model, chat: Chat) -> Prompt:
     """Write the prompt of a conversation. Raises: GatewayError."""
     try:
         templates = await model.templates()
-        applied = await exchange.in_thread(_apply, templates, chat, model.props["chat_template"] or "")
+        applied = await exchange.in_thread(_apply, templates, chat, model.chat_template)
     except ChatError as error:
         raise from_chat(error) from None
     fields: dict[str, Any] = {"prompt": applied.prompt}

@@ -44,7 +44,7 @@ class Served:
     """A model of which only the template is known."""
 
     def __init__(self) -> None:
-        self.props = {"chat_template": "{{ messages[0].content }}"}
+        self.chat_template = "{{ messages[0].content }}"
 
     async def templates(self) -> Templates:
         return templates("Qwen-Qwen2.5-7B-Instruct")

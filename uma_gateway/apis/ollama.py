@@ -164,14 +164,12 @@ async def on_generate(exchange: Exchange) -> None:
         raise invalid("`system` conflicts with `raw`: such a prompt is written without a template", "system")
 
     async def prompt_for(model: Model) -> Prompt:
-        if suffix:
-            if not model.has_infill:
-                raise unsupported("`suffix` is not supported: the model has no tokens for filling in", "suffix")
-            form = constraint_field(model, chat.json_schema, "", "format")
-            return Prompt({"prompt": prompt, "suffix": suffix, **form}, [], Plain)
-        if is_raw:
-            return Prompt({"prompt": prompt, **constraint_field(model, chat.json_schema, "", "format")}, [], Plain)
-        return await render(exchange, model, chat)
+        if not suffix and not is_raw:
+            return await render(exchange, model, chat)
+        if suffix and not model.has_infill:
+            raise unsupported("`suffix` is not supported: the model has no tokens for filling in", "suffix")
+        form = constraint_field(model, chat.json_schema, "", "format")
+        return Prompt({"prompt": prompt, **({"suffix": suffix} if suffix else {}), **form}, [], Plain)
 
     await exchange.while_connected(_answer(exchange, body, chat, prompt_for, generate_part))
 
@@ -377,12 +375,12 @@ async def _embed(exchange: Exchange, body: dict[str, Any], inputs: list[str]) ->
     model = await exchange.gateway.model()
     reply = await ask(exchange, "embed", body, {"input": inputs, "truncate": True, **vector_options(body)})
     vectors = [unpacked(item) for item in reply["embeddings"]]
-    durations = {
+    figures = {
         "total_duration": round(reply["timing"]["total_ms"] * MS),
         "load_duration": 0,
         "prompt_eval_count": reply["usage"]["prompt_tokens"],
     }
-    await exchange.send_json({"model": model_name(body, model), "embeddings": vectors, **durations})
+    await exchange.send_json({"model": model_name(body, model), "embeddings": vectors, **figures})
 
 
 async def _embed_one(exchange: Exchange, body: dict[str, Any], prompt: str) -> None:
@@ -439,12 +437,12 @@ async def on_show(exchange: Exchange) -> None:
     await exchange.json()
     model = await exchange.gateway.model(is_new=True)
     facts = model.props["model"]
-    arch, template = facts["arch"], model.props["chat_template"] or ""
+    arch = facts["arch"]
     await exchange.send_json(
         {
             "modelfile": f"FROM {model.name}\n",
             "parameters": "",
-            "template": template,
+            "template": model.chat_template,
             "details": model.details,
             "model_info": {
                 "general.architecture": arch,

@@ -37,7 +37,7 @@ async def on_props(exchange: Exchange) -> None:
             "model_alias": model.name,
             "model_path": props["model"]["path"],
             "modalities": {"vision": False, "audio": False, "video": False},
-            "chat_template": props["chat_template"] or "",
+            "chat_template": model.chat_template,
             **({"chat_template_tool_use": props["chat_template_tool_use"]} if props["chat_template_tool_use"] else {}),
             "chat_template_caps": await _template_caps(model),
             "bos_token": model.special("bos"),

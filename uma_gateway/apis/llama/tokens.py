@@ -89,7 +89,7 @@ async def on_tokenizer_info(exchange: Exchange) -> None:
             "add_eos_token": props["add_eos"],
             "bos_token": model.special("bos") or None,
             "eos_token": model.special("eos") or None,
-            "chat_template": props["chat_template"] or None,
+            "chat_template": model.chat_template or None,
             "model_max_length": model.n_ctx,
         }
     )
@@ -119,10 +119,4 @@ async def _written(exchange: Exchange, body: dict[str, Any]) -> str:
     ask = read_chat(body)
     response_format(body, ask.chat)
     prompt = await render(exchange, await exchange.gateway.model(is_new=True), ask.chat)
-    written = prompt.fields.get("prompt")
-    if written is None:
-        reply = await exchange.gateway.daemon.call(
-            "apply_template", messages=prompt.fields["messages"], add_generation_prompt=ask.chat.add_generation_prompt
-        )
-        written = reply["prompt"]
-    return str(written)
+    return str(prompt.fields["prompt"])
