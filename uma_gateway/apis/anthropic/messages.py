@@ -185,6 +185,9 @@ class StreamWriter:
             return []
         self._blanks = ""
         self._has_text = True
+        return self._say(content)
+
+    def _say(self, content: str) -> list[bytes]:
         return [
             *self._enter("text", {"type": "text", "text": ""}),
             self._delta({"type": "text_delta", "text": content}),
@@ -212,11 +215,7 @@ class StreamWriter:
     def end(self, eos: Event) -> bytes:
         out: list[bytes] = []
         if self._blanks and not self._has_text and not self._has_calls:  # an answer of only white space is a text too
-            out += self._enter("text", {"type": "text", "text": ""})
-            out.append(self._delta({"type": "text_delta", "text": self._blanks}))
-        out += self._leave()
+            out += self._say(self._blanks)
         stop = self._shape.stop(eos, self._has_calls)
-        counts = usage(eos["usage"])
-        out.append(_event("message_delta", delta=stop, usage=counts))
-        out.append(_event("message_stop"))
-        return b"".join(out)
+        last = [_event("message_delta", delta=stop, usage=usage(eos["usage"])), _event("message_stop")]
+        return b"".join([*out, *self._leave(), *last])

@@ -99,7 +99,8 @@ def _messages(given: list[Any]) -> list[dict[str, Any]]:
         content = message.get("content")
         if role == "system":
             told = _told(message.get("content", []), f"{path}.content")
-            made += [] if _is_over(message, bool(users) and i < users[-1], path) else told
+            if not _is_over(message, bool(users) and i < users[-1], path):
+                made += told
         elif isinstance(content, str):
             made.append({"role": role, "content": content})
         elif not isinstance(content, list):
@@ -200,10 +201,11 @@ def _texts(blocks: Any, path: str, skipped: tuple[str, ...] = ()) -> list[str]:
         raise invalid(f"{path}: must be a string or an array of blocks", path)
     found: list[str] = []
     for i, block in enumerate(blocks):
-        kind, place = _kind(block, f"{path}.{i}"), f"{path}.{i}"
-        source = block.get("source")
+        place = f"{path}.{i}"
+        kind = _kind(block, place)
         if kind in skipped:
             continue
+        source = block.get("source")
         if kind == "text":
             found.append(_string(block, "text", place))
         elif kind == "document" and isinstance(source, dict) and source.get("type") in ("text", "content"):
