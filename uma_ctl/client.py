@@ -13,7 +13,6 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from types import TracebackType
 from typing import Any
 
 from uma_core import endpoint
@@ -44,9 +43,7 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def close(self) -> None:
