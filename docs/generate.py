@@ -194,7 +194,7 @@ def _values(values: tuple[str, ...]) -> str:
 
 
 def _error_row(spec: errors.Spec) -> tuple[str, ...]:
-    facts = (spec.side.value, _yes(spec.retryable), _yes(spec.closes), str(spec.exit_status))
+    facts = (spec.side.value, _yes(spec.is_retryable), _yes(spec.closes), str(spec.exit_status))
     return (f"`{spec.code}`", f"`{spec.name}`", *facts, spec.summary)
 
 

@@ -41,7 +41,7 @@ def test_exit_statuses_follow_the_scheme(error):
     status = error.spec.exit_status
     assert status in (1, 2, 3)
     if status == 3:
-        assert error.spec.side is Side.CLIENT and not error.spec.retryable
+        assert error.spec.side is Side.CLIENT and not error.spec.is_retryable
     if error.code.startswith("E_CONFIG"):
         assert status == 1
 
