@@ -23,7 +23,7 @@ from uma_core.config.load import SCHEMA  # noqa: E402
 from uma_core.metrics import catalog as metrics  # noqa: E402
 from uma_core.metrics import core as metrics_core  # noqa: E402
 from uma_core.metrics import export as metrics_export  # noqa: E402
-from uma_core.protocol import messages  # noqa: E402
+from uma_core.protocol import markdown  # noqa: E402
 from uma_gateway import config as gateway_config  # noqa: E402
 
 HEAD = "<!-- Written by docs/generate.py from {source}. Do not edit: run `python docs/generate.py`. -->\n"
@@ -120,7 +120,7 @@ def protocol_page() -> str:
     """Return PROTOCOL.md with its generated parts renewed. Raises ValueError where a marker is absent."""
     page = DOCS / "PROTOCOL.md"
     text = page.read_text(encoding="utf-8") if page.exists() else ""
-    for name, render in (("ops", messages.ops_markdown), ("events", messages.events_markdown)):
+    for name, render in (("ops", markdown.ops_markdown), ("events", markdown.events_markdown)):
         pattern = re.compile(rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
         text, n_found = pattern.subn(lambda found, render=render: f"{found[1]}\n{render().strip()}\n\n{found[2]}", text)  # type: ignore[misc]
         if n_found != 1:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from uma_core.protocol.fields import Field, Kind
-from uma_core.protocol.shared_fields import SHARED_FIELDS
-from uma_core.types import PRIORITIES, Embed, Priority, Request
+from uma_core.protocol.shared_fields import SHARED_FIELDS, shared_values
+from uma_core.types import PRIORITIES, Embed, Request
 
 N_INPUTS_MOST = 4096  # per request
 
@@ -99,14 +98,4 @@ def to_embed_request(op: str, id: str, args: dict[str, Any]) -> Request:
         truncate=args["truncate"],
         top_n=args.get("top_n") or 0,
     )
-    return Request(
-        id=id,
-        embed=embed,
-        stream=False,
-        priority=Priority[args["priority"].upper()] if args["priority"] else None,
-        cache_prompt=False,
-        timeout_ns=math.ceil(args["timeout_ms"] * 1_000_000),
-        model=args["model"] or "",
-        account=args["account"] or "",
-        metadata=args["metadata"] or {},
-    )
+    return Request(id=id, embed=embed, stream=False, cache_prompt=False, **shared_values(args))

@@ -7,7 +7,6 @@ and are ignored. Only UmaError is raised here.
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from typing import Any, NamedTuple
 
@@ -17,27 +16,10 @@ from uma_core.protocol.embed import to_embed_request
 from uma_core.protocol.events import WireId
 from uma_core.protocol.fields import bad_field, check_fields, check_value, refuse_unknown
 from uma_core.protocol.lines import to_text
-from uma_core.protocol.markdown import events_markdown, ops_markdown
 from uma_core.protocol.ops import DEFAULT_OP, ID_FIELD, OPS, TYPE_FIELD, Op
 from uma_core.protocol.sampling import to_params
-from uma_core.types import AdapterSet, Infill, Priority, Reasoning, Request, Slo
-
-__all__ = [
-    "OPS",
-    "Large",
-    "Message",
-    "Source",
-    "Unfit",
-    "decode",
-    "decode_id",
-    "events_markdown",
-    "generate",
-    "ops_markdown",
-    "parse_object",
-    "read",
-]
-
-NS_PER_MS = 1_000_000
+from uma_core.protocol.shared_fields import shared_values, to_ns
+from uma_core.types import AdapterSet, Infill, Reasoning, Request, Slo
 
 
 class Source(NamedTuple):
@@ -248,15 +230,11 @@ def to_request(id: str, args: dict[str, Any]) -> Request:
         stop=args["stop"] or (),
         banned_strings=args["banned_strings"] or (),
         stream=args["stream"],
-        priority=Priority[args["priority"].upper()] if args["priority"] else None,
-        slo=Slo(_to_ns(slo.get("target_ttft_ms")), _to_ns(slo.get("target_tbt_ms"))),
+        slo=Slo(to_ns(slo.get("target_ttft_ms")), to_ns(slo.get("target_tbt_ms"))),
         cache_prompt=args["cache_prompt"],
         ignore_eos=args["ignore_eos"],
-        timeout_ns=_to_ns(args["timeout_ms"]),
         overflow=args["overflow"] or "",
         preserved_tokens=args["preserved_tokens"] or (),
-        model=args["model"] or "",
-        account=args["account"] or "",
         queue_updates=args["queue_updates"],
         prompt_progress=args["prompt_progress"],
         constraint=to_constraint(args["constraint"]),
@@ -264,7 +242,7 @@ def to_request(id: str, args: dict[str, Any]) -> Request:
         lora=_to_lora(args["lora"]),
         prediction=args["prediction"] or "",
         speculate=args["speculate"] or "",
-        metadata=args["metadata"] or {},
+        **shared_values(args),
     )
 
 
@@ -281,8 +259,3 @@ def _to_lora(wanted: tuple[dict[str, Any], ...] | None) -> AdapterSet | None:
 def _to_reasoning(args: dict[str, Any]) -> Reasoning | None:
     wanted = args["reasoning"]
     return None if wanted is None else Reasoning(**wanted)
-
-
-def _to_ns(ms: float | None) -> int:
-    """Convert to ns, rounding up: only 0 (no limit) stays 0."""
-    return math.ceil((ms or 0) * NS_PER_MS)

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 from uma_core.config.options import Config
 from uma_core.errors import ErrorCode, UmaError
-from uma_core.protocol.messages import OPS, Message
-from uma_core.protocol.ops import PROTOCOL_VERSION, Op
+from uma_core.protocol.messages import Message
+from uma_core.protocol.ops import OPS, PROTOCOL_VERSION, Op
 from uma_core.server.io.access import is_admin, is_trusted, priority_for
 from uma_core.server.io.client import Client
 from uma_core.server.io.ports import Services
