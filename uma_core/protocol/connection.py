@@ -81,7 +81,7 @@ class Flight(NamedTuple):
     wire_id: WireId
     style: Style
     head: str  # token_head(wire_id)
-    is_generate: bool  # the model computes it: generate, embed or rerank
+    is_computed: bool  # by the model: generate, embed or rerank
     has_eos: bool  # false: it ends with a reply or an error
     is_stream: bool
     echo: str
@@ -108,9 +108,9 @@ class Connection:
         self._lines = LineReader(limits.line_cap_bytes)
         self._head = bytearray()  # bytes received before the mode is known
         self._line: str | None = None  # a line that has to wait for a request in flight
-        self._n_generate = 0
+        self.is_waiting = False  # for a large request to be decoded
+        self._n_computed = 0  # requests in flight that the model computes
         self._n_named = 0
-        self._is_waiting = False  # for a large request to be decoded
         self._is_raw = False  # the last line was not JSON: errors that belong to no request are sent as text
 
     # bytes in
@@ -157,7 +157,7 @@ class Connection:
         """Take the next message. After a `Large` it returns PAUSED until `resume` is called."""
         if self.is_closing:
             return Signal.END
-        if self._is_waiting:
+        if self.is_waiting:
             return Signal.PAUSED
         try:
             if self.mode is Mode.FRAMES:
@@ -171,14 +171,9 @@ class Connection:
     def _no_more(self) -> Signal:
         return Signal.END if self.has_eof else Signal.NEED_DATA
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether a large request is being decoded."""
-        return self._is_waiting
-
     def resume(self, outcome: Message | Unfit) -> Message | Rejected:
         """Continue with a large request, now decoded."""
-        self._is_waiting = False
+        self.is_waiting = False
         return self._take(outcome)
 
     def _next_frame(self) -> Message | Rejected | Large | Signal:
@@ -218,7 +213,7 @@ class Connection:
 
     def _request(self, payload: bytes | str) -> Message | Rejected | Large:
         if self._is_large(payload):
-            self._is_waiting = True
+            self.is_waiting = True
             return Large(payload if isinstance(payload, bytes) else payload.encode())
         return self._take(read(payload))
 
@@ -231,11 +226,8 @@ class Connection:
     def _named(self, message: Message) -> Message:
         """Assign an id to a request that has none. Only the events of generate report it to the client."""
         id = self._new_id()
-        if message.request is None:
-            return message._replace(id=id)
-        if message.request.embed is not None:
-            return message._replace(id=id, request=replace(message.request, id=id))
-        return message._replace(id=id, wire_id=id, request=replace(message.request, id=id))
+        request = replace(message.request, id=id) if message.request is not None else None
+        return message._replace(id=id, wire_id=id if message.op.name == "generate" else None, request=request)
 
     def _new_id(self) -> str:
         while True:
@@ -250,13 +242,13 @@ class Connection:
         if message.id in self.in_flight:
             return self._reject(message.wire_id, UmaError(ErrorCode.DUPLICATE_ID, f"`{message.id}` is in flight"))
         request, limit = message.request, self.limits.max_in_flight
-        n_alike = self._n_generate if request else len(self.in_flight) - self._n_generate
+        n_alike = self._n_computed if request else len(self.in_flight) - self._n_computed
         if n_alike >= limit:  # counted separately, so that `status` works while all streams run
             error = UmaError(
                 ErrorCode.TOO_MANY_SESSIONS, f"{limit} requests are in flight on this connection", limit=limit
             )
             return self._reject(message.wire_id, error)
-        self._n_generate += request is not None
+        self._n_computed += request is not None
         is_stream = request is not None and request.stream
         has_eos = message.op.name == "generate"
         head = token_head(message.wire_id)
@@ -291,7 +283,7 @@ class Connection:
 
     def _land(self, id: str) -> Flight:
         flight = self.in_flight.pop(id)
-        self._n_generate -= flight.is_generate
+        self._n_computed -= flight.is_computed
         if flight.style is Style.COMMAND:
             self.is_closing = True
         return flight
