@@ -260,6 +260,11 @@ class Request:
     speculate: str = ""  # "auto", "lookup", "draft", "off"; "": as configured
     metadata: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def n_answers(self) -> int:
+        """Return how many answers to generate: with `best_of`, more than are returned."""
+        return max(self.n, self.best_of)
+
 
 @dataclass(frozen=True, slots=True)
 class Peer:

@@ -66,8 +66,7 @@ class AdmissionControl:
         except UmaError as error:
             events.append(Refused(command.conn_id, command.request.id, error))
             return []
-        n_answers = max(session.request.n, session.request.best_of)
-        answers = [session, *(self._another(session) for _ in range(n_answers - 1))]
+        answers = [session, *(self._another(session) for _ in range(session.request.n_answers - 1))]
         events.append(Accepted(session.conn_id, session.id, table.position(session)))
         for answer in answers[1:]:
             table.add(answer, command.peer)
@@ -92,8 +91,7 @@ class AdmissionControl:
         if request.embed is None and not info.can_generate:
             message = "this model computes vectors or scores, not text: use `embed` or `rerank`"
             raise UmaError(ErrorCode.UNSUPPORTED, message)
-        n_answers = max(request.n, request.best_of)
-        if n_answers > info.n_seq_max:
+        if request.n_answers > info.n_seq_max:
             field, most = "best_of" if request.best_of else "n", info.n_seq_max
             message = f"`{field}`: at most {most} answers at once"
             raise UmaError(ErrorCode.BAD_REQUEST, message, field=field, limit=most)
@@ -114,20 +112,21 @@ class AdmissionControl:
         n_waiting = table.n_queued[session.priority] - n_free  # the others get a sequence in the next tick
         if n_waiting >= limits.queue[session.priority]:
             raise self._overloaded(session.priority, n_waiting, table)
-        self._check_places(command, n_answers, table)
+        self._check_places(command, table)
         table.add(session, command.peer)
         return session
 
-    def _check_places(self, command: Submit, n_answers: int, table: SessionTable) -> None:
+    def _check_places(self, command: Submit, table: SessionTable) -> None:
         """Refuse requests beyond the limit. A few extra places are left for clients that have no session yet.
 
         Raises: TOO_MANY_SESSIONS.
         """
-        most, n_after = self.limits.max_sessions, len(table) + n_answers
+        request, most = command.request, self.limits.max_sessions
+        n_after = len(table) + request.n_answers
         if n_after <= most:
             return
-        n_held = table.n_held(command.peer, command.request.account)
-        if n_held or n_answers > 1 or n_after > most + n_extra(most):
+        n_held = table.n_held(command.peer, request.account)
+        if n_held or request.n_answers > 1 or n_after > most + n_extra(most):
             message = (
                 f"{len(table)} requests are queued or running, {n_held} of them yours; the limit is {most} "
                 "(limits.max_sessions)"

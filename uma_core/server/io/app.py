@@ -270,7 +270,7 @@ class IoApp:
 
     def cancel(self, conn_id: int, request_id: str, index: int | None) -> bool:
         known = self.ledger.find((conn_id, request_id))
-        if known is None or not (index is None or index < known.n_answers):
+        if known is None or not (index is None or index < known.request.n_answers):
             return False
         if not self.intake.cancel(conn_id, request_id, index):
             job = self.ledger.work((conn_id, request_id))

@@ -60,12 +60,7 @@ class Job:
         """Cancel one of its answers; None: all of them."""
         if index is not None:
             self.cancelled |= {index}
-        self.is_cancelled |= index is None or self.cancelled.issuperset(range(self.n_answers))
-
-    @property
-    def n_answers(self) -> int:
-        """Answers to generate; with `best_of`, more than are returned."""
-        return max(self.request.n, self.request.best_of)
+        self.is_cancelled |= index is None or self.cancelled.issuperset(range(self.request.n_answers))
 
     @property
     def is_large(self) -> bool:
