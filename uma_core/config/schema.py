@@ -84,10 +84,6 @@ class Option:
     def reload(self) -> str:
         return self.extra["reload"]
 
-    @property
-    def is_reloadable(self) -> bool:
-        return self.reload != "restart"
-
 
 class BadValue(ValueError):
     """A value is not allowed; the text says which values are."""

@@ -457,7 +457,7 @@ class Calls:
             session.next_input()
 
     def _end_chunk(self, item: PlanItem, session: Session, now: int) -> None:
-        session.n_chunk, session.chunk_fraction = 0, 0.0
+        session.drop_chunk()
         if self._see_hidden is not None and session.asks_model:
             states = self._engine.prefill_hidden(session.seq_id)
             self._see_hidden(session, session.n_past + item.n_tokens - len(states), states)

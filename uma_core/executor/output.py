@@ -51,7 +51,7 @@ class Output:
         self._cache = cache
         self._clock = clock
         self.constraints = Constraints(table, meters)
-        self.scores = Scores(engine, table, lambda event: self._events.append(event))
+        self.scores = Scores(engine, table, events.append)
         self.banned_strings = BannedStrings(engine, table, meters, cache)
         self.tick_ns = 0  # how long ticks take
         self.on_finished = on_finished

@@ -98,15 +98,13 @@ def expected_waits(
     n_kv = sum(view.n_past for view in running)
     pace_ns = state.cost.rows_ns(max(1, len(running)), n_kv)
     ends = [(_left_ns(state, view, pace_ns, mean_answer), view.sid) for view in running]
-    ends += [(0, 0)] * max(0, state.device.n_seq_max - len(running))
+    ends += [(0, 0)] * (state.device.n_seq_max - len(running))
     heapq.heapify(ends)
     waits = []
     for view in queue:
-        wait_ns, behind = ends[0] if ends else (0, 0)
-        waits.append((wait_ns, behind))
-        if ends:
-            heapq.heapreplace(ends, (wait_ns + _left_ns(state, view, pace_ns, mean_answer), view.sid))
-    return [*waits, ends[0] if ends else (0, 0)]
+        waits.append(ends[0])
+        heapq.heapreplace(ends, (ends[0][0] + _left_ns(state, view, pace_ns, mean_answer), view.sid))
+    return [*waits, ends[0]]
 
 
 def _left_ns(state: SchedulerState, view: SessionView, pace_ns: int, mean_answer: float) -> int:

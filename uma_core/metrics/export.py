@@ -49,7 +49,7 @@ def _recent(metric: Metric, q: float) -> Callable[[Snapshot], float]:
 
 
 DERIVED: tuple[Derived, ...] = (
-    Derived("sessions", "requests in progress", lambda s: _sessions(s)),
+    Derived("sessions", "requests in progress", _sessions),
     Derived(
         "active_sessions",
         "requests whose prompt is being read or that are being answered",
@@ -71,17 +71,17 @@ DERIVED: tuple[Derived, ...] = (
     Derived(
         "bmt_gb_per_s",
         "memory bandwidth of the last tick's engine calls, by the rows and chunks that they computed",
-        lambda s: _bandwidth(s),
+        _bandwidth,
     ),
     Derived(
         "device_idle_share",
         "share of the time with requests in which no engine call ran, since the start",
-        lambda s: _idle_share(s),
+        _idle_share,
     ),
     Derived(
         "copy_free_ratio",
         "share of the prompts' KV that was used in place, without a copy, since the start",
-        lambda s: _copy_free(s),
+        _copy_free,
     ),
     Derived(
         "prediction_error",

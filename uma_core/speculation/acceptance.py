@@ -14,7 +14,6 @@ from uma_core.session.draft import Agreement, Draft
 
 # The initial rates and the learning rate were chosen with `python -m perf drafts`, which replays recorded texts
 # (docs/SPECULATION.md).
-# texts (docs/SPECULATION.md).
 PRIOR = {  # share of tokens that were accepted, by the bit length of the match
     Agreement.ONE: (0.0, 0.28, 0.6, 0.85, 0.9, 0.95, 0.97, 0.98),
     Agreement.SAME: (0.0, 0.55, 0.88, 0.92, 0.93, 0.95, 0.97, 0.98),

@@ -13,9 +13,8 @@ import numpy as np
 from uma_core.speculation.suffix import N_FEED, SuffixText
 from uma_core.types import TokenId
 
-# most accounts to keep, the most recent ones: at 150 bytes a token and the default of 32,768 tokens each, at most 310
-# MB
-# makes 310 MB at most
+# Most accounts to keep, the most recent ones. At 150 bytes a token and the default of 32,768 tokens each, they make 310
+# MB at most.
 N_ACCOUNTS = 64
 
 
