@@ -11,6 +11,7 @@ import gc
 import logging
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from uma_core import __version__, endpoint
@@ -168,14 +169,13 @@ class Daemon:
         )
         log.info("ready after %.1f s: %s", self.status.start_ms / 1e3, what)
 
-    def _reload(self, then: object = None) -> None:
+    def _reload(self, then: Callable[[], object] = lambda: None) -> None:
         """Reload for SIGHUP and `drain --then reload`. No client waits for the answer; the log and `status` show it."""
 
         def answered(outcome: dict[str, Any] | UmaError) -> None:
             if isinstance(outcome, UmaError) and outcome.error is ErrorCode.RELOAD_BUSY:
                 log.warning("%s", outcome)  # other failures are logged where they occur
-            if callable(then):
-                then()
+            then()
 
         self.reloader.reload(answered)
 

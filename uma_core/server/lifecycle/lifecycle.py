@@ -50,7 +50,7 @@ class Lifecycle:
         self, config: Callable[[], Config], loop: Loop, compute: ComputeThread, host: Host, clock: Clock
     ) -> None:
         self.on_exit: Callable[[], None] = loop.stop
-        self.on_reload: Callable[[Callable[[], None]], None] = lambda done: done()
+        self.on_reload: Callable[[Callable[[], object]], object] = lambda done: done()
         self.on_change: Callable[[str], None] = lambda state: None
         self.n_in_flight: Callable[[], int] = lambda: 0  # requests without a final event, on the I/O side
         self.has_unsent: Callable[[], bool] = lambda: False  # whether bytes wait for their readers
@@ -199,12 +199,12 @@ class Lifecycle:
         if self.n_remaining() == 0 and (is_late or not self.has_unsent()):
             self._drained(drain)
             return
-        if is_late and self._is_stuck(drain):
-            return
+        if is_late:
+            self._enforce_deadline(drain)
         self._schedule()
 
-    def _is_stuck(self, drain: Drain) -> bool:
-        """Past the deadline: end the remaining requests, then abort the decode call, then stop waiting for it."""
+    def _enforce_deadline(self, drain: Drain) -> None:
+        """End the remaining requests; if that does not help, abort the decode call; then stop waiting for it."""
         now = self._clock.now_ns()
         if not drain.t_cut_ns:
             drain.t_cut_ns = now
@@ -215,18 +215,16 @@ class Lifecycle:
             for executor in self._compute.executors:
                 executor.engine.abort()
         elif now - drain.t_cut_ns > 2 * CUT_GRACE_NS and self._compute.turn_since_ns < drain.t_cut_ns:
-            return self._give_up(drain)  # the compute thread is stuck, or the rest is not on it
-        return False
+            self._give_up(drain)  # the compute thread is stuck, or the rest is not on it
 
-    def _give_up(self, drain: Drain) -> bool:
-        """Give up: the engine or a tokeniser does not return. True: that ends the drain."""
+    def _give_up(self, drain: Drain) -> None:
+        """End a drain that something waits for, although the engine or a tokeniser does not return."""
         if drain.then == EXIT:
             self.stop()
         elif drain.then == SWAP:
             self._drain = None
             self._abandon_swap(UmaError(ErrorCode.ENGINE_HUNG))
             self._become(READY)
-        return drain.then in (EXIT, SWAP)
 
     def _cut(self) -> None:
         for executor in self._compute.executors:
@@ -238,13 +236,10 @@ class Lifecycle:
         if drain.then == EXIT:
             self.stop()
         elif drain.then == RELOAD:
-            self.on_reload(self._reloaded)
+            self.on_reload(self.undrain)
         elif drain.then == SWAP and self._swap is not None:
             (on_drained, _), self._swap = self._swap, None
             on_drained()
-
-    def _reloaded(self) -> None:
-        self.undrain()
 
     # swap: the old model must go before the new one fits
 
