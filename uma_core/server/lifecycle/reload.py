@@ -213,10 +213,7 @@ class Reloader:
                 self.generation,
                 ", ".join(c.key for c in job.changes) or "nothing changed",
             )
-        rows = [
-            {"name": c.key, "old": _plain(c.old), "new": _plain(c.new), "is_live": c.reload == "live"}
-            for c in job.changes
-        ]
+        rows = [{"name": c.key, "old": c.old, "new": c.new, "is_live": c.reload == "live"} for c in job.changes]
         self._end(job.asked, {"generation": self.generation, "changes": rows, **facts})
 
     def _fail(self, asked: Asked, error: UmaError) -> None:
@@ -252,13 +249,3 @@ def _read(inputs: Inputs, http: HttpOptions) -> tuple[Config, Sources]:
     elif config.http != http:  # the gateway has the address already
         check_http_options(config.http)
     return config, sources
-
-
-def _plain(value: Any) -> Any:
-    return (
-        list(value)
-        if isinstance(value, tuple)
-        else {str(k): v for k, v in value.items()}
-        if isinstance(value, dict)
-        else value
-    )
