@@ -30,7 +30,7 @@ from uma_core.server.io.ledger import Ledger
 from uma_core.server.io.listener import BoundSocket, Listener
 from uma_core.server.io.loop import Loop
 from uma_core.server.io.meters import IoMeters
-from uma_core.server.io.ports import ComputePort, Services
+from uma_core.server.io.ports import Answer, ComputePort, Services
 from uma_core.server.operations.embedding import reply_json
 from uma_core.server.operations.handlers import HANDLERS
 from uma_core.server.operations.intake import NO_USAGE, Decoding, Encoding, Intake, Job, Task
@@ -286,7 +286,7 @@ class IoApp:
             log.exception("%r: the reply to %s is not JSON", client, message.op.name)
             self._fail(client, message, UmaError(ErrorCode.INTERNAL))
 
-    def reply_later(self, client: Client, message: Message) -> Callable[[dict[str, Any] | bytes | UmaError], None]:
+    def reply_later(self, client: Client, message: Message) -> Answer:
         number = next(self._owed_numbers)
 
         def finish(outcome: dict[str, Any] | bytes | UmaError) -> None:

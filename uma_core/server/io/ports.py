@@ -75,9 +75,8 @@ class TextPort(Reading, Protocol):
     def is_control(self, token: TokenId) -> bool: ...
 
 
-Answer = Callable[
-    [dict[str, Any] | bytes | UmaError], None
-]  # the reply's fields, or their JSON without braces; for any thread, once
+# the reply's fields, or their JSON without braces; for any thread, once
+Answer = Callable[[dict[str, Any] | bytes | UmaError], None]
 EncodedAnswer = Callable[[bytes | UmaError], None]  # their JSON, without braces; for any thread, once
 
 

@@ -17,7 +17,7 @@ from uma_core.protocol.messages import Message
 from uma_core.protocol.ops import OPS, PROTOCOL_VERSION, Op
 from uma_core.server.io.access import is_admin, is_trusted, priority_for
 from uma_core.server.io.client import Client
-from uma_core.server.io.ports import Services
+from uma_core.server.io.ports import Answer, Services
 from uma_core.server.operations import texts
 from uma_core.server.operations.intake import Job, Task
 from uma_core.server.operations.large import Reader
@@ -44,7 +44,7 @@ class Context(Protocol):
 
     def reply(self, client: Client, message: Message, data: dict[str, Any]) -> None: ...
 
-    def reply_later(self, client: Client, message: Message) -> Callable[[dict[str, Any] | bytes | UmaError], None]:
+    def reply_later(self, client: Client, message: Message) -> Answer:
         """Return a function that sends the reply; any thread may call it."""
 
     def now_ns(self) -> int: ...

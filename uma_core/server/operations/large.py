@@ -98,28 +98,22 @@ def message_of(found: Digest, payload: bytes) -> Message:
 
 def encode_source(text: Reading, payload: bytes, is_text: bool) -> Encoded:
     """Tokenise the input of a request that `digest` accepted. Raises: TEMPLATE_FAILED, BAD_REQUEST."""
-    request = Request("", prompt=payload.decode()) if is_text else _request(payload)
+    request = Request("", prompt=payload.decode()) if is_text else _message(payload).request
+    assert request is not None
     encoded = encode(text, request)
     return Encoded(np.array(encoded.tokens, np.int32), encoded.message_ends)
 
 
 def with_input(request: Request, source: Source) -> Request:
     """Return the request with the input from its source."""
-    return replace(request, **to_input(_args(source.payload)))
+    return replace(request, **to_input(_message(source.payload).args))
 
 
 def answer_source(text: Reading, op: str, payload: bytes, cap_bytes: int) -> bytes:
     """Return the reply's fields for a text operation that `digest` accepted. Raises: what texts.answer raises."""
-    return texts.answer(op, _args(payload), cap_bytes, text)
+    return texts.answer(op, _message(payload).args, cap_bytes, text)
 
 
-def _request(payload: bytes) -> Request:
+def _message(payload: bytes) -> Message:
     value = parse_object(payload)
-    message = decode(value, decode_id(value))
-    assert message.request is not None
-    return message.request
-
-
-def _args(payload: bytes) -> dict[str, Any]:
-    value = parse_object(payload)
-    return decode(value, decode_id(value)).args
+    return decode(value, decode_id(value))

@@ -11,7 +11,6 @@ from uma_core import __version__
 from uma_core.clock import Clock
 from uma_core.log import installed
 from uma_core.metrics.export import to_json, to_prometheus
-from uma_core.protocol.ops import PROTOCOL_VERSION
 from uma_core.server.lifecycle.host import Host
 from uma_core.server.lifecycle.lifecycle import DRAINING, READY, STARTING, Lifecycle
 from uma_core.server.lifecycle.reload import Reloader
@@ -84,7 +83,7 @@ class Status:
     def health(self) -> dict[str, Any]:
         self._lifecycle.check()  # so that a state is logged whenever it is reported
         state = self._lifecycle.state
-        return {"state": state, "is_ready": state == READY, "protocol": PROTOCOL_VERSION}
+        return {"state": state, "is_ready": state == READY}
 
     def status(self) -> dict[str, Any]:
         self._lifecycle.check()
