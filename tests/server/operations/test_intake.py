@@ -38,9 +38,13 @@ def outbox():
     return Outbox()
 
 
+def compile_none(text, constraint):
+    raise AssertionError("no request here is constrained")
+
+
 @pytest.fixture
 def intake(fake_text, outbox):
-    intake = Intake(lambda: fake_text, outbox, outbox, ManualClock(5_000_000))
+    intake = Intake(lambda: fake_text, outbox, outbox, ManualClock(5_000_000), compile_none, Local())
     yield intake
     for gate in fake_text.gates.values():
         gate.set()
@@ -154,7 +158,7 @@ def test_errors_come_back_as_refusals(intake, outbox, fake_text, caplog):
 
 
 def test_no_model(outbox):
-    intake = Intake(lambda: None, outbox, outbox, ManualClock())
+    intake = Intake(lambda: None, outbox, outbox, ManualClock(), compile_none, Local())
     intake.start()
     intake.put(job("a"))
     (refused,) = outbox.wait(1)

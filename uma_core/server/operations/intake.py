@@ -19,7 +19,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from uma_core import threads
 from uma_core.clock import Clock
@@ -127,16 +127,13 @@ class Intake:
         submit: Callable[[Submit], None],
         post: Callable[[Event], None],
         clock: Clock,
-        compile: Callable[[TextPort, Constraint], Matcher] | None = None,
-        reader: Reader | None = None,
+        compile: Callable[[TextPort, Constraint], Matcher],
+        reader: Reader,
     ) -> None:
-        """`compile` builds the matcher of a constrained request; without it, constrained requests are refused.
-
-        `reader` reads large requests.
-        """
+        """`compile` builds the matcher of a constrained request. `reader` reads large requests."""
         self._text = text
         self._compile = compile
-        self._reader = reader or Local()
+        self._reader = reader
         self._submit = submit
         self._post = post
         self._clock = clock
@@ -175,10 +172,8 @@ class Intake:
         error = error or UmaError(ErrorCode.SHUTTING_DOWN)
         if isinstance(job, Job):
             self._end(job, error)
-        elif isinstance(job, Task | Encoding):
-            self._end_task(job, error)
         else:
-            self._end_decoding(job, _unread(job.payload, error))
+            self._end_task(job, _unread(job.payload, error) if isinstance(job, Decoding) else error)
 
     # the I/O thread's side
 
@@ -248,31 +243,29 @@ class Intake:
         return None
 
     def _process(self, job: Work) -> None:
-        if isinstance(job, Decoding):
-            self._end_decoding(job, None if job.is_dropped else self._decode(job.payload))
-        elif isinstance(job, Encoding):
-            self._end_task(job, None if job.is_dropped else self._encode(job))
-        elif isinstance(job, Task):
-            self._end_task(job, None if job.is_dropped else self._with_text(job.conn_id, job.work))
-        elif job.is_cancelled or job.is_dropped:
-            self._end(job, None)
+        if isinstance(job, Job):
+            is_over = job.is_cancelled or job.is_dropped
+            self._end(job, None if is_over else self._with_text(job.conn_id, lambda text: self._to_submit(text, job)))
         else:
-            self._end(job, self._with_text(job.conn_id, lambda text: self._to_submit(text, job)))
+            self._end_task(job, None if job.is_dropped else self._done(job))
+
+    def _done(self, task: Task | Encoding | Decoding) -> bytes | Message | Unfit | UmaError:
+        if isinstance(task, Decoding):
+            return self._decode(task.payload)
+        return self._encode(task) if isinstance(task, Encoding) else self._with_text(task.conn_id, task.work)
 
     def _to_submit(self, text: TextPort, job: Job) -> Submit:
         """Raises: MODEL_CHANGED. It is checked here because the model may change while a job waits."""
-        constraint, matcher = job.request.constraint, None
         if job.request.model and job.request.model != text.info.fingerprint:
             raise UmaError(ErrorCode.MODEL_CHANGED)
         request, source = resolve(text, job.request), job.source
         if source is not None and (request.suffix or request.echo):  # rare: both need the model and the text
             request, source = with_input(request, source), None
-        has_source = source is not None and request.infill is None
-        encoded = self._reader.encode(text, source) if source is not None and has_source else encode(text, request)
-        if constraint is not None:
-            if self._compile is None:
-                raise UmaError(ErrorCode.CONSTRAINTS_UNAVAILABLE)
-            matcher = self._compile(text, constraint)
+        if source is not None and request.infill is None:
+            encoded = self._reader.encode(text, source)
+        else:
+            encoded = encode(text, request)
+        matcher = self._compile(text, request.constraint) if request.constraint is not None else None
         how = job.conn_id, job.peer, request, encoded.tokens, job.t_received_ns, encoded.message_ends, text, matcher
         return Submit(*how, echo=echo_text(text, request) if request.echo else "")
 
@@ -294,12 +287,6 @@ class Intake:
             return _unread(payload, UmaError(ErrorCode.INTERNAL, f"reading the request failed: {type(error).__name__}"))
         return found if isinstance(found, Unfit) else message_of(found, payload)
 
-    def _end_decoding(self, job: Decoding, outcome: Message | Unfit | None) -> None:
-        with self._condition:
-            self._tasks.discard(job)
-        if outcome is not None and not job.is_dropped:
-            job.answer(outcome)
-
     def _with_text(self, conn_id: int, work: Callable[[TextPort], Outcome]) -> Outcome | UmaError:
         """Do the part of a job that needs the model's text side, and keep that side open meanwhile."""
         with self._condition:
@@ -318,10 +305,11 @@ class Intake:
             with self._condition:
                 self._in_use.remove(text) if text is not None else None
 
-    def _end_task(self, task: Task | Encoding, outcome: bytes | UmaError | None) -> None:
+    def _end_task(self, task: Task | Encoding | Decoding, outcome: Any) -> None:
+        """Answer with what the task promises, or with an error; None: its client is gone."""
         with self._condition:
             self._tasks.discard(task)
-        if outcome is not None and not task.is_dropped:
+        if not task.is_dropped:
             task.answer(outcome)
 
     def _end(self, job: Job, outcome: Submit | UmaError | None) -> None:
