@@ -16,7 +16,6 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from enum import IntEnum
-from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TextIO
 
 from uma_core.policy.config import SchedulerConfig
@@ -205,15 +204,6 @@ class Lines:
         self._last = None
 
 
-def write(ticks: Iterable[Tick], out: TextIO) -> int:
-    """Write JSON lines that `replay` reads. Returns the number of ticks."""
-    lines, n = Lines(), 0
-    for tick in ticks:
-        out.writelines(line + "\n" for line in lines.of(tick))
-        n += 1
-    return n
-
-
 def encoded(recorder: Recorder, form: str, cap_bytes: int) -> bytes:
     """Return a recording as the JSON fields of a reply, without braces; `form` is "chrome" or "jsonl". Ticks that
     exceed the cap are left out.
@@ -398,19 +388,8 @@ def _show(file: TextIO, path: str, more: list[str]) -> int:
 # ---- timeline
 
 
-def chrome(ticks: Iterable[Tick], names: Mapping[int, str] = MappingProxyType({})) -> dict[str, Any]:
-    """Return Chrome trace events: ticks, their calls, rows per session (named by its request), guard decisions and
-    budgets.
-
-    Calls are drawn one after the other from the tick's start, because engines report durations, not start times.
-    """
-    events = list(_heads(names))
-    for tick in ticks:
-        events.extend(_tick_events(tick))
-    return {"traceEvents": events, "displayTimeUnit": "ms"}
-
-
 def _heads(names: Mapping[int, str]) -> Iterator[dict[str, Any]]:
+    """Yield the rows' names: sessions are named by their requests."""
     for pid, name in ((1, "ticks"), (2, "sessions")):
         yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}}
     for sid, name in names.items():
@@ -418,6 +397,10 @@ def _heads(names: Mapping[int, str]) -> Iterator[dict[str, Any]]:
 
 
 def _tick_events(tick: Tick) -> Iterator[dict[str, Any]]:
+    """Yield a tick as Chrome trace events: its calls, rows per session, guard decisions and budgets.
+
+    Calls are drawn one after the other from the tick's start, because engines report durations, not start times.
+    """
     state, plan = tick.state, tick.plan
     t = state.now_ns / US
     total = sum(r.elapsed_ns for r in tick.reports) / US

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 
 import pytest
@@ -165,9 +164,7 @@ def _beside(state: SchedulerState, plan: Plan) -> int:
 
 
 def check_the_recorded_state_gives_the_plan_again(state: SchedulerState, plan: Plan) -> None:
-    out = io.StringIO()
-    trace.write([trace.Tick(state, plan, ())], out)
-    assert list(trace.differences(out.getvalue().splitlines())) == []
+    assert list(trace.differences(trace.Lines().of(trace.Tick(state, plan, ())))) == []
 
 
 def check_something_is_done_whenever_something_can_be(state: SchedulerState, plan: Plan) -> None:

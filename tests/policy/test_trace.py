@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -37,9 +36,16 @@ def recorded(cost=CPU_SHAPE, **knobs) -> list[trace.Tick]:
 
 
 def lines_of(ticks) -> list[str]:
-    out = io.StringIO()
-    assert trace.write(ticks, out) == len(ticks)
-    return out.getvalue().splitlines()
+    lines = trace.Lines()
+    return [line for tick in ticks for line in lines.of(tick)]
+
+
+def drawn(ticks) -> list[dict]:
+    """Return the events of the ticks' time line."""
+    recorder = trace.Recorder()
+    for tick in ticks:
+        recorder(*tick)
+    return json.loads(b"{%b}" % trace.encoded(recorder, "chrome", 1 << 30))["traceEvents"]
 
 
 @pytest.mark.parametrize("cost", [CPU_SHAPE, GPU_SHAPE], ids=["cpu", "gpu"])
@@ -134,8 +140,7 @@ def test_the_ring_keeps_the_last_ticks_only():
 
 def test_the_time_line_is_chrome_json_with_ticks_calls_and_sessions():
     ticks = recorded()
-    drawn = json.loads(json.dumps(trace.chrome(ticks)))
-    events = drawn["traceEvents"]
+    events = drawn(ticks)
     assert all({"ph", "pid", "name"} <= set(e) for e in events)
     spans = [e for e in events if e["ph"] == "X"]
     assert all(e["dur"] >= 0 and e["ts"] > 0 for e in spans)
@@ -153,7 +158,7 @@ def test_the_time_line_explains_each_decision_beside_a_chat():
     sim.submit(Job(32, 100, at_ns=400 * MS))
     sim.submit(Job(900, 1, Priority.BACKGROUND, 2, at_ns=800 * MS))
     sim.run()
-    events = trace.chrome(trace.Tick(state, plan, state.reports) for state, plan in sim.log)["traceEvents"]
+    events = drawn(trace.Tick(state, plan, state.reports) for state, plan in sim.log)
     ticks = [e["args"] for e in events if e["name"].startswith("tick ")]
     guards = [args["guard"] for args in ticks if "guard" in args]
     assert len(guards) > 20
@@ -169,7 +174,7 @@ def test_the_time_line_explains_each_decision_beside_a_chat():
 
 
 def test_the_time_line_tells_how_far_a_run_came():
-    names = [e["name"] for e in trace.chrome(recorded())["traceEvents"] if e["name"].startswith("prefill")]
+    names = [e["name"] for e in drawn(recorded()) if e["name"].startswith("prefill")]
     assert any("of a chunk of" in name for name in names)
     assert not any("0 tokens" in name for name in names)
 
