@@ -26,7 +26,7 @@ from tests.daemon.support import ENDLESS, DaemonProcess, eventually, is_alive, r
 from tests.daemon.with_forked_gateway import pid_path
 from uma_core.config.options import HttpOptions
 from uma_core.errors import UmaError
-from uma_core.server.lifecycle.gateway import check_http
+from uma_core.server.lifecycle.http_options import check_http
 from uma_gateway.keys import entry, new_key
 
 

@@ -17,7 +17,7 @@ BUILD_VARIABLES = frozenset(
     "UMA_" + name for name in ("BACKEND", "BUILD", "BUILD_CACHE", "CMAKE_ARGS", "JOBS", "LLAMA_DIR", "OPENMP", "SDIST")
 )
 FOREIGN_VARIABLES = BUILD_VARIABLES | {"UMA_CONFIG", "UMA_TRUST_UIDS"}
-FOREIGN_PREFIX = "UMA_GATEWAY_"  # variables of the HTTP gateway's options
+GATEWAY_PREFIX = "UMA_GATEWAY_"  # of the variables of the HTTP gateway's options
 
 
 def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
@@ -33,7 +33,7 @@ SCHEMA = Schema(
     OPTIONS,
     _conflicts,
     "UMA_",
-    lambda name: name in FOREIGN_VARIABLES or name.startswith(FOREIGN_PREFIX),
+    lambda name: name in FOREIGN_VARIABLES or name.startswith(GATEWAY_PREFIX),
     {name: preset.values for name, preset in PRESETS.items()},
 )
 

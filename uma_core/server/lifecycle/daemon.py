@@ -31,8 +31,9 @@ from uma_core.server.io.loop import Loop
 from uma_core.server.io.ports import Services
 from uma_core.server.io.scrape import Scraper
 from uma_core.server.lifecycle import signals, stdin
-from uma_core.server.lifecycle.gateway import STOP_S, Gateway, check_http
+from uma_core.server.lifecycle.gateway import STOP_S, Gateway
 from uma_core.server.lifecycle.host import Host
+from uma_core.server.lifecycle.http_options import check_http
 from uma_core.server.lifecycle.lifecycle import EXIT, Lifecycle
 from uma_core.server.lifecycle.notify import Notifier
 from uma_core.server.lifecycle.reload import Reloader

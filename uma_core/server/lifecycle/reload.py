@@ -20,8 +20,8 @@ from uma_core.config.options import Config, HttpOptions
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.server.io.aside import run_aside
 from uma_core.server.io.loop import Loop
-from uma_core.server.lifecycle.gateway import check_http, check_http_options
 from uma_core.server.lifecycle.host import Host
+from uma_core.server.lifecycle.http_options import check_http, check_http_options
 from uma_core.server.lifecycle.lifecycle import Lifecycle
 from uma_core.server.memory.budget import Fit
 
