@@ -73,6 +73,12 @@ def test_what_does_not_fit_is_left_out_where_it_is_farthest_from_the_gap(fim_tex
     assert found == b"p" * 53 + b"s" * 18
 
 
+@pytest.mark.parametrize(("n_ctx", "left"), [(6, b"s"), (5, b""), (2, b"")])
+def test_a_context_without_room_for_the_prefix_gets_none_of_it(fim_text: Any, n_ctx: int, left: bytes) -> None:
+    fim_text.n_ctx_seq = n_ctx
+    assert bytes(t for t in tokens(fim_text, infill=Infill("p" * 9, "s" * 9, (("f", "e"),))) if t < 200) == left
+
+
 @pytest.mark.parametrize("fields", [{"prompt": "a", "suffix": "z"}, {"infill": Infill("a", "b")}])
 def test_a_model_without_the_tokens_is_not_asked(fake_text: Any, fields: dict[str, Any]) -> None:
     with pytest.raises(UmaError, match="filling in") as caught:

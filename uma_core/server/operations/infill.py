@@ -7,13 +7,14 @@ format_prompt_infill).
 from __future__ import annotations
 
 from uma_core.errors import ErrorCode, UmaError
+from uma_core.executor.overflow import room_for_answer
 from uma_core.server.io.ports import TextPort
 from uma_core.types import Infill, TokenId
 
 SNIPPET = "\n\n--- snippet ---\n\n"  # before an extra file, if the model has no token that separates files
 PROJECT, FILE = "myproject\n", "filename\n"
 PREFIX_SHARE = 0.75  # of the room for prefix and suffix, if both are too long
-ANSWER_SHARE = 4  # one over this: the part of the context kept for the answer, unless the request wants less
+N_MARKERS = 4  # special tokens around and between the parts
 
 
 def gap_tokens(text: TextPort, before: list[TokenId], after: list[TokenId]) -> list[TokenId]:
@@ -30,11 +31,11 @@ def infill_tokens(text: TextPort, infill: Infill, n_answer: int | None) -> list[
     before, after = (text.tokenize(part, False, False) for part in (infill.prefix, infill.suffix))
     extra = _extra(text, infill)
     n_ctx = text.info.n_ctx_seq
-    room = n_ctx - min(n_answer or n_ctx, n_ctx // ANSWER_SHARE) - 4
+    room = max(0, n_ctx - room_for_answer(n_ctx, n_answer or n_ctx) - N_MARKERS)
     if len(before) + len(after) > room:
-        n_before = max(int(room * PREFIX_SHARE), room - len(after))
-        before = before[-n_before:]
-        after = after[: room - len(before)]
+        n_before = min(len(before), max(int(room * PREFIX_SHARE), room - len(after)))
+        before = before[len(before) - n_before :]
+        after = after[: room - n_before]
     n_extra = min(len(extra), room - len(before) - len(after))
     bos, gap = _bos(text), gap_tokens(text, before, after)
     return [*bos, *extra[len(extra) - n_extra :], *gap[len(bos) :]]
