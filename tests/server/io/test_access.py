@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from uma_core.config.options import AccessOptions
 from uma_core.server.io.access import is_admin, may_connect, priority_for
 from uma_core.types import Peer, Priority
 
-OWNER = 1000
+OWNER = os.getuid()
+OTHER = OWNER + 2000
 
 
 @pytest.mark.parametrize(
@@ -14,17 +17,17 @@ OWNER = 1000
     [
         (Peer(OWNER, 1, 1), AccessOptions(), True, True),
         (Peer(0, 0, 1), AccessOptions(), True, True),
-        (Peer(2000, 1, 1), AccessOptions(), False, False),
-        (Peer(2000, 1, 1), AccessOptions(allow_uids=(2000,)), True, False),
-        (Peer(2000, 50, 1), AccessOptions(allow_gids=(50,)), True, False),
-        (Peer(2000, 1, 1), AccessOptions(admin_uids=(2000,)), True, True),
-        (Peer(2000, 1, 1), AccessOptions(trusted_uids=(2000,)), True, False),
+        (Peer(OTHER, 1, 1), AccessOptions(), False, False),
+        (Peer(OTHER, 1, 1), AccessOptions(allow_uids=(OTHER,)), True, False),
+        (Peer(OTHER, 50, 1), AccessOptions(allow_gids=(50,)), True, False),
+        (Peer(OTHER, 1, 1), AccessOptions(admin_uids=(OTHER,)), True, True),
+        (Peer(OTHER, 1, 1), AccessOptions(trusted_uids=(OTHER,)), True, False),
         (Peer(), AccessOptions(), True, False),
     ],
 )
 def test_who_may_do_what(peer, options, connects, administers):
-    assert may_connect(peer, OWNER, options) is connects
-    assert is_admin(peer, OWNER, options) is administers
+    assert may_connect(peer, options) is connects
+    assert is_admin(peer, options) is administers
 
 
 @pytest.mark.parametrize(

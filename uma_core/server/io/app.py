@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -143,7 +142,7 @@ class IoApp:
     def _accept(self, sock: socket.socket) -> None:
         config, peer = self.services.config(), peer_of(sock)
         refusal, is_reserve, limit = None, False, config.ipc.max_connections
-        if not may_connect(peer, os.getuid(), config.access):
+        if not may_connect(peer, config.access):
             refusal = UmaError(ErrorCode.FORBIDDEN)
         elif len(self.clients) >= limit and (len(self.clients) >= limit + n_extra(limit) or self._n_connections(peer)):
             n_held = self._n_connections(peer)
@@ -165,14 +164,12 @@ class IoApp:
         administrators out.
         """
         n_taken = sum(client.is_reserve for client in self.clients.values())
-        return n_taken < RESERVE_PLACES and is_admin(peer, os.getuid(), self.services.config().access)
+        return n_taken < RESERVE_PLACES and is_admin(peer, self.services.config().access)
 
     def _open(self, sock: socket.socket, peer: Peer, refusal: UmaError | None, is_reserve: bool) -> None:
         config = self.services.config()
         ipc, cap_bytes = config.ipc, config.ipc.max_frame_bytes
-        frame_bytes = (
-            max(cap_bytes, ipc.trusted_frame_bytes) if is_trusted(peer, os.getuid(), config.access) else cap_bytes
-        )
+        frame_bytes = max(cap_bytes, ipc.trusted_frame_bytes) if is_trusted(peer, config.access) else cap_bytes
         connection = Connection(Limits(frame_bytes, cap_bytes, config.limits.max_in_flight, ipc.echo, LARGE_BYTES))
         client = Client(self, sock, next(self._conn_ids), peer, connection, refusal, is_reserve)
         self.clients[client.conn_id] = client

@@ -6,7 +6,6 @@ Raises: UmaError, which the app turns into the message's `error` event.
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
@@ -59,7 +58,7 @@ def on_embed(ctx: Context, client: Client, message: Message) -> None:
     """Embed and rerank: like generate, except that the size of the reply is known beforehand."""
     assert message.request is not None and message.request.embed is not None
     config = ctx.services.config()
-    ipc, is_gateway = config.ipc, is_trusted(client.peer, os.getuid(), config.access)
+    ipc, is_gateway = config.ipc, is_trusted(client.peer, config.access)
     reply_bytes = max(ipc.tx_hard_bytes, ipc.trusted_frame_bytes) if is_gateway else ipc.tx_hard_bytes
     embed = replace(message.request.embed, reply_bytes=reply_bytes)
     _begin(ctx, client, message, replace(message.request, embed=embed), is_gateway)
@@ -94,7 +93,7 @@ def check_prompt(n_bytes: int, may_be_long: bool, config: Config) -> None:
 
 def check_trusted(client: Client, config: Config, what: str) -> None:
     """Raises: ADMIN_ONLY."""
-    if not is_trusted(client.peer, os.getuid(), config.access):
+    if not is_trusted(client.peer, config.access):
         message = f"`{what}` is for gateways: the daemon's owner, root and `access.trusted_uids`"
         raise UmaError(ErrorCode.ADMIN_ONLY, message, field=what)
 
@@ -118,7 +117,7 @@ def on_text(ctx: Context, client: Client, message: Message) -> None:
     config, args = ctx.services.config(), message.args
     op, source, cap_bytes = message.op.name, message.source, config.ipc.tx_hard_bytes
     n_bytes = source.n_bytes if source is not None else input_bytes(args)
-    check_prompt(n_bytes, is_trusted(client.peer, os.getuid(), config.access), config)
+    check_prompt(n_bytes, is_trusted(client.peer, config.access), config)
     reader = ctx.reader
     work = (
         (lambda text: reader.answer(text, op, source, cap_bytes))
@@ -145,7 +144,7 @@ def on_metrics(ctx: Context, client: Client, message: Message) -> None:
 
 def on_sessions(ctx: Context, client: Client, message: Message) -> None:
     rows = ctx.services.sessions()
-    if not is_admin(client.peer, os.getuid(), ctx.services.config().access):
+    if not is_admin(client.peer, ctx.services.config().access):
         rows = [
             row if row["uid"] == client.peer.uid else {k: v for k, v in row.items() if k != "metadata"} for row in rows
         ]
@@ -153,7 +152,7 @@ def on_sessions(ctx: Context, client: Client, message: Message) -> None:
 
 
 def on_props(ctx: Context, client: Client, message: Message) -> None:
-    is_gateway = is_trusted(client.peer, os.getuid(), ctx.services.config().access)
+    is_gateway = is_trusted(client.peer, ctx.services.config().access)
     ctx.reply(client, message, ctx.services.props(is_gateway))
 
 
@@ -178,7 +177,7 @@ def on_admin(ctx: Context, client: Client, message: Message) -> None:
 
 def check_admin(ctx: Context, client: Client) -> None:
     """Raises: ADMIN_ONLY."""
-    if not is_admin(client.peer, os.getuid(), ctx.services.config().access):
+    if not is_admin(client.peer, ctx.services.config().access):
         raise UmaError(ErrorCode.ADMIN_ONLY)
 
 
