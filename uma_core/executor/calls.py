@@ -125,6 +125,20 @@ class Calls:
 
     def _call(self, items: Items, goes_on: bool = False) -> DecodeStatus:
         self._last = None
+        n_prompt, n_read = self._fill(items, goes_on)
+        outcome = self._compute([session for _, session in items], n_prompt, n_read)
+        rows, now = self._rows, self._t_now_ns
+        if outcome.status is OK:
+            if self._see_hidden is not None:
+                self._tell_hidden(rows, self._see_hidden)
+            self._advance(items, rows, outcome.tokens, now)
+            self._begin_next(rows)
+        else:
+            self._recover(items, outcome.status, now)
+        return outcome.status
+
+    def _fill(self, items: Items, goes_on: bool) -> tuple[int, int]:
+        """Put the items into the batch. Returns how many of its rows are prompt tokens, and the cells before these."""
         batch = self._batch
         batch.clear()
         batch.goes_on = goes_on
@@ -160,16 +174,7 @@ class Calls:
                 rows.append(session)
                 samplers.append(None if session.is_rereading else self._sampler(session))
         self._rows, self._n_kv, self._samplers = rows, n_kv, samplers
-        outcome = self._compute([session for _, session in items], n_prompt, n_read)
-        now = self._t_now_ns
-        if outcome.status is OK:
-            if self._see_hidden is not None:
-                self._tell_hidden(rows, self._see_hidden)
-            self._advance(items, rows, outcome.tokens, now)
-            self._begin_next(rows)
-        else:
-            self._recover(items, outcome.status, now)
-        return outcome.status
+        return n_prompt, n_read
 
     def _begin_next(self, rows: Sequence[Session]) -> None:
         """If the batch goes on, have the device start its next step while this thread does other work.
