@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from uma_core import threads
-from uma_core.clock import Clock, MonotonicClock
+from uma_core.clock import Clock
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.executor.executor import Executor
 from uma_core.executor.ports import Ports
@@ -24,9 +24,7 @@ RETRY_S = 0.005  # sessions wait, but no plan could serve them: time (aging, hys
 class ComputeThread:
     """Owns executors: the current one takes new requests, older ones finish what they have (reload)."""
 
-    def __init__(
-        self, wake: Callable[[], None], clock: Clock | None = None, wake_fd: Callable[[], int] | None = None
-    ) -> None:
+    def __init__(self, wake: Callable[[], None], clock: Clock, wake_fd: Callable[[], int]) -> None:
         """`wake` ends the I/O thread's sleep. Writing 8 bytes to `wake_fd` does the same; -1: there is no need to."""
         self.events: deque[Event] = deque()
         self.executors: tuple[Executor, ...] = ()  # replaced whole: other threads iterate over it
@@ -34,7 +32,7 @@ class ComputeThread:
         self.turn_since_ns = 0  # when the current turn began, which shows a hang; 0 while the thread sleeps
         self.on_retired: Callable[[Executor], None] = lambda executor: executor.engine.close()
         self.between_ticks: Callable[[bool], None] = lambda is_busy: None
-        self._clock = clock or MonotonicClock()
+        self._clock = clock
         self._wake_io = wake
         self._wake_fd = wake_fd
         self._commands: deque[Command] = deque()
@@ -153,9 +151,6 @@ class ComputeThread:
         if not self.events:
             return -1
         self._note_announced()
-        if self._wake_fd is None:
-            self._wake_io()
-            return -1
         return self._wake_fd()
 
     def _obey(self) -> None:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 Labels = tuple[str, ...]  # label values, in the order of the metric's declaration
 
 DISCRETE_UNITS = frozenset({"rows", "tokens"})
+PER_DECADE = 24  # bounds: neighbours differ by 10 %, so a bucket's geometric mean is within 5 % of its values
 WINDOW_NS = 60_000_000_000  # a window covers between half of this and all of it
 
 
@@ -47,14 +48,11 @@ class Metric:
         return list(itertools.product(*self.labels.values()))
 
 
-def log_buckets(low: float, high: float, per_decade: int = 24) -> tuple[float, ...]:
-    """Return bounds in equal ratios.
-
-    With 24 per decade, neighbours differ by 10 %, so a bucket's geometric mean is within 5 % of its values.
-    """
+def log_buckets(low: float, high: float) -> tuple[float, ...]:
+    """Return bounds in equal ratios."""
     bounds = [low]
     while bounds[-1] < high * 0.999:
-        bounds.append(low * 10 ** (len(bounds) / per_decade))
+        bounds.append(low * 10 ** (len(bounds) / PER_DECADE))
     return tuple(bounds)
 
 

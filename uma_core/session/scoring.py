@@ -17,7 +17,7 @@ from uma_core.types import TokenLogprob
 class Scoring:
     """Owns the samplers of a call's rows. Each sampler is given the token that follows its row."""
 
-    def __init__(self, tokens: np.ndarray, new_sampler: Callable[[], Sampler], n_told: int = 0) -> None:
+    def __init__(self, tokens: np.ndarray, new_sampler: Callable[[], Sampler], n_told: int) -> None:
         """`tokens`: (n,) int32, the prompt. `n_told`: tokens that have been reported before."""
         self.tokens = tokens
         self.n_told = n_told
