@@ -19,8 +19,17 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def run_aside(loop: Loop, name: str, work: Callable[[], T], done: Callable[[T | UmaError], None]) -> threading.Thread:
-    """Start `work` on a thread; `done` gets its result, or its error, on the loop's thread."""
+def run_aside(
+    loop: Loop,
+    name: str,
+    work: Callable[[], T],
+    done: Callable[[T | UmaError], None],
+    start: Callable[[threading.Thread], threading.Thread] = threads.start,
+) -> threading.Thread:
+    """Run `work` on a thread; `done` gets its result, or its error, on the loop's thread.
+
+    `start` starts the thread. Raises: INSUFFICIENT_MEMORY, which `done` then gets.
+    """
 
     def run() -> None:
         outcome: T | UmaError
@@ -35,7 +44,7 @@ def run_aside(loop: Loop, name: str, work: Callable[[], T], done: Callable[[T | 
 
     thread = threading.Thread(target=run, name=name, daemon=True)
     try:
-        return threads.start(thread)
+        return start(thread)
     except UmaError as error:
         refusal = error
         loop.call_soon(lambda: done(refusal))

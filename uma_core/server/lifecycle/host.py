@@ -33,6 +33,7 @@ from uma_core.executor.thread import ComputeThread
 from uma_core.machine import N_PROCESSORS
 from uma_core.metrics.catalog import Registry
 from uma_core.models import is_default_model
+from uma_core.server.io.aside import run_aside
 from uma_core.server.io.loop import Loop
 from uma_core.server.memory import budget
 from uma_core.session.events import Call
@@ -163,31 +164,26 @@ class Host:
         self.progress, self.doing = 0.0, LOADING
         self._t_told_ns = self._clock.now_ns()
 
-        def end(function: Callable[[Any], None], argument: Any) -> None:
-            self.is_loading = False
-            function(argument)
-
-        def run() -> None:
+        def run() -> Any:
             try:
-                result = work()
-            except UmaError as error:
-                self._tell(lambda error=error: end(on_error, error))  # type: ignore[misc]
+                return work()
+            except UmaError:
+                raise
             except Exception as error:
-                failure = _load_failure(error)
-                self._tell(lambda: end(on_error, failure))
+                return _load_failure(error)
+
+        def end(outcome: Any) -> None:
+            self.is_loading = False
+            if isinstance(outcome, UmaError):
+                on_error(outcome)
             else:
-                self._tell(lambda: end(on_done, result))
+                on_done(outcome)
 
-        try:
-            self._spawn(run, "loader")
-        except UmaError as error:
-            self._tell(lambda error=error: end(on_error, error))  # type: ignore[misc]
+        self._await(run_aside(self._loop, "loader", run, end, budget.start))
 
-    def _spawn(self, function: Callable[[], None], name: str) -> None:
-        """Raises: INSUFFICIENT_MEMORY."""
-        thread = threading.Thread(target=function, name=name, daemon=True)
-        budget.start(thread)
-        self._threads = [*(t for t in self._threads if t.is_alive()), thread]
+    def _await(self, thread: threading.Thread) -> None:
+        """Have `join` wait for this thread."""
+        self._threads = [t for t in (*self._threads, thread) if t.is_alive()]
 
     def join(self, timeout_s: float) -> bool:
         """Wait for loading and closing to end. False: they did not."""
@@ -309,7 +305,7 @@ class Host:
         """Close a retired engine. Runs on the compute thread; the closing takes long, so it gets its own thread."""
         leaving = _engines(executor)
         try:
-            self._spawn(lambda: self._close(leaving), "closer")
+            self._await(budget.start(threading.Thread(target=self._close, args=(leaving,), name="closer", daemon=True)))
         except UmaError as error:
             log.warning("%s is closed between two ticks: %s", executor.engine.info.model_name, error)
             self._close(leaving)

@@ -68,7 +68,7 @@ def _refusal(need: int, limit: int, what: str) -> UmaError:
     return UmaError(ErrorCode.INSUFFICIENT_MEMORY, text, need_mb=need_mb, limit_mb=limit_mb)
 
 
-def start(thread: threading.Thread) -> None:
+def start(thread: threading.Thread) -> threading.Thread:
     """Start a thread. Raises: INSUFFICIENT_MEMORY.
 
     Python waits forever for a thread that gets a stack but then lacks the memory to report that it runs, so there must
@@ -77,7 +77,7 @@ def start(thread: threading.Thread) -> None:
     room = limit_room()
     if room is not None and room < stack_bytes() + THREAD_BYTES:
         raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, f"no memory for the thread {thread.name!r}")
-    threads.start(thread)
+    return threads.start(thread)
 
 
 def resident_bytes() -> int:
