@@ -76,7 +76,7 @@ class AdmissionControl:
         """Return a session for one more answer to the same request."""
         grant = Grant(session.priority, session.n_max, self._clock.now_ns(), session.echo)
         other = Session(next(self._sids), session.conn_id, session.request, session.prompt, grant)
-        same = "n_cells", "n_dropped", "is_shifting", "n_head", "t_received_ns", "message_ends", "uid", "adapters"
+        same = "n_cells", "n_dropped", "is_shifting", "n_head", "t_received_ns", "message_ends", "adapters"
         for name in same:
             setattr(other, name, getattr(session, name))
         other.matcher = session.matcher.fork() if session.matcher is not None else None

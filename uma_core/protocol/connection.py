@@ -291,20 +291,10 @@ class Connection:
     def _send_started(self, event: Started) -> bytes:
         return self.in_flight[event.id].echo.encode()
 
-    def _send_queued(self, event: Queued) -> bytes:
-        return self._pack(queued_json(self.in_flight[event.id].wire_id, event))
-
-    def _send_progress(self, event: Progress) -> bytes:
+    def _send_json(self, event: Queued | Progress | Prompt | End) -> bytes:
+        """Encode an event that has no form in plain text."""
         flight = self.in_flight[event.id]
-        return self._pack(progress_json(flight.wire_id, event)) if flight.style is Style.JSON else b""
-
-    def _send_prompt(self, event: Prompt) -> bytes:
-        flight = self.in_flight[event.id]
-        return self._pack(prompt_json(flight.wire_id, event)) if flight.style is Style.JSON else b""
-
-    def _send_end(self, event: End) -> bytes:
-        flight = self.in_flight[event.id]
-        return self._pack(end_json(flight.wire_id, event)) if flight.style is Style.JSON else b""
+        return self._pack(_JSON[type(event)](flight.wire_id, event)) if flight.style is Style.JSON else b""
 
     def _send_eos(self, event: Eos) -> bytes:
         flight = self._land(event.id)
@@ -365,12 +355,15 @@ def _command_line(event: Reply) -> bytes:
     return to_json(event.data.get("metrics", event.data))
 
 
+_JSON: dict[type, Callable[..., bytes]] = {
+    Queued: queued_json,
+    Progress: progress_json,
+    Prompt: prompt_json,
+    End: end_json,
+}
 _SENDERS: dict[type, Callable[..., bytes]] = {
+    **dict.fromkeys(_JSON, Connection._send_json),
     Started: Connection._send_started,
-    Queued: Connection._send_queued,
-    Progress: Connection._send_progress,
-    Prompt: Connection._send_prompt,
-    End: Connection._send_end,
     Eos: Connection._send_eos,
     Error: Connection._send_error,
     Rejected: Connection._send_rejected,
