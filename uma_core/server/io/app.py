@@ -327,32 +327,16 @@ class IoApp:
             log.exception("%r: %s", client, type(event).__name__)
             client.drop("internal error")
 
-    def _on_token(self, client: Client, event: Token) -> None:
+    def _relay(self, client: Client, event: Queued | Progress | Prompt | Token | End) -> None:
+        """Pass on what happens between a request's acceptance and its end."""
         if self.ledger.is_running((event.conn_id, event.request_id)):
-            client.send(wire.Token(*event[1:]))  # the same fields, without the connection
-
-    def _on_prompt(self, client: Client, event: Prompt) -> None:
-        if self.ledger.is_running((event.conn_id, event.request_id)):
-            client.send(wire.Prompt(event.request_id, event.logprobs))
-
-    def _on_end(self, client: Client, event: End) -> None:
-        if self.ledger.is_running((event.conn_id, event.request_id)):
-            client.send(wire.End(event.request_id, event.answer))
+            client.send(_TO_WIRE[type(event)](event))
 
     def _on_accepted(self, client: Client, event: Accepted) -> None:
         if self.ledger.accept((event.conn_id, event.request_id)):
             client.send(wire.Started(event.request_id))
             if client.is_held:
                 self._compute.submit(Hold(client.conn_id, True))
-
-    def _on_queued(self, client: Client, event: Queued) -> None:
-        if self.ledger.is_running((event.conn_id, event.request_id)):
-            client.send(wire.Queued(event.request_id, event.position, event.wait_ns // 1_000_000))
-
-    def _on_progress(self, client: Client, event: Progress) -> None:
-        if self.ledger.is_running((event.conn_id, event.request_id)):
-            read_ms = round(event.read_ns / 1e6, 3)
-            client.send(wire.Progress(event.request_id, event.n_prompt, event.n_cached, event.n_read, read_ms))
 
     def _on_refused(self, client: Client, event: Refused) -> None:
         key = event.conn_id, event.request_id
@@ -368,17 +352,7 @@ class IoApp:
             self._reply_vectors(client, event)
         elif self.ledger.end((event.conn_id, event.request_id)):
             journal.ended(client, event)
-            ending = (
-                event.reason,
-                event.text,
-                event.usage,
-                event.timing,
-                event.error,
-                event.stop,
-                event.logprobs,
-                event.answers,
-            )
-            client.send(wire.Eos(event.request_id, *ending))
+            client.send(wire.Eos(*event[1:-1]))  # the same fields, without the connection and the vectors
             client.pump()
 
     def _reply_vectors(self, client: Client, event: Final) -> None:
@@ -415,13 +389,19 @@ def _own_id(message: Message) -> str:
     return "" if message.op.name == "cancel" else message.id
 
 
+# `event[1:]`: the same fields, without the connection
+_TO_WIRE: dict[type, Callable[[Any], wire.Event]] = {
+    Queued: lambda event: wire.Queued(event.request_id, event.position, event.wait_ns // 1_000_000),
+    Progress: lambda event: wire.Progress(
+        event.request_id, event.n_prompt, event.n_cached, event.n_read, round(event.read_ns / 1e6, 3)
+    ),
+    Prompt: lambda event: wire.Prompt(*event[1:]),
+    Token: lambda event: wire.Token(*event[1:]),
+    End: lambda event: wire.End(*event[1:]),
+}
 _DELIVER: dict[type, Callable[..., None]] = {
-    Token: IoApp._on_token,
-    Prompt: IoApp._on_prompt,
-    End: IoApp._on_end,
+    **dict.fromkeys(_TO_WIRE, IoApp._relay),
     Accepted: IoApp._on_accepted,
-    Queued: IoApp._on_queued,
-    Progress: IoApp._on_progress,
     Refused: IoApp._on_refused,
     Final: IoApp._on_final,
     Stale: IoApp._on_stale,
