@@ -24,7 +24,6 @@ class Ledger(Generic[T]):
 
     def __init__(self) -> None:
         self._entries: dict[Key, Entry[T]] = {}
-        self.n_finals = 0
         self.n_violations = 0
 
     def __len__(self) -> int:
@@ -52,7 +51,6 @@ class Ledger(Generic[T]):
         """Record the final event. False: it is a second one and must not be sent."""
         if self._entries.pop(key, None) is None:
             return self._violation(key, "a second final event")
-        self.n_finals += 1
         return True
 
     def find(self, key: Key) -> T | None:

@@ -220,7 +220,6 @@ class Listener:
         on_shed: Callable[[socket.socket, bool], bool],
     ) -> None:
         self.bound = bound
-        self.n_shed = 0
         self.n_back_offs = 0
         self._loop = loop
         self._on_accept = on_accept
@@ -263,7 +262,6 @@ class Listener:
             self._restore_spares()
             return False
         sock.setblocking(False)
-        self.n_shed += 1
         if not self._on_shed(sock, len(self._spare_fds) > 0):
             sock.close()
         return self._restore_spares()
