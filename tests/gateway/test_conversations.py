@@ -59,6 +59,22 @@ def test_items_are_added_listed_in_pages_and_deleted(client: openai.OpenAI) -> N
         client.conversations.items.retrieve(item.id, conversation_id=conversation_id)
 
 
+def test_items_that_come_back_are_listed_once_each(client: openai.OpenAI) -> None:
+    """A page begins after an id: with two items of one id, a client would ask for the same page for ever."""
+    conversation_id = client.conversations.create(items=[{**FIRST, "id": "msg_1"}, {**FIRST, "id": "msg_1"}]).id
+    how: dict[str, Any] = {"model": "any", "max_output_tokens": 8, "conversation": conversation_id}
+    first = client.responses.create(**how, input="Who am I?")
+    said = [item.model_dump(exclude_none=True) for item in first.output]
+    second = client.responses.create(**how, input=[*said, *said, {"role": "user", "content": "Sure?"}])
+    client.conversations.items.create(conversation_id, items=[{"type": "item_reference", "id": first.output[0].id}])
+    for order in ("asc", "desc"):
+        listed = client.conversations.items.list(conversation_id, limit=1, order=order)
+        assert len({item.id for item, _ in zip(listed, range(20), strict=False)}) == 9
+    listed = client.responses.input_items.list(second.id, limit=1)
+    assert len({item.id for item, _ in zip(listed, range(20), strict=False)}) == 3
+    assert client.conversations.items.retrieve(first.output[0].id, conversation_id=conversation_id)
+
+
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_a_response_continues_its_conversation_and_is_added_to_it(client: openai.OpenAI, is_stream: bool) -> None:
     conversation_id = client.conversations.create(items=[FIRST]).id

@@ -9,7 +9,7 @@ from typing import Any
 
 from uma_gateway.apis.openai import items
 from uma_gateway.apis.openai.items import Item
-from uma_gateway.apis.openai.kept import find, found, list_object, not_kept, referred, send_page, store_of
+from uma_gateway.apis.openai.kept import find, found, has_item, list_object, not_kept, referred, send_page, store_of
 from uma_gateway.apis.openai.store import Stored, size_of
 from uma_gateway.body import array, table
 from uma_gateway.errors import GatewayError, Kind, invalid, unsupported
@@ -25,7 +25,8 @@ async def on_create(exchange: Exchange) -> None:
         message = "conversations are not kept here: `answers.responses_kept_s` or `responses_kept_mb` is 0"
         raise unsupported(message, None)
     facts = {"created_at": int(time.time()), "metadata": table(body, "metadata")}
-    conversation, listed = {"id": items.new_id("conv"), "object": KIND, **facts}, _given(exchange, body)
+    conversation = {"id": items.new_id("conv"), "object": KIND, **facts}
+    listed = _given(exchange, body, conversation["id"])
     _check_size(exchange, size_of(conversation, listed))
     await _put(exchange, conversation, listed)
 
@@ -50,7 +51,8 @@ async def on_delete(exchange: Exchange) -> None:
 
 async def on_add_items(exchange: Exchange) -> None:
     body = await exchange.json()
-    stored, added = _asked(exchange), _given(exchange, body)
+    stored = _asked(exchange)
+    added = _given(exchange, body, stored.response["id"])
     if not added:
         raise invalid("`items` is required: an array of items", "items")
     _check_size(exchange, stored.n_bytes + size_of(added))
@@ -103,15 +105,15 @@ def _asked(exchange: Exchange) -> Stored:
     return found(exchange, KIND, exchange.params["id"])
 
 
-def _given(exchange: Exchange, body: dict[str, Any]) -> list[Item]:
-    """Return the items of a request, as they are listed. Raises: GatewayError."""
+def _given(exchange: Exchange, body: dict[str, Any], conversation_id: str) -> list[Item]:
+    """Return the items of a request, as they are listed in this conversation. Raises: GatewayError."""
     given = array(body, "items")
     for i, item in enumerate(given):
         if not isinstance(item, dict):
             raise invalid(f"`items[{i}]` must be an object", f"items[{i}]")
     whole = [referred(exchange, item, f"items[{i}]") for i, item in enumerate(given)]
     items.to_messages(whole, "items")  # refuse now what could not be shown to a model later
-    return [items.kept(item) for item in whole]
+    return items.all_kept(whole, has_item(exchange, conversation_id))
 
 
 def _item(exchange: Exchange, stored: Stored) -> Item:

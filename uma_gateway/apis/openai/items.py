@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +62,18 @@ def reference(item: Item, path: str) -> str | None:
     """
     is_one = item.get("type") == "item_reference" or (item.get("type") is None and item.keys() <= {"type", "id"})
     return _text(item, "id", path) if is_one else None
+
+
+def all_kept(given: list[Item], is_taken: Callable[[str], bool]) -> list[Item]:
+    """Return the items of a request as they are listed later. An item that came back gets an id of its own: clients ask
+    for the page after an id, and would ask for ever if two items had it. `is_taken`: whether an earlier item has an id.
+    """
+    made: dict[str, Item] = {}
+    for item in map(kept, given):
+        if item["id"] in made or is_taken(item["id"]):
+            item["id"] = new_item_id(item["type"])
+        made[item["id"]] = item
+    return list(made.values())
 
 
 def kept(item: Item) -> Item:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from uma_gateway.apis.openai import items
 from uma_gateway.apis.openai.items import Item
@@ -53,6 +54,12 @@ def referred(exchange: Exchange, item: Item, path: str) -> Item:
     if kept is None:
         raise GatewayError(Kind.NOT_FOUND, not_kept(exchange, "item", item_id, "; send it whole"), path, "not_found")
     return kept
+
+
+def has_item(exchange: Exchange, kept_id: str) -> Callable[[str], bool]:
+    """Return what tells whether a stored object has an item of an id. `kept_id`: "": no object, so no items."""
+    store, account = store_of(exchange), exchange.caller.account
+    return lambda item_id: store.has_item(account, kept_id, item_id)
 
 
 async def send_page(exchange: Exchange, listed: list[Item]) -> None:

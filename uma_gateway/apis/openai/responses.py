@@ -13,7 +13,7 @@ from uma_gateway.apis.openai import chunks, items
 from uma_gateway.apis.openai.conversations import append, conversation_of
 from uma_gateway.apis.openai.held import Held, read_whole
 from uma_gateway.apis.openai.items import Item, Names, Thoughts
-from uma_gateway.apis.openai.kept import find, found, not_kept, referred, send_page, store_of
+from uma_gateway.apis.openai.kept import find, found, has_item, not_kept, referred, send_page, store_of
 from uma_gateway.apis.openai.pace import Pace, progress_field
 from uma_gateway.apis.openai.request import answer_form, read_effort, read_parallel, read_tools, read_verbosity
 from uma_gateway.apis.openai.store import Stored
@@ -308,7 +308,7 @@ def usage(counts: dict[str, int]) -> dict[str, Any]:
 
 
 def _keep(exchange: Exchange, request: Request, response: dict[str, Any]) -> None:
-    input_items = [items.kept(item) for item in request.input_items]
+    input_items = items.all_kept(request.input_items, has_item(exchange, request.conversation_id))
     if request.conversation_id:
         append(exchange, request.conversation_id, [*input_items, *response["output"]])
     if request.is_kept:

@@ -97,6 +97,10 @@ class Store:
         self._tidy()
         return next(reversed(self._items.get((account, item_id), {}).values()), None)
 
+    def has_item(self, account: str, response_id: str, item_id: str) -> bool:
+        """Whether a stored object has an item of this id."""
+        return response_id in self._items.get((account, item_id), ())
+
     def delete(self, account: str, response_id: str) -> bool:
         if self.get(account, response_id) is None:
             return False
