@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +29,64 @@ def test_without_a_cluster_it_says_so_and_starts_none(
     monkeypatch.setattr("sys.argv", ["uma-gateway", "cluster", name])
     assert main() == 1
     assert "no cluster runs there: start one with" in capsys.readouterr().err
+
+
+def test_up_does_not_leave_a_cluster_behind_that_ends_with_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A Ray that a program starts ends with the program: with `--detach` nothing would be left that answers."""
+
+    def init(address: str = "", **_: Any) -> None:
+        assert address == "auto", "a Ray cluster is started"
+        raise ConnectionError("none is found")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    config = tmp_path / "cluster.yaml"
+    config.write_text("models: [{name: m}]")
+    monkeypatch.setattr("sys.argv", ["uma-gateway", "cluster", "up", "--config", str(config), "--detach"])
+    assert main() == 1
+    assert "run `ray start --head` first" in capsys.readouterr().err
+
+
+def test_the_proxy_goes_on_until_the_application_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Serve's shutdown ends its proxy at once, and with it every answer."""
+    from uma_gateway.cluster import command
+
+    did: list[str] = []
+    left = [{command.APPLICATION: "DELETING"}, {command.APPLICATION: "DELETING"}, {}]
+
+    def status() -> SimpleNamespace:
+        did.append("status")
+        return SimpleNamespace(applications=left.pop(0))
+
+    fake = SimpleNamespace(
+        delete=lambda name, _blocking: did.append(f"delete {name} {_blocking}"),
+        status=status,
+        shutdown=lambda: did.append("shutdown"),
+    )
+    monkeypatch.setattr(command, "connect", lambda *_, **__: None)
+    monkeypatch.setattr(command, "serve", fake)
+    monkeypatch.setattr(command, "_get_global_client", lambda **_: object())
+    monkeypatch.setattr(command, "LOOK_S", 0.001, raising=False)
+    command.down("")
+    assert did == [f"delete {command.APPLICATION} False", "status", "status", "status", "shutdown"]
+
+
+def test_down_stops_a_cluster_that_has_ended_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    from uma_gateway.cluster import command
+
+    did: list[str] = []
+
+    def status() -> None:
+        raise ray.exceptions.RayActorError
+
+    fake = SimpleNamespace(delete=lambda *_, **__: None, status=status, shutdown=lambda: did.append("shutdown"))
+    monkeypatch.setattr(command, "connect", lambda *_, **__: None)
+    monkeypatch.setattr(command, "serve", fake)
+    monkeypatch.setattr(command, "_get_global_client", lambda **_: object())
+    command.down("")
+    assert did == ["shutdown"]
 
 
 def test_an_address_where_nothing_listens_is_not_given_to_ray(

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from tests.cluster.sockets import Sockets
 from tests.daemon.support import WAIT_S
 from uma_gateway.app import App
@@ -48,6 +50,18 @@ def test_the_head_of_the_endless_stream_ends() -> None:
     sent = replies("HEAD", "/uma/cluster/events", receive, ["m"])
     assert sent[0]["status"] == 200 and dict(sent[0]["headers"])[b"content-type"].startswith(b"text/event-stream")
     assert not sent[-1]["more_body"] and not any(message.get("body") for message in sent[1:])
+
+
+def test_a_stream_of_events_ends_so_that_the_gateway_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Serve does not say that a gateway must stop: it waits until every request has ended, such as an open page's."""
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(WAIT_S)  # a page that stays open
+        return {"type": "http.disconnect"}
+
+    monkeypatch.setattr("uma_gateway.cluster.facade.WATCH_S", 0.1, raising=False)
+    sent = replies("GET", "/uma/cluster/events", receive, ["m"])
+    assert sent[0]["status"] == 200 and sent[1]["body"].startswith(b"data:") and not sent[-1]["more_body"]
 
 
 def test_a_trace_of_all_may_name_a_model() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
 from importlib import resources
@@ -136,9 +137,12 @@ async def _events(exchange: Exchange) -> None:
 
 
 async def send_events(exchange: Exchange, look: Callable[[], Awaitable[dict[str, Any]]]) -> None:
-    """Send the values of `look` as server-sent events, until the client leaves or the gateway stops."""
+    """Send the values of `look` as server-sent events, until the client leaves, the gateway stops, or a page must ask
+    again.
+    """
     await exchange.start_sse()
-    while exchange.method != "HEAD" and not exchange.gateway.stopping.is_set():
+    t_end = time.monotonic() + exchange.gateway.watch_s
+    while exchange.method != "HEAD" and not exchange.gateway.stopping.is_set() and time.monotonic() < t_end:
         await exchange.write(sse.data(await look()))
         await exchange.gateway.sleep(EVERY_S)
     await exchange.finish()

@@ -15,7 +15,9 @@ from typing import Any
 
 import ray
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve.context import _get_global_client
+from ray.serve.exceptions import RayServeException
 
 from uma_core.errors import ErrorCode, UmaError
 from uma_gateway.cluster import niceness
@@ -23,10 +25,14 @@ from uma_gateway.cluster.app import APPLICATION, NODES, application, n_alive
 from uma_gateway.cluster.settings import ClusterSettings
 
 CONNECT_S = 10.0  # for a machine that does not answer: one that does connects or refuses at once
+LOOK_S = 0.2  # between two looks whether the application has ended
+NOT_THERE = "no cluster runs there: start one with `uma-gateway cluster up`"
+NO_RAY = "no Ray runs here, and one that this command starts would end with it: run `ray start --head` first"
 
 
-def connect(address: str, is_started: bool = False) -> None:
-    """Connect to the Ray cluster at an address, or to this machine's. `is_started`: start one here if there is none.
+def connect(address: str, is_started: bool = False, absent: str = NOT_THERE) -> None:
+    """Connect to the Ray cluster at an address, or to this machine's. `is_started`: start one here if there is none;
+    otherwise `absent` is the message of the error.
 
     Raises: UmaError.
     """
@@ -40,7 +46,7 @@ def connect(address: str, is_started: bool = False) -> None:
             if address:
                 raise
             if not is_started:
-                raise _no_cluster() from None
+                raise _config_invalid(absent) from None
             niceness.use(os.environ)
             ray.init(log_to_driver=False, namespace=APPLICATION, include_dashboard=False)
     except (ConnectionError, ValueError, RuntimeError) as error:
@@ -65,8 +71,8 @@ def _check_listener(address: str) -> None:
         raise UmaError(ErrorCode.CONFIG_INVALID, text) from None
 
 
-def _no_cluster() -> UmaError:
-    return UmaError(ErrorCode.CONFIG_INVALID, "no cluster runs there: start one with `uma-gateway cluster up`")
+def _config_invalid(message: str) -> UmaError:
+    return UmaError(ErrorCode.CONFIG_INVALID, message)
 
 
 def up(settings: ClusterSettings, is_foreground: bool, tell: Any) -> int:
@@ -74,7 +80,7 @@ def up(settings: ClusterSettings, is_foreground: bool, tell: Any) -> int:
 
     In the foreground: run until told to stop, then stop the application.
     """
-    connect(settings.address, is_started=True)
+    connect(settings.address, is_foreground, NO_RAY)
     n_nodes = _wanted(settings)
     _check_address(settings)
     try:
@@ -91,8 +97,20 @@ def up(settings: ClusterSettings, is_foreground: bool, tell: Any) -> int:
         signal.signal(number, lambda *_: stopped.set())
     stopped.wait()
     tell("stopping: running answers get their time")
-    serve.shutdown()
+    stopped.clear()
+    _stop(stopped)
     return 0
+
+
+def _stop(hurried: threading.Event) -> None:
+    """Stop the application, then Serve. Serve's own shutdown would end its proxy first, and with it every answer.
+    `hurried`: is set if the running answers get no more time.
+    """
+    with contextlib.suppress(RayError, RayServeException):  # another program has stopped Serve
+        serve.delete(APPLICATION, _blocking=False)
+        while APPLICATION in serve.status().applications and not hurried.wait(LOOK_S):
+            pass
+    serve.shutdown()
 
 
 def _why(error: RuntimeError) -> str:
@@ -139,7 +157,9 @@ def _wanted(settings: ClusterSettings) -> int:
 def down(address: str) -> None:
     """Stop the cluster. Raises: UmaError if no cluster runs."""
     connect(address)
-    serve.shutdown()
+    if _get_global_client(raise_if_no_controller_running=False) is None:
+        raise _config_invalid(NOT_THERE)
+    _stop(threading.Event())
 
 
 def _handle(method: str) -> Any:
@@ -151,7 +171,7 @@ def status(address: str) -> list[dict[str, Any]]:
     connect(address)
     with contextlib.suppress(Exception):
         return _about()
-    raise _no_cluster()
+    raise _config_invalid(NOT_THERE)
 
 
 def _about() -> list[dict[str, Any]]:

@@ -21,6 +21,8 @@ from uma_gateway.model import Model
 
 # for embeddings or reranking of many texts beside chats; without a limit callers would wait for a hung daemon for ever
 COMPUTE_S = 600.0
+# after this time a page asks for its stream again: a gateway that Serve stops is not told so, but waits for all streams
+WATCH_S = 30.0
 REFUSALS = frozenset(from_daemon(UmaError(code).to_dict()).code for code in ELSEWHERE)  # as the gateway names them
 OF_ALL: dict[str, Callable[[list[tuple[Unit, Event]]], Event]] = {
     "status": merge.status,
@@ -165,6 +167,7 @@ class ClusterGateway(Gateway):
         cluster.start()
         super().__init__(config, keys, ClusterDaemon(cluster, models[0]))
         self.cluster = cluster
+        self.watch_s = WATCH_S
         self.names = models
         self._by_model: dict[str, Gateway] = {models[0]: self}
         for name in models[1:]:
