@@ -89,6 +89,31 @@ def test_models_in_use_and_those_that_stay_are_never_evicted_and_memory_is_kept_
         asyncio.run(work())
 
 
+def test_a_model_that_is_about_to_be_loaded_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another gateway would have it loaded on another node, too."""
+    monkeypatch.setattr(node_module, "LocalDaemon", Puppet)
+    Puppet.running = set()
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    async def estimate(_: Any) -> int:
+        begun.set()
+        await may_end.wait()
+        raise ValueError("no such file")
+
+    monkeypatch.setattr(node_module, "estimate_mb", estimate)
+
+    async def work() -> None:
+        node = Node(parse({"models": [{"name": "m"}], "memory_mb": 100}), "n", "node")
+        loading = [asyncio.ensure_future(node.load("m")) for _ in range(2)]
+        await begun.wait()
+        assert (await node.about())["models"]["m"]["state"] == "starting"
+        may_end.set()
+        assert [await each for each in loading] == [{"error": "no such file"}] * 2
+        assert not (await node.about())["models"]
+
+    asyncio.run(asyncio.wait_for(work(), WAIT_S))
+
+
 def test_the_longest_idle_goes_first_and_only_as_many_as_must(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_module, "LocalDaemon", Puppet)
     Puppet.running = set()

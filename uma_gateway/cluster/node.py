@@ -34,6 +34,7 @@ MIB = 1 << 20
 ESTIMATE_S = 120.0
 NAME_MOST = 40  # characters of a model in its socket's name: the path of a Unix socket is limited to about 100 in all
 Result = dict[str, Any]
+COMING = {"state": "starting", "requests": 0, "idle_s": 0.0, "restarts": 0, "is_adopted": False, "socket": ""}
 
 
 class Node:
@@ -47,6 +48,7 @@ class Node:
         self._models = {model.name: model for model in settings.models}
         self._daemons: dict[str, LocalDaemon] = {}
         self._need_mb: dict[str, int] = {}
+        self._asked: list[str] = []  # models of the calls of `load` that have not ended
         self._lock = asyncio.Lock()
 
     # what it has
@@ -60,7 +62,9 @@ class Node:
             "niceness": niceness.current(),
             "free_mb": self._free_mb(),
             "need_mb": dict(self._need_mb),
-            "models": {
+            # with those that are about to be loaded, so that nobody has them loaded elsewhere meanwhile
+            "models": {name: dict(COMING) for name in self._asked}
+            | {
                 name: {
                     "state": daemon.state,
                     "requests": daemon.n_streams,
@@ -94,6 +98,13 @@ class Node:
         """Start the model's daemon, unless it has been started. Its digest says when it accepts requests."""
         if model not in self._models:
             return {"error": f"no model {model} is configured"}
+        self._asked.append(model)
+        try:
+            return await self._load(model)
+        finally:
+            self._asked.remove(model)
+
+    async def _load(self, model: str) -> Result:
         async with self._lock:
             if model in self._daemons:
                 return {"is_new": False}

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 ABOUT_S = 5.0
 FIRST_S = 30.0  # time for Serve to tell this process its replicas
+LOAD_CALL_S = 60.0  # `units` waits this long for a node that loads a model; the node goes on
 REFUSED_S = 5.0  # a node that refused a model is not asked for it again for this long
 TIMED_OUT = "it did not answer in time"
 
@@ -41,21 +42,43 @@ class RayTransport:
         self._refusals: dict[
             tuple[str, str], tuple[float, str]
         ] = {}  # by replica and model: end of the refusal, and its reason
+        self._placing: set[str] = set()  # models that a replica is being asked to load
+        self._placed: dict[tuple[str, str], float] = {}  # by replica and model: when the replica said that it loads it
         self._is_known = False
 
     async def units(self) -> list[Unit]:
         await self._look()
         if self._is_known:
             for model, replica in placement.missing(self._models, self._about):
+                # `load` may have found a node for it meanwhile
+                if model in self._placing or self._n_of(model) >= self._models[model]:
+                    continue
                 with contextlib.suppress(UnitLost):
-                    reply = await self._ask("load", replica, model)
-                    if "error" in reply:
-                        self._refused(replica, model, str(reply["error"]))
+                    await self._place(replica, model, LOAD_CALL_S)
         return [
             Unit(f"{name}/{model}", about["node"], model)
             for name, about in self._about.items()
             for model in about["models"]
         ]
+
+    def _n_of(self, model: str) -> int:
+        """Return the number of nodes that have a model, or are about to."""
+        return sum(model in about["models"] for about in self._about.values())
+
+    async def _place(self, replica: str, model: str, timeout_s: float) -> bool:
+        """Have a replica load a model. Returns whether it does. Raises: UnitLost."""
+        self._placing.add(model)
+        try:
+            reply = await self._ask("load", replica, model, timeout_s=timeout_s)
+        finally:
+            self._placing.discard(model)
+        if "error" in reply:
+            self._refused(replica, model, str(reply["error"]))
+        else:
+            self._placed[replica, model] = time.monotonic()
+            if replica in self._about:  # its next report comes later
+                self._about[replica]["models"].setdefault(model, {})
+        return "error" not in reply
 
     def _refused(self, replica: str, model: str, why: str) -> None:
         """Note a refusal, so that other replicas are asked first: each request to load may start a process only to
@@ -69,6 +92,7 @@ class RayTransport:
 
     async def _look(self) -> None:
         """Ask all replicas what they have. If one does not answer in time, its last report is kept."""
+        t_asked = time.monotonic()
         names = replicas.running(self._deployment)
         if not names:  # this process has not used the handle yet
             with contextlib.suppress(UnitLost):
@@ -76,6 +100,7 @@ class RayTransport:
             names = replicas.running(self._deployment)
         self._about = {name: about for name, about in self._about.items() if name in names}
         self._refusals = {key: value for key, value in self._refusals.items() if key[0] in names}
+        self._placed = {key: t for key, t in self._placed.items() if key[0] in names}
         replies = await asyncio.gather(
             *(self._ask("about", name, timeout_s=ABOUT_S) for name in names), return_exceptions=True
         )
@@ -87,7 +112,10 @@ class RayTransport:
                     for (replica, model), (t_until, why) in self._refusals.items()
                     if replica == name and t_until > now
                 }
-                self._about[name] = {**reply, "refused": refusals}
+                # a report may be from before a load that has ended meanwhile
+                placed = {model for (replica, model), t in self._placed.items() if replica == name and t >= t_asked}
+                models = {model: {} for model in placed} | reply["models"]
+                self._about[name] = {**reply, "models": models, "refused": refusals}
             elif isinstance(reply, UnitLost) and str(reply) != TIMED_OUT:
                 self._about.pop(name, None)
         self._is_known = bool(names) and len(self._about) == len(names)
@@ -136,17 +164,17 @@ class RayTransport:
     async def load(self, model: str) -> None:
         await self._look()
         for _ in range(len(self._about) + 1):
+            if model in self._placing:  # by `units`
+                return
             place = placement.place(model, self._about)
             if place is None and (not self._about or any(model in about["models"] for about in self._about.values())):
                 return  # it is loaded or being loaded, or no node is known yet
             if place is None:
                 break
             with contextlib.suppress(UnitLost):
-                reply = await self._ask("load", place, model, timeout_s=self._load_s)
-                if "error" not in reply:
+                if await self._place(place, model, self._load_s):
                     await self._look()
                     return
-                self._refused(place, model, str(reply["error"]))
         refusals = [about["refused"][model] for about in self._about.values() if model in about.get("refused", {})]
         message = refusals[0] if refusals else "no node of the cluster answers"
         raise GatewayError(
