@@ -201,6 +201,13 @@ def test_a_refusal_is_taken_elsewhere_once_and_its_deadline_is_kept() -> None:
     assert ask(Scripted(3, "refuse", "refuse")).ends == ["overloaded"], "the second one is the client's"
 
 
+@pytest.mark.parametrize("timeout_ms", [-1, -1e308, 1e308, 86_400_001])
+def test_a_time_limit_that_no_daemon_takes_is_left_for_it_to_refuse(timeout_ms: float) -> None:
+    transport = Scripted(1)
+    ask(transport, timeout_ms=timeout_ms)
+    assert [fields["timeout_ms"] for _, fields in transport.seen] == [timeout_ms]
+
+
 def test_a_refusal_at_the_last_try_is_the_clients() -> None:
     assert ask(Scripted(2, 0, 0, 0, "refuse")).ends == ["overloaded"]
 

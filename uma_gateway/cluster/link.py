@@ -20,6 +20,7 @@ from typing import Any
 import orjson
 
 from uma_core.errors import BY_CODE, ErrorCode
+from uma_core.protocol.ops import OPS
 from uma_core.types import thought_mark
 from uma_gateway.cluster.cluster import Cluster, attempt_id, group_of
 from uma_gateway.cluster.router import INFINITE, PAGE, PRIORITIES, Ask, Choice
@@ -34,6 +35,7 @@ FIRST_NEWS_S, NEWS_S = 0.02, 0.5  # time until a waiting client is told its plac
 GRACE_S = 5.0  # after a request's deadline, time for the daemon to report that it passed
 PROMPT_TAIL = 256  # last characters of a prompt, in which a template may have begun a thought
 DRAFT_COUNTS = "accepted_prediction_tokens", "rejected_prediction_tokens"
+TIMEOUT_MOST_MS = next(field.high or 0.0 for field in OPS["generate"].fields if field.name == "timeout_ms")
 CANCEL_S = 0.05  # interval at which a daemon that does not have the request yet is told to cancel it
 ELSEWHERE = frozenset(  # refusals after which another daemon may accept the request
     {
@@ -61,7 +63,8 @@ class RoutedLink:
         self._attempt_key = secrets.token_hex(8)  # clients choose ids, so two requests may have the same one
         self._is_resumable = is_resumable and can_resume(fields)
         timeout_ms = fields.get("timeout_ms") or 0
-        self._deadline_ns = time.monotonic_ns() + int(timeout_ms * 1e6) if timeout_ms else 0
+        is_timed = 0 < timeout_ms <= TIMEOUT_MOST_MS  # other values are sent as they are: the daemon refuses them
+        self._deadline_ns = time.monotonic_ns() + int(timeout_ms * 1e6) if is_timed else 0
         self._inbox = Inbox()
         self._drained = asyncio.Event()
         self._sent_text = ""
