@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.daemon.support import WAIT_S
+from tests.daemon.support import WAIT_S, DaemonProcess
 from uma_gateway.cluster import node as node_module
 from uma_gateway.cluster.node import Node
 from uma_gateway.cluster.settings import parse
@@ -110,6 +111,36 @@ def test_a_model_that_is_about_to_be_loaded_is_reported(monkeypatch: pytest.Monk
         may_end.set()
         assert [await each for each in loading] == [{"error": "no such file"}] * 2
         assert not (await node.about())["models"]
+
+    asyncio.run(asyncio.wait_for(work(), WAIT_S))
+
+
+@pytest.mark.daemon
+def test_the_requests_of_a_gateway_that_has_ended_are_cancelled(fakes: Callable[..., list[DaemonProcess]]) -> None:
+    """Ray lets an actor go on with a call whose caller has ended."""
+    (daemon,) = fakes(1)
+    daemon.pull(step_ms=20)
+
+    async def read(node: Node, gateway: str, n_tokens: int) -> str:
+        fields = {"type": "generate", "id": gateway, "prompt": "p", "max_tokens": n_tokens, "ignore_eos": True}
+        end = ""
+        async for item in node.stream("m", {**fields, "x_gateway": gateway}):
+            end = item if isinstance(item, str) else item[-1].decode()
+        return end
+
+    async def work() -> None:
+        node = Node(parse({"models": [{"name": "m", "socket": daemon.path}]}), "n", "node")
+        await node.load("m")
+        await node._daemons["m"].ready(WAIT_S)
+        ended, other = (asyncio.ensure_future(read(node, name, n)) for name, n in (("ended", 10_000), ("other", 50)))
+        while len(node._daemons["m"]._links) < 2:
+            await asyncio.sleep(0.01)
+        node.cancel_orphans()
+        assert node._daemons["m"].n_streams == 2
+        node._heard["ended"] -= node_module.GONE_S + 1.0
+        node.cancel_orphans()
+        assert "closed" in await ended and '"length"' in await other
+        await node.stop()
 
     asyncio.run(asyncio.wait_for(work(), WAIT_S))
 

@@ -54,6 +54,7 @@ class NodeActor:
     async def _evict(self) -> None:
         while True:
             await asyncio.sleep(EVICT_S)
+            self._node.cancel_orphans()
             try:
                 await self._node.evict_idle()
             except Exception:  # this model cannot be evicted, but the next idle one may be
@@ -62,7 +63,11 @@ class NodeActor:
     async def load(self, name: str, model: str) -> Result:
         return await self._node.load(model) if name == self._name else WRONG
 
-    async def call(self, name: str, model: str, operation: str, timeout_s: float, fields: dict[str, Any]) -> Result:
+    async def call(
+        self, name: str, model: str, operation: str, timeout_s: float, fields: dict[str, Any], gateway: str = ""
+    ) -> Result:
+        if gateway:
+            self._node.heard(gateway)
         return await self._node.call(model, operation, timeout_s, fields) if name == self._name else WRONG
 
     async def stream(self, name: str, model: str, fields: dict[str, Any]) -> AsyncIterator[list[bytes] | str]:

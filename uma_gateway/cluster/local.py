@@ -13,7 +13,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence, Set
 from typing import Any
 
 from uma_gateway.cluster.router import READY
@@ -51,6 +51,7 @@ class LocalDaemon:
         self.daemon = Daemon(path)
         # running requests, by id and attempt: clients choose ids, so two requests may have the same one
         self._links: dict[tuple[str, str], Link] = {}
+        self._gateways: dict[Link, str] = {}  # whose they are, if that is known
         self._hang_s = hang_s
         self._process: asyncio.subprocess.Process | None = None
         self._main: asyncio.Task[None] | None = None
@@ -181,7 +182,9 @@ class LocalDaemon:
         key = str(fields["id"]), str(fields.get("x_attempt") or secrets.token_hex(8))
         try:
             link = self._links[key] = await connect(self.path)
-            link.send({name: value for name, value in fields.items() if name != "x_attempt"})
+            if "x_gateway" in fields:
+                self._gateways[link] = fields["x_gateway"]
+            link.send({name: value for name, value in fields.items() if name not in ("x_attempt", "x_gateway")})
             while True:
                 payloads = await link.receive()
                 yield payloads
@@ -195,6 +198,13 @@ class LocalDaemon:
             if link is not None:
                 if self._links.get(key) is link:
                     del self._links[key]
+                self._gateways.pop(link, None)
+                link.close()
+
+    def end_of(self, gateways: Set[str]) -> None:
+        """Cancel the requests of these gateways."""
+        for link, gateway in list(self._gateways.items()):
+            if gateway in gateways:
                 link.close()
 
     async def call(self, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> Event:

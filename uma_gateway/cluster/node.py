@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 MIB = 1 << 20
 ESTIMATE_S = 120.0
+GONE_S = 60.0  # a gateway that has called nothing for this long has ended, or is cut off
 NAME_MOST = 40  # characters of a model in its socket's name: the path of a Unix socket is limited to about 100 in all
 Result = dict[str, Any]
 COMING = {"state": "starting", "requests": 0, "idle_s": 0.0, "restarts": 0, "is_adopted": False, "socket": ""}
@@ -48,6 +49,7 @@ class Node:
         self._models = {model.name: model for model in settings.models}
         self._daemons: dict[str, LocalDaemon] = {}
         self._need_mb: dict[str, int] = {}
+        self._heard: dict[str, float] = {}  # by gateway: when it last called
         self._asked: list[str] = []  # models of the calls of `load` that have not ended
         self._lock = asyncio.Lock()
 
@@ -172,6 +174,18 @@ class Node:
 
     # what it is asked
 
+    def heard(self, gateway: str) -> None:
+        self._heard[gateway] = time.monotonic()
+
+    def cancel_orphans(self) -> None:
+        """Cancel the requests of gateways that have ended: Ray does not tell that nobody reads the answers."""
+        now = time.monotonic()
+        gone = {gateway for gateway, t_heard in self._heard.items() if now - t_heard > GONE_S}
+        for gateway in gone:
+            del self._heard[gateway]
+        for daemon in self._daemons.values() if gone else ():
+            daemon.end_of(gone)
+
     async def call(self, model: str, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> Result:
         """Call an operation. The result has `reply`, `lost` (why), or `error` (as GatewayError.values returns it)."""
         daemon = self._daemons.get(model)
@@ -190,6 +204,8 @@ class Node:
         if daemon is None:
             yield f"{model} is not loaded here"
             return
+        if "x_gateway" in fields:
+            self.heard(fields["x_gateway"])
         stream = daemon.stream(fields)
         try:
             async for payloads in stream:

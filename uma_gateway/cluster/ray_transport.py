@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import logging
+import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -38,6 +39,7 @@ class RayTransport:
         self._deployment = deployment
         self._models = dict(models)
         self._load_s = load_s
+        self._name = secrets.token_hex(8)  # this gateway's, by which a node knows whose requests it has
         self._about: dict[str, dict[str, Any]] = {}  # by replica: its last report
         self._refusals: dict[
             tuple[str, str], tuple[float, str]
@@ -137,7 +139,8 @@ class RayTransport:
 
     async def call(self, unit: Unit, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> Event:
         replica, model = unit.name.split("/", 1)
-        reply = await self._ask("call", replica, model, operation, timeout_s, dict(fields), timeout_s=timeout_s + 1.0)
+        given = operation, timeout_s, dict(fields), self._name
+        reply = await self._ask("call", replica, model, *given, timeout_s=timeout_s + 1.0)
         if "error" in reply:
             raise GatewayError.of(reply["error"])
         found: Event = reply["reply"]
@@ -145,7 +148,8 @@ class RayTransport:
 
     async def stream(self, unit: Unit, fields: Mapping[str, Any]) -> AsyncIterator[list[bytes]]:
         replica, model = unit.name.split("/", 1)
-        responses = _remote(self._handle.options(method_name="stream", stream=True), replica, model, dict(fields))
+        given = {**fields, "x_gateway": self._name}
+        responses = _remote(self._handle.options(method_name="stream", stream=True), replica, model, given)
         is_over = False
         try:
             async for item in responses:

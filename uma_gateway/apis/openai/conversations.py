@@ -24,9 +24,10 @@ async def on_create(exchange: Exchange) -> None:
     if not answers.responses_kept_s or not answers.responses_kept_mb:
         message = "conversations are not kept here: `answers.responses_kept_s` or `responses_kept_mb` is 0"
         raise unsupported(message, None)
+    conversation_id = items.new_id("conv")
     facts = {"created_at": int(time.time()), "metadata": table(body, "metadata")}
-    conversation = {"id": items.new_id("conv"), "object": KIND, **facts}
-    listed = _given(exchange, body, conversation["id"])
+    conversation = {"id": conversation_id, "object": KIND, **facts}
+    listed = _given(exchange, body, conversation_id)
     _check_size(exchange, size_of(conversation, listed))
     await _put(exchange, conversation, listed)
 
