@@ -13,6 +13,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,7 +24,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.daemon.fixtures import short_folder
-from tests.daemon.support import ENDLESS, DaemonProcess, eventually, is_alive, running
+from tests.daemon.supervisor import EXEC_WITH_SOCKETS
+from tests.daemon.support import ENDLESS, ROOT, WAIT_S, DaemonProcess, eventually, is_alive, running
 from tests.daemon.with_forked_gateway import pid_path
 from uma_core.config.options import HttpOptions
 from uma_core.errors import UmaError
@@ -82,6 +85,25 @@ def test_one_command_gives_a_working_endpoint(serve, port):
     (pid,) = children(daemon)
     daemon.stop()
     eventually(lambda: not is_alive(pid), "the gateway outlived the daemon")
+
+
+def test_it_finds_a_socket_that_a_supervisor_passed(folder, port):
+    path = str(folder / "passed.sock")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(path)
+        listening.listen()
+        command = [sys.executable, "-c", EXEC_WITH_SOCKETS, str(listening.fileno()), "-m", "uma_core", "daemon"]
+        command += ["--engine", "fake", "--http", str(port)]
+        environ = {name: text for name, text in os.environ.items() if name != "UMA_SOCK"}
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environ, pass_fds=[listening.fileno()], stderr=subprocess.PIPE
+        )
+        try:
+            eventually(lambda: answers(port), "the gateway does not find the daemon")
+        finally:
+            process.send_signal(signal.SIGTERM)
+            _, log = process.communicate(timeout=WAIT_S)
+    assert f"listens on a passed socket, {path}".encode() in log
 
 
 def test_it_is_started_again_when_it_ends(serve_forking, port):

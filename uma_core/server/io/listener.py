@@ -67,7 +67,7 @@ def _check_length(path: str) -> None:
 
 
 class BoundSocket:
-    """A listening socket, and, if we bound it, the path and the lock that `close` releases."""
+    """A listening socket and its path (empty if it has none), and, if we bound it, the lock that `close` releases."""
 
     def __init__(self, sock: socket.socket, path: str = "", lock_fd: int = -1) -> None:
         sock.setblocking(False)
@@ -113,7 +113,8 @@ def _adopt(fd: int) -> BoundSocket:
         sock.detach()
         text = f"descriptor {fd} is a socket that does not listen: a socket unit must not have Accept=yes"
         raise UmaError(ErrorCode.CONFIG_INVALID, text)
-    return BoundSocket(sock)
+    name = sock.getsockname()
+    return BoundSocket(sock, name if isinstance(name, str) else "")  # bytes: an abstract name
 
 
 def _lock(path: str) -> int:

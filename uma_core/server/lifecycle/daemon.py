@@ -128,21 +128,23 @@ class Daemon:
         address = loopback(config.metrics.listen)
         if address is not None:
             self.scraper = Scraper(self.loop, address, self.status.prometheus)
-        sockets = passed_sockets(os.environ, os.getpid()) or [
-            bind_unix(self._path(), config.ipc.backlog, config.ipc.check_folder)
-        ]
+        passed = passed_sockets(os.environ, os.getpid())
+        sockets = passed or [bind_unix(self._path(), config.ipc.backlog, config.ipc.check_folder)]
+        path = next((bound.path for bound in sockets if bound.path), "")
         try:
             self.app.start(sockets)
             self.compute.start()
             self.supervision.start()
             self.relief.apply(config)
             self.tracing.apply(config.log)
+            self.gateway.path = path or self.gateway.path
             self.gateway.apply(config.http)
             self._housekeep()
             # imported objects stay: a full collection then looks only at the rest, and takes 1 ms instead of 25
             gc.freeze()
             preset = "" if config.engine.preset == presets.NONE else f", with the preset {config.engine.preset}"
-            log.info("uma-core %s listens on %s%s", __version__, sockets[0].path or "a passed socket", preset)
+            where = ", ".join(word for word in ("a passed socket" if passed else "", path) if word)
+            log.info("uma-core %s listens on %s%s", __version__, where, preset)
             if not config.engine.model:
                 log.warning(DEMO_NOTICE)
             self.host.load(config, self._loaded, is_start=True)

@@ -37,8 +37,8 @@ class Gateway:
     """`apply` starts, restarts and stops it as the configuration says."""
 
     def __init__(self, loop: Loop, path: str) -> None:
+        self.path = path  # of the daemon's socket
         self._loop = loop
-        self._path = path  # of the daemon's socket
         self._options = HttpOptions()
         self._process: subprocess.Popen[bytes] | None = None
         self._lifeline = -1
@@ -135,7 +135,7 @@ class Gateway:
         return process
 
     def _command(self) -> list[str]:
-        return [sys.executable, "-m", "uma_gateway", "serve", "--socket", self._path, *flags(self._options)]
+        return [sys.executable, "-m", "uma_gateway", "serve", "--socket", self.path, *flags(self._options)]
 
     def _wait(self, process: subprocess.Popen[bytes]) -> None:
         status = process.wait()
