@@ -384,13 +384,18 @@ def test_any_bytes_are_a_config_or_a_coded_error(tmp_path_factory, data):
         assert error.error is ErrorCode.CONFIG_INVALID
 
 
+def test_text_that_no_system_call_takes_is_refused(write):
+    with pytest.raises(UmaError, match="disk_dir must not contain half of a surrogate pair"):
+        build(path=write('cache: {disk_dir: "\\ud800"}'))
+
+
 def test_what_is_written_is_read_back(write):
     adapters = {"engine.lora": "on=a: 'b'.gguf,2=c.gguf", "engine.lora_scale": "2=0.5"}
     flags = {
         **adapters,
         "access.lane_ceiling": "1000=background",
         "access.allow_uids": "1,2",
-        "model": 'a: "b" # c',
+        "model": 'a: "b" # c \U0001f600\u202e\u00e9\x7f\udcff',
         "scheduler.guard_cap": "1.25",
         "scheduler.guard_floor_ms": "0.00001",
     }

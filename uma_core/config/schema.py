@@ -163,7 +163,18 @@ def _typed(value: Any, kind: type) -> Any:
         raise BadValue(f"must be {_TYPE_WORDS[kind]}, not {shown(value)}")
     if isinstance(value, str) and "\0" in value:
         raise BadValue("must not contain NUL")
+    if isinstance(value, str) and not _can_be_bytes(value):
+        raise BadValue(f"must not contain half of a surrogate pair, as {shown(value)} does")
     return value
+
+
+def _can_be_bytes(text: str) -> bool:
+    """Whether system calls take the text, as they do bytes of a flag or variable that are not UTF-8."""
+    try:
+        text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _scalar(text: str, kind: type) -> Any:
@@ -240,7 +251,9 @@ def write_value(value: Any) -> str:
         return "{" + ", ".join(f"{write_value(key)}: {write_value(item)}" for key, item in value.items()) + "}"
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
-    return json.dumps(list(value) if isinstance(value, tuple) else value)
+    text = json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
+    # not JSON's escapes: YAML takes a pair such as \ud83d\ude00 for two characters
+    return text.replace("\x7f", "\\x7f").encode("ascii", "backslashreplace").decode()
 
 
 def range_text(opt: Option) -> str:
