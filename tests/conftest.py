@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import signal
 from pathlib import Path
 
@@ -22,6 +23,21 @@ os.environ.setdefault("GOMP_SPINCOUNT", "0")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 NO_SKIPS = bool(os.environ.get("UMA_NO_SKIPS"))  # set where all tools of the tests are installed: a skip is a failure
+
+
+@pytest.fixture
+def homeless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the working directory of a user who has no home folder."""
+    for name in ("HOME", "XDG_CACHE_HOME", "UMA_BUILD_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def unknown(uid: int) -> object:
+        raise KeyError(uid)
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path / "work"
 
 
 STARTS_DAEMONS = {Path(__file__).parent / name for name in ("daemon", "gateway")}

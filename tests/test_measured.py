@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from native.cache import cache_root
 from uma_core import measured
 
 VALUES = {"engine": "graph", "splits": [[1], [2, 1]], "ns": 1.5e6, "mixed": None}
@@ -73,6 +74,20 @@ def test_what_cannot_be_stored_leaves_nothing_behind(path: Path) -> None:
     with pytest.raises(OSError):
         measured.save(path, VALUES)
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_user_without_a_home_folder_has_no_store(homeless: Path) -> None:
+    """A folder named `~` was made in the working directory, where other users may write, too."""
+    with pytest.raises(FileNotFoundError, match="set HOME or XDG_CACHE_HOME"):
+        measured.folder()
+
+
+def test_a_tilde_in_the_variable_is_the_home_folder_as_for_the_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("UMA_BUILD_CACHE", "~/here")
+    assert measured.home() == cache_root() == tmp_path / "here"
 
 
 def test_text_of_all_languages_is_kept(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -15,19 +16,22 @@ MAX_BYTES = 1 << 20  # of one file; ours have a few KiB
 
 
 def folder() -> Path:
-    """Return the folder of calibrations. It need not exist."""
+    """Return the folder of calibrations. It need not exist. Raises: FileNotFoundError, as `home` does."""
     return home() / "calibration"
 
 
 def home() -> Path:
     """Return UMA_BUILD_CACHE, which also holds the builds for this machine, else our folder in the user's cache.
 
-    It need not exist.
+    It need not exist. Raises: FileNotFoundError for a user without a home folder, such as a container's.
     """
     given, folder = os.environ.get("UMA_BUILD_CACHE"), os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(folder):  # XDG Base Directory Specification: a relative path is ignored
-        folder = os.path.expanduser("~/.cache")
-    return Path(given or os.path.join(folder, "uma-serve"))
+        folder = "~/.cache"
+    found = os.path.expanduser(given or os.path.join(folder, "uma-serve"))
+    if found.startswith("~"):  # it would be created in the working directory, where others may write
+        raise FileNotFoundError(errno.ENOENT, "this user has no home folder: set HOME or XDG_CACHE_HOME")
+    return Path(found)
 
 
 def save(path: Path, values: dict[str, Any]) -> None:

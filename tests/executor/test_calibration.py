@@ -39,6 +39,14 @@ def test_calls_of_more_rows_than_were_timed_are_timed_again(monkeypatch: pytest.
     assert max(model.decode.sizes) == 16
 
 
+def test_without_a_home_folder_it_is_measured_and_not_stored(homeless: Path, caplog: pytest.LogCaptureFixture) -> None:
+    clock = ManualClock(1)
+    engine = FakeEngine(FakeModel(n_seq_max=2, n_ctx=4096), CPU_SHAPE, clock)
+    assert calibrate(engine, device_view(engine), clock, "auto").decode.sizes
+    assert "set HOME or XDG_CACHE_HOME" in caplog.text
+    assert not list(homeless.iterdir())
+
+
 @pytest.mark.parametrize("kind", ["a pipe", "a wrong digit", "too deep"])
 def test_a_stored_calibration_that_is_none_is_measured_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str

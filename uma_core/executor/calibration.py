@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from pathlib import Path
 
 import numpy as np
 
@@ -57,8 +56,8 @@ def calibrate(engine: Engine, device: DeviceView, clock: Clock, mode: str) -> Co
     """
     if mode == "off":
         return guess(device)
-    path = measured.folder() / f"{_key(engine)}.json"
-    if mode in ("auto", "stored") and (stored := _load(path)) is not None:
+    name = f"{_key(engine)}.json"
+    if mode in ("auto", "stored") and (stored := _load(name)) is not None:
         return stored
     if mode == "stored":
         log.info(
@@ -68,7 +67,7 @@ def calibrate(engine: Engine, device: DeviceView, clock: Clock, mode: str) -> Co
     times = time_shapes(engine, device, clock)
     model = fit(samples_of(times, device), device)
     if is_calm(times):
-        _save(path, model)
+        _save(name, model)
     else:
         log.warning(
             "other work on this machine disturbed the calibration; it is used for now and corrected by measured calls, "
@@ -206,21 +205,21 @@ def _key(engine: Engine) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
-def _load(path: Path) -> CostModel | None:
+def _load(name: str) -> CostModel | None:
     try:
-        return CostModel.from_dict(measured.load(path))
+        return CostModel.from_dict(measured.load(measured.folder() / name))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        log.warning("stored calibration %s is not usable (%s): measuring again", path.name, error)
+        log.warning("stored calibration %s is not usable (%s): measuring again", name, error)
         return None
 
 
-def _save(path: Path, model: CostModel) -> None:
+def _save(name: str, model: CostModel) -> None:
     """Store a calibration. A failure is only worth a warning: without the file the next start takes a few seconds
     longer.
     """
     try:
-        measured.save(path, model.to_dict())
+        measured.save(measured.folder() / name, model.to_dict())
     except OSError as error:
         log.warning("calibration was not stored: %s", error)

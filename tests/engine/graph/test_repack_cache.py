@@ -260,6 +260,12 @@ def test_a_daemon_that_is_killed_again_and_again_while_it_writes_fills_no_disk(p
     assert not [name for name in names(folder) if name.endswith(repack_cache.TEMPORARY)]
 
 
+def test_without_a_home_folder_nothing_is_kept(path: str, homeless: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert start(path)[0] == start(path)[0] == "repacked"
+    assert "set HOME or XDG_CACHE_HOME" in caplog.text
+    assert not list(homeless.iterdir())
+
+
 def test_a_mapped_model_keeps_nothing(path: str, folder: Path) -> None:
     with opened(path, "mmap", repack_cache=True) as engine:
         assert engine.info.weights_from == "mapped"

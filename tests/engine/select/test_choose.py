@@ -114,6 +114,13 @@ def test_a_damaged_store_is_no_choice_and_a_line_says_so(content: str, caplog: p
     assert stored_in(DRAFT, AUTO).name in caplog.text
 
 
+def test_without_a_home_folder_no_choice_is_stored(homeless: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert choose(DRAFT, AUTO).is_due
+    store(DRAFT, AUTO, FASTER)
+    assert "set HOME or XDG_CACHE_HOME" in caplog.text
+    assert choose(DRAFT, AUTO).is_due and not list(homeless.iterdir())
+
+
 def test_a_pipe_in_place_of_the_store_is_no_choice() -> None:
     store(DRAFT, AUTO, FASTER)
     stored_in(DRAFT, AUTO).unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,8 @@ from uma_core.engine.llama.model import LlamaModel, Parts, Progress
 from uma_core.engine.llama.params import context_params, is_unified, n_threads_of
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.machine import available_bytes
+
+log = logging.getLogger(__name__)
 
 ARRANGED_SHARE = 0.75  # largest part of the available memory for copies; the rest is for KV, graphs and others
 # parameters of a context that shows whether llama.cpp can make a graph of a model
@@ -190,7 +193,12 @@ def _laid_out(path: str, options: EngineOptions) -> LlamaModel:
 def _cache(header: Header, fingerprint: str, options: EngineOptions) -> RepackCache | None:
     if not options.repack_cache:
         return None
-    return RepackCache(folder(), key_of(header, fingerprint), options.repack_cache_mb << 20)
+    try:
+        where = folder()
+    except FileNotFoundError as error:
+        log.warning("the repacked weights are not kept: %s", error.strerror)
+        return None
+    return RepackCache(where, key_of(header, fingerprint), options.repack_cache_mb << 20)
 
 
 def _notes(network: Network, is_unified: bool) -> tuple[str, ...]:

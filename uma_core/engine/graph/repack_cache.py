@@ -82,7 +82,7 @@ def key_of(header: Header, fingerprint: str) -> Key:
 
 
 def folder() -> Path:
-    """Return the folder of the files. It need not exist."""
+    """Return the folder of the files. It need not exist. Raises: FileNotFoundError for a user without a home folder."""
     return measured.home() / "weights"
 
 

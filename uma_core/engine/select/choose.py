@@ -43,8 +43,8 @@ def choose(path: str, options: EngineOptions) -> Choice:
         return Choice("graph", "engine.deterministic is its promise")
     if options.calibrate == "off":
         return Choice("llama", "the engines are not compared while the calibration is off")
-    stored = stored_in(path, options)
     try:
+        stored = stored_in(path, options)
         values = measured.load(stored)
         known = Choice(values["engine"], values["reason"])
     except (OSError, ValueError, KeyError) as error:
@@ -77,7 +77,10 @@ def store(path: str, options: EngineOptions, choice: Choice) -> None:
 
 
 def stored_in(path: str, options: EngineOptions) -> Path:
-    """Return the file that stores the choice, by the model, the machine, and all else that changes engines' times."""
+    """Return the file that stores the choice, by the model, the machine, and all else that changes engines' times.
+
+    Raises: FileNotFoundError for a user without a home folder.
+    """
     shape = (
         options.n_ctx,
         options.n_seq,
