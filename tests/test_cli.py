@@ -51,6 +51,14 @@ def test_version(run):
     assert run("--version") == (0, f"uma-core, version {__version__}\n", "")  # in the same form as the other programs
 
 
+def test_ctrl_c_while_the_daemon_is_imported_is_no_traceback(run, monkeypatch):
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib, "import_module", interrupted)
+    assert run("daemon") == (130, "", "")
+
+
 def test_help_names_every_flag_and_variable(run):
     status, out, _ = run("daemon", "--help")
     assert status == 0

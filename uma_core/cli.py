@@ -90,7 +90,7 @@ def main() -> int:
         return _fail(UmaError(ErrorCode.CONFIG_INVALID, error.format_message()))
     except CannotWrite as error:
         return say(PROGRAM, f"cannot write to standard output: {error}", 1)
-    except click.Abort:
+    except (click.Abort, KeyboardInterrupt):  # Ctrl-C before the daemon handles it
         return 130
 
 
