@@ -21,6 +21,18 @@ def test_the_system_says_what_is_mapped_and_locked(tmp_path):
     assert budget.locked_bytes() is not None
 
 
+@pytest.mark.parametrize("name", ["a model", "a\nmodel", "caf\udce9"])
+def test_a_file_that_was_replaced_is_still_mapped(tmp_path, name):
+    path, new = tmp_path / name, tmp_path / "new"
+    for each, n_pages in ((path, 3), (new, 5)):
+        each.write_bytes(bytes(n_pages * mmap.PAGESIZE))
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as old:
+        new.replace(path)
+        assert budget.mapped_bytes(str(path)) == len(old)
+        with path.open("r+b") as file_now, mmap.mmap(file_now.fileno(), 0) as now:
+            assert budget.mapped_bytes(str(path)) == len(now), "a reload maps the new one"
+
+
 def use(weights: int, kv: int, compute: int = 0) -> MemoryUse:
     return MemoryUse(weights * MIB, kv * MIB, compute * MIB)
 

@@ -92,13 +92,21 @@ def resident_bytes() -> int:
 
 
 def mapped_bytes(path: str) -> int | None:
-    """Return how many bytes of this file are mapped; None: not reported by the system. Source: proc(5), Linux."""
+    """Return how many bytes of this file are mapped; None: not reported by the system. Source: proc(5), Linux.
+
+    If none are, those of the file that had the path until it was replaced or removed.
+    """
     try:
-        lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
-        name = os.path.realpath(path)
+        lines = Path("/proc/self/maps").read_bytes().split(b"\n")
+        name = os.fsencode(os.path.realpath(path)).replace(b"\n", b"\\012")
     except (OSError, ValueError):
         return None
-    spans = [line.split(None, 1)[0].split("-") for line in lines if line.endswith(name)]
+    return _mapped(lines, name) or _mapped(lines, name + b" (deleted)")
+
+
+def _mapped(lines: list[bytes], name: bytes) -> int:
+    fields = [line.split(None, 5) for line in lines]
+    spans = [line[0].split(b"-") for line in fields if line[5:] == [name]]
     return sum(int(end, 16) - int(begin, 16) for begin, end in spans)
 
 
