@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import stat
@@ -12,7 +13,7 @@ import time
 import pytest
 
 from tests.daemon.supervisor import EXEC_WITH_SOCKETS, Supervisor
-from tests.daemon.support import ROOT, WAIT_S, DaemonProcess, Wire, eventually
+from tests.daemon.support import ROOT, SMALL, TINY, WAIT_S, DaemonProcess, Wire, eventually
 
 
 @pytest.fixture
@@ -35,6 +36,19 @@ def test_ready_reload_and_stop_are_told(serve, supervisor):
     at, _ = supervisor.hear("STATUS", "draining", at + 1)
     supervisor.hear("STOPPING", "1", at + 1)
     assert daemon.wait() == 0
+
+
+@pytest.mark.parametrize("engine", ["llama", "graph"])
+def test_a_model_whose_path_is_not_utf_8_is_served_and_told(serve, folder, supervisor, engine):
+    path = os.path.join(os.fsencode(folder), b"caf\xe9", b"caf\xe9.gguf")
+    os.mkdir(os.path.dirname(path))
+    with open(path, "wb") as file:  # without the name that is told otherwise
+        file.write(TINY.read_bytes().replace(b"general.name", b"general.nama", 1))
+    daemon = serve("--model", os.fsdecode(path), "--engine", engine, *SMALL, environ=supervisor.environ())
+    _, ready = supervisor.hear("READY", "1")
+    assert ready["STATUS"] == "serving caf\N{REPLACEMENT CHARACTER}.gguf"
+    assert daemon.generate("hello", max_tokens=2)[-1]["reason"] == "length"
+    assert daemon.status()["model"]["name"] in daemon.ask("metrics", format="prometheus")["text"]
 
 
 def test_an_abstract_address_is_heard_too(serve, folder):

@@ -172,7 +172,7 @@ class Header:
         context = ffi.new("struct ggml_context **")
         mark = tap.pump()
         params = ffi.new("struct gguf_init_params *", {"no_alloc": True, "ctx": context})
-        handle = lib.gguf_init_from_file(path.encode(), params[0])
+        handle = lib.gguf_init_from_file(os.fsencode(path), params[0])
         if not handle:
             raise refusal(path, mark)
         self._handles.append(handle)
@@ -191,9 +191,9 @@ class Header:
                 f"{self.path}: not the first file of the {n} that the model is split into",
                 path=self.path,
             )
-        size = len(self.path.encode()) + 64
+        size = len(os.fsencode(self.path)) + 64
         prefix, name = ffi.new("char[]", size), ffi.new("char[]", size)
-        if not lib.llama_split_prefix(prefix, size, self.path.encode(), 0, n):
+        if not lib.llama_split_prefix(prefix, size, os.fsencode(self.path), 0, n):
             raise UmaError(
                 ErrorCode.MODEL_LOAD_FAILED,
                 f"{self.path}: the name of a file of {n} does not end in -00001-of-{n:05}.gguf",
@@ -202,7 +202,7 @@ class Header:
         paths = []
         for i in range(1, n):
             lib.llama_split_path(name, size, prefix, i, n)
-            paths.append(text(name))
+            paths.append(os.fsdecode(ffi.string(name)))
         return paths
 
     def check_computable(self) -> None:

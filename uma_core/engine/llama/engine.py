@@ -8,6 +8,7 @@ context reads prompts in sized chunks.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -382,7 +383,7 @@ def isa_notes(isa: str, kernels: str) -> tuple[str, ...]:
 def expert_bytes(path: str) -> int:
     """Return the bytes of the tensors that hold experts, from the GGUF's header."""
     params = ffi.new("struct gguf_init_params *", {"no_alloc": True, "ctx": ffi.NULL})
-    header = lib.gguf_init_from_file(path.encode(), params[0])
+    header = lib.gguf_init_from_file(os.fsencode(path), params[0])
     if not header:
         return 0
     tensors = range(int(lib.gguf_get_n_tensors(header)))

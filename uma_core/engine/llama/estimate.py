@@ -6,6 +6,7 @@ This is also the cheapest proof that a GGUF is whole: llama.cpp compares every t
 
 from __future__ import annotations
 
+import os
 import re
 
 from uma_core.config.options import EngineOptions
@@ -40,7 +41,7 @@ def estimate(path: str, options: EngineOptions, is_encoding: bool = False) -> Me
         params.no_alloc = True
         params.load_mode = lib.LLAMA_LOAD_MODE_NONE
         mark = tap.pump()
-        model = lib.llama_model_load_from_file(path.encode(), params)
+        model = lib.llama_model_load_from_file(os.fsencode(path), params)
         del kept
         if not model:
             raise refusal(path, mark)

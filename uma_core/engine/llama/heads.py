@@ -139,7 +139,7 @@ def _load(path: str, options: EngineOptions, is_dry: bool = False) -> Any:
     if is_dry:
         params.no_alloc, params.load_mode = True, lib.LLAMA_LOAD_MODE_NONE
     mark = tap.pump()
-    model = lib.llama_model_load_from_file(path.encode(), params)
+    model = lib.llama_model_load_from_file(os.fsencode(path), params)
     del kept
     if not model:
         raise refusal(path, mark)

@@ -5,6 +5,7 @@ When its set changes, a context lays out its graphs again, which takes about as 
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from uma_core.config.options import EngineOptions
@@ -56,7 +57,7 @@ class LlamaAdapters:
 
 def _load(model: LlamaModel, file: AdapterFile) -> Any:
     mark = tap.pump()
-    handle = lib.llama_adapter_lora_init(model.handle, file.info.path.encode())
+    handle = lib.llama_adapter_lora_init(model.handle, os.fsencode(file.info.path))
     if not handle:
         error = ErrorCode.INSUFFICIENT_MEMORY if lib.uma_guard_is_short() else ErrorCode.ADAPTER_LOAD_FAILED
         raise UmaError(error, f"adapter {file.name}: {words_of_failure(mark)}", adapter=file.name)

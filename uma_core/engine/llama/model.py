@@ -72,7 +72,7 @@ class LlamaModel:
         )
         params.progress_callback = callback
         mark = tap.pump()
-        self.handle = lib.llama_model_load_from_file(path.encode(), params)
+        self.handle = lib.llama_model_load_from_file(os.fsencode(path), params)
         del kept  # the objects that the parameters point at had to live until here
         if not self.handle:
             raise refusal(path, mark)
@@ -143,7 +143,7 @@ class LlamaModel:
 
     @property
     def name(self) -> str:
-        return self.meta("general.name") or os.path.basename(self.path)
+        return self.meta("general.name") or os.fsencode(os.path.basename(self.path)).decode(errors="replace")
 
     @property
     def chat_template(self) -> str | None:

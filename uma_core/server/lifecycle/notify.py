@@ -44,7 +44,7 @@ class Notifier:
         message = "\n".join(f"{name}={' '.join(str(value).split())}" for name, value in fields.items())
         try:
             self._socket.sendto(
-                message.encode(), "\0" + self._address[1:] if self._address[0] == "@" else self._address
+                message.encode(errors="replace"), "\0" + self._address[1:] if self._address[0] == "@" else self._address
             )
         except OSError as error:
             log.warning("cannot send %s to the supervisor: %s", next(iter(fields)), error)
