@@ -63,6 +63,19 @@ def test_drain_past_its_deadline_aborts_a_hung_call(serve):
     assert daemon.wait() == 0
 
 
+def test_a_drained_daemon_stays_drained_after_a_swap_that_a_hang_prevents(serve):
+    daemon = serve("--drain-deadline-ms", "100", *HANG_MS)
+    daemon.pull(step_ms=5, available_mb=400)
+    stream = daemon.stream(max_tokens=100_000).begun()
+    assert daemon.ask("drain", timeout_ms=600_000)["state"] == "draining"
+    daemon.pull(is_hanging=True, is_deaf=True)
+    assert daemon.ask("reload", model="another")["name"] == "engine_hung"
+    daemon.pull(is_hanging=False)
+    assert stream.end()["reason"] == "draining"
+    assert daemon.state() == "draining"
+    assert daemon.ask("undrain")["state"] == "ready"
+
+
 def test_a_hang_that_nothing_ends_still_ends_with_final_events(serve):
     daemon = serve(*HANG_MS)
     streams = [daemon.stream(max_tokens=4000).begun() for _ in range(2)]

@@ -62,6 +62,7 @@ class Lifecycle:
         self._clock = clock
         self._state = self._last = STARTING
         self._drain: Drain | None = None
+        self._held: Drain | None = None  # an operator's drain during a swap, which stays in effect after it
         self._swap: tuple[Callable[[], None], Callable[[UmaError], None]] | None = None
         self._poll: Timer | None = None
 
@@ -222,9 +223,10 @@ class Lifecycle:
         if drain.then == EXIT:
             self.stop()
         elif drain.then == SWAP:
-            self._drain = None
+            self._drain = self._held
             self._abandon_swap(UmaError(ErrorCode.ENGINE_HUNG))
-            self._become(READY)
+            self._become(READY if self._drain is None else DRAINING)
+            self._schedule()
 
     def _cut(self) -> None:
         for executor in self._compute.executors:
@@ -253,10 +255,10 @@ class Lifecycle:
         if self._state == DRAINING and self.n_remaining() == 0:
             on_drained()
             return
-        held = self._drain
+        self._held = self._drain
 
         def go_on() -> None:
-            self._drain = held
+            self._drain = self._held
             on_drained()
 
         self._swap = (go_on, on_abandoned)
