@@ -30,6 +30,15 @@ def test_sequences_get_no_more_positions_than_the_model_was_trained_with(engine:
     assert estimate_engine(options) == estimate_engine(replace(options, n_ctx=info.n_ctx))
 
 
+@pytest.mark.parametrize("engine", ["llama", "graph"])
+def test_nor_does_a_sequence_that_may_use_the_whole_pool(engine: str) -> None:
+    options = replace(OPTIONS, engine=engine, kv_mode="unified", n_ctx=1 << 20)
+    opened = open_engine(options)
+    info = opened.info
+    opened.close()
+    assert info.n_ctx_seq == info.n_ctx_train and info.n_ctx == 2 * info.n_ctx_train
+
+
 def test_fewer_positions_are_as_they_were_asked_for() -> None:
     opened = open_engine(replace(OPTIONS, engine="llama", n_ctx=1024))
     info = opened.info

@@ -255,7 +255,7 @@ def page_counts(options: EngineOptions, shape: Shape) -> tuple[int, int, int]:
         raise Unsupported("a context_length of 0")
     if is_unified(options):
         n_pages = -(-n_ctx // PAGE)
-        return n_pages, options.n_seq, n_pages * PAGE
+        return n_pages, options.n_seq, min(n_pages, -(-(shape.n_ctx_train or n_ctx) // PAGE)) * PAGE
     n_each = -(-n_ctx // (options.n_seq * PAGE))
     return n_each * options.n_seq, options.n_seq, n_each * PAGE
 

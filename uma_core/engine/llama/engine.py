@@ -79,6 +79,8 @@ class LlamaEngine(GeneratorBase[PrefillSlot]):
         self.decoder = DecodeContext(self.model, params)
         self._kv_bytes = kv_bytes(mark)
         self.n_ctx_seq = int(lib.llama_n_ctx_seq(self.decoder.handle))
+        if is_unified(options):  # the pool may be larger than what one sequence was trained for
+            self.n_ctx_seq = min(self.n_ctx_seq, int(lib.llama_model_n_ctx_train(self.model.handle)) or self.n_ctx_seq)
         check_threads(n_threads_of(options))
         warm_up(self.decoder)
         notes = discover(self.decoder, self.model)
