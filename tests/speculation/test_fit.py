@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import gguf
 import pytest
 
 from tests.engine.graph.conftest import SMALL
@@ -41,6 +43,26 @@ def test_kv_that_the_draft_models_heads_do_not_take(way: Callable[..., object], 
 def test_the_same_heads_with_kv_that_they_take(tmp_path: Path) -> None:
     served, narrow = both(tmp_path)
     open_draft(replace(SMALL, model=served, kv_type="bf16"), narrow).close()
+
+
+@pytest.mark.parametrize(
+    ("options", "n_each"),
+    [
+        ({"n_ctx": 1 << 20}, 128),
+        ({"n_ctx": 0}, 128),
+        ({"n_ctx": 256, "n_seq": 4}, 64),
+        ({"n_ctx": 256, "n_seq": 4, "kv_mode": "unified"}, 128),
+    ],
+)
+def test_its_context_is_that_of_a_served_sequence(options: dict[str, Any], n_each: int, tmp_path: Path) -> None:
+    served, path = (write(MODELS["llama"], tmp_path / f"{name}.gguf") for name in ("served", "draft"))
+    reader = gguf.GGUFReader(served, "r+")  # trained with a shorter context than the draft model
+    reader.fields["llama.context_length"].parts[-1][0] = 128
+    reader.data.flush()
+    engine = open_draft(replace(SMALL, model=served, **options), path)
+    n_ctx_seq = engine.info.n_ctx_seq
+    engine.close()
+    assert n_ctx_seq == n_each
 
 
 @pytest.mark.parametrize("name", ["qwen35", "granitehybrid", "lfm2"])

@@ -15,7 +15,7 @@ from uma_core.config.options import EngineOptions, SpeculationOptions
 from uma_core.engine.api import Engine, Heads, MemoryUse
 from uma_core.engine.header import Header
 from uma_core.engine.lib import lib
-from uma_core.engine.select.open import as_trained, estimate_engine, open_engine
+from uma_core.engine.select.open import as_trained, estimate_engine, n_ctx_trained, open_engine
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.models import default_model_path
 
@@ -239,14 +239,11 @@ def _options(engine: EngineOptions, path: str) -> EngineOptions:
     """Return the options of the draft model's engine. Each text has as large a context as in the served model; features
     that the draft model does not need are off.
     """
-    name, n_each = "fake", engine.n_ctx // max(1, engine.n_seq)
+    name, n_each = "fake", engine.n_ctx if engine.kv_mode == "unified" else engine.n_ctx // max(1, engine.n_seq)
     if engine.engine != "fake":
         name = _engine(engine, path)
-        header = Header(path)
-        n_train = header.of_arch().get("context_length")
-        header.close()
-        if isinstance(n_train, int) and n_train > 0:
-            n_each = min(n_each or n_train, n_train)
+        n_known = (n_each, n_ctx_trained(engine.model or str(default_model_path())), n_ctx_trained(path))
+        n_each = min((n for n in n_known if n), default=0)
     return replace(
         engine,
         engine=name,

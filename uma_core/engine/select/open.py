@@ -64,10 +64,8 @@ def as_trained(options: EngineOptions, path: str) -> tuple[EngineOptions, str]:
 
     Raises: MODEL_LOAD_FAILED.
     """
-    header = importlib.import_module("uma_core.engine.header").Header(path)
-    n_trained = header.of_arch().get("context_length")
-    header.close()
-    if not isinstance(n_trained, int) or not 0 < n_trained * options.n_seq < options.n_ctx:
+    n_trained = n_ctx_trained(path)
+    if not 0 < n_trained * options.n_seq < options.n_ctx:
         return options, ""
     n_ctx = n_trained * options.n_seq
     note = (
@@ -75,6 +73,14 @@ def as_trained(options: EngineOptions, path: str) -> tuple[EngineOptions, str]:
         "the model's trained context"
     )
     return replace(options, n_ctx=n_ctx), note
+
+
+def n_ctx_trained(path: str) -> int:
+    """Return the model's trained context; 0: its file does not say. Raises: MODEL_LOAD_FAILED."""
+    header = importlib.import_module("uma_core.engine.header").Header(path)
+    n_trained = header.of_arch().get("context_length")
+    header.close()
+    return n_trained if isinstance(n_trained, int) and n_trained > 0 else 0
 
 
 def _open(name: str, options: EngineOptions, path: str, progress: Progress | None) -> Engine:
