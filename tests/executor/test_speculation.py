@@ -8,6 +8,7 @@ import os
 import random
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ from uma_core.session.session import Session
 from uma_core.speculation.model import DraftModel
 from uma_core.speculation.settings import Settings
 from uma_core.speculation.speculator import Speculator
-from uma_core.types import Constraint, FinishReason, Priority, SamplingParams, TokenId
+from uma_core.types import Constraint, FinishReason, Phase, Priority, SamplingParams, TokenId
 
 IS_FULL = os.environ.get("UMA_FUZZ") == "full"
 MODEL = FakeModel(n_seq_max=3, n_ctx=768, is_unified=True, eog_every=60)
@@ -274,6 +275,24 @@ def test_answers_are_the_same_with_a_draft_model(asks: list[dict[str, Any]]) -> 
     plain = run(named, None, known)
     fast = run(named, Speculator(Settings("auto"), True, model=draft_model()), known)
     assert outcome(fast, list(named)) == outcome(plain, list(named))
+
+
+def test_a_parked_session_gives_up_its_cells_of_prediction_heads() -> None:
+    """Others take its place, and the heads have no more cells than the model that verifies."""
+    model = draft_model()
+    model.reads_states = True  # as prediction heads do
+    ask: dict[str, Any] = {"max_tokens": 60, "ignore_eos": True, "speculate": "draft"}
+    rig = Rig(replace(MODEL, n_seq_max=1), speculator=Speculator(Settings("off"), True, model=model))
+    rig.submit("a", priority=Priority.BACKGROUND, **ask)
+    while not any(model.engine.kv_len(seq_id) for seq_id in (0, 1)):
+        rig.tick()
+    rig.submit("b", "another text", max_tokens=200, ignore_eos=True, speculate="off")
+    while not any(session.phase is Phase.PARKED for session in rig.executor.table):
+        rig.tick()
+    rig.tick()
+    assert not any(model.engine.kv_len(seq_id) for seq_id in (0, 1))
+    rig.run()
+    assert len(rig.finals("a")) == 1 and rig.finals("a")[0].usage["accepted_prediction_tokens"] > 15
 
 
 def test_a_failing_draft_model_is_done_without() -> None:

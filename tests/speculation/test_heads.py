@@ -116,6 +116,21 @@ def opened(request: pytest.FixtureRequest, kept: Kept) -> Iterator[Opened]:
         heads.close()
 
 
+@pytest.mark.parametrize("kind", [GraphEngine, LlamaEngine])
+def test_heads_without_free_cells_draft_nothing_for_a_while(kind: Kind, kept: Kept) -> None:
+    options = replace(OPTIONS, n_ctx=256, kv_mode="unified")
+    engine = kind(kept.heads(WITH_HEADS["glm4moe"], True), options)
+    heads = HeadModel(open_heads(options, "", engine), ManualClock(1))
+    tokens, states = np.zeros(64, np.int32), np.zeros((64, heads.heads.n_embd), np.float32)
+    for pos0 in range(0, 256, 64):
+        assert heads.compute(0, tokens, pos0, states) >= 0
+    assert heads.compute(1, tokens, 0, states) < 0 and not heads.is_broken
+    heads.truncate(0, 64)
+    assert heads.compute(1, tokens, 0, states) >= 0
+    heads.close()
+    engine.close()
+
+
 def test_the_files_pages_are_in_memory_once(tmp_path: Path) -> None:
     """The graph engine's weights are copies. Of the heads' own mapping, only the parts that they read are in memory."""
     path = with_heads(DEEP, tmp_path / "heads.gguf", True)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from uma_core.clock import Clock
-from uma_core.engine.api import Heads, MemoryUse
+from uma_core.engine.api import DecodeStatus, Heads, MemoryUse
 from uma_core.speculation.acceptance import Acceptance
 from uma_core.speculation.model import Drafter, ModelSource, Sizes
 from uma_core.types import SeqId, TokenId
@@ -40,7 +40,8 @@ class HeadModel(Drafter):
             states = np.zeros((len(tokens), self.heads.n_embd), np.float32)
         rc, token = self.heads.read(seq_id, tokens, pos0, states)
         if rc:
-            self.fail(f"llama_decode gave {rc}")
+            if rc != DecodeStatus.FULL:  # cells become free again when other sessions end
+                self.fail(f"llama_decode gave {rc}")
             self.truncate(seq_id, pos0)
         return token
 

@@ -100,6 +100,8 @@ class Speculator:
                     best = max(best, session.draft.survival[0])
             elif session.phase is Phase.PREFILL and session.looks_up:
                 self._source(session).feed()
+            elif session.phase is Phase.PARKED and self.reads_states:
+                self._close_model(session)  # others get its cells, and heads have no more than the model that verifies
         return best
 
     def _source(self, session: Session) -> DraftSource:
@@ -169,11 +171,15 @@ class Speculator:
         """Clean up after a session that has ended."""
         self._live.pop(session.sid, None)
         session.drafts = None
+        self._close_model(session)
+        if session.looks_up:
+            self._history.add(session.client, session.generated)
+
+    @staticmethod
+    def _close_model(session: Session) -> None:
         if session.model_drafts is not None:
             session.model_drafts.close()
             session.model_drafts = None
-        if session.looks_up:
-            self._history.add(session.client, session.generated)
 
 
 def _settle(session: Session, stretch: float) -> None:
