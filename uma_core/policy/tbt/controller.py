@@ -25,7 +25,7 @@ from uma_core.types import Phase
 # fewer prompt tokens are read.
 MISSES = 0.02
 # How fast the error follows: a gap beyond it adds 0.039, a gap within it subtracts 0.0008. With 0.08 background work
-# takes 6 % longer; with 0.02 a machine that turns noisy is noticed too late (TTFT three times as long in one case).
+# takes 3 % longer; with 0.02 it takes 3 % less time, and a machine that turns noisy is noticed half as fast.
 STEP = 0.04
 # The error is never more than this: on a machine that busy chats pause anyway, so other work need not stop. No machine
 # of the simulator is that noisy. A real one is (Zen 3, two shared cores). There TBT beside a storm was 1.20 steps

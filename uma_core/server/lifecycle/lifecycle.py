@@ -226,7 +226,6 @@ class Lifecycle:
             self._drain = self._held
             self._abandon_swap(UmaError(ErrorCode.ENGINE_HUNG))
             self._become(READY if self._drain is None else DRAINING)
-            self._schedule()
 
     def _cut(self) -> None:
         for executor in self._compute.executors:
