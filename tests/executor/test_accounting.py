@@ -13,7 +13,7 @@ from uma_core.engine.fake.engine import FakeModel
 from uma_core.metrics import catalog as m
 from uma_core.policy.config import SchedulerConfig
 from uma_core.session.events import Token
-from uma_core.trace import Recorder
+from uma_core.trace.recorder import Recorder
 from uma_core.types import FinishReason, Peer, Priority
 
 N = 60

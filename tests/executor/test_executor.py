@@ -11,7 +11,7 @@ from uma_core.errors import ErrorCode
 from uma_core.executor import accounting
 from uma_core.executor.admission import Limits
 from uma_core.session.events import Accepted, Token
-from uma_core.trace import Recorder
+from uma_core.trace.recorder import Recorder
 from uma_core.types import FinishReason, Peer, Priority
 
 

@@ -18,7 +18,7 @@ from uma_core.metrics.catalog import new_registry
 from uma_core.policy.cost.calibrate import guess
 from uma_core.policy.cost.curve import Curve
 from uma_core.session.events import Token
-from uma_core.trace import Recorder
+from uma_core.trace.recorder import Recorder
 from uma_core.types import Peer, Phase, Priority
 
 MIXES = FakeModel(is_unified=True, ride_rows=(2, 4, 8))

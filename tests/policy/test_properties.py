@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.policy.build import CPU, DEVICE, GPU, MIX_ROWS, MIXING, MS, NOW, S, guarded, report, state_of, waiting
-from uma_core import trace
 from uma_core.policy.config import DEFAULT_STAGES, SchedulerConfig
 from uma_core.policy.cost.calibrate import guess
 from uma_core.policy.deadlines import OVERDUE, begin_together
@@ -18,6 +17,8 @@ from uma_core.policy.pipeline import compose
 from uma_core.policy.plan import Plan, PrefillMode, check_plan
 from uma_core.policy.state import SchedulerState, SessionView
 from uma_core.policy.tbt.limits import tbt_limits
+from uma_core.trace.lines import Lines, Tick
+from uma_core.trace.replay import differences
 from uma_core.types import Phase, Priority
 
 pytestmark = pytest.mark.fuzz
@@ -164,7 +165,7 @@ def _beside(state: SchedulerState, plan: Plan) -> int:
 
 
 def check_the_recorded_state_gives_the_plan_again(state: SchedulerState, plan: Plan) -> None:
-    assert list(trace.differences(trace.Lines().of(trace.Tick(state, plan, ())))) == []
+    assert list(differences(Lines().of(Tick(state, plan, ())))) == []
 
 
 def check_something_is_done_whenever_something_can_be(state: SchedulerState, plan: Plan) -> None:

@@ -43,7 +43,7 @@ from uma_core.session.table import SessionTable
 from uma_core.speculation.model import Drafter
 from uma_core.speculation.settings import Settings
 from uma_core.speculation.speculator import Speculator
-from uma_core.trace import Sink
+from uma_core.trace.recorder import Sink
 from uma_core.types import FinishReason, Phase, Priority
 
 log = logging.getLogger(__name__)

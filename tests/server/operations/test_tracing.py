@@ -9,7 +9,7 @@ from perf.simulator import Job, Sim
 from uma_core.config.options import LogOptions
 from uma_core.engine.fake.cost import CPU_SHAPE
 from uma_core.server.operations.tracing import Tracing
-from uma_core.trace_file import TraceFile
+from uma_core.trace.file import TraceFile
 
 WAIT_S = 20.0
 

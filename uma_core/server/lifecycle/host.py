@@ -41,7 +41,7 @@ from uma_core.speculation.heads import HeadModel
 from uma_core.speculation.model import Drafter, DraftModel
 from uma_core.speculation.settings import OFF, Settings
 from uma_core.speculation.speculator import Speculator
-from uma_core.trace import Sink
+from uma_core.trace.recorder import Sink
 
 log = logging.getLogger(__name__)
 

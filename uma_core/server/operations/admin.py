@@ -21,7 +21,7 @@ from uma_core.server.lifecycle.host import Host
 from uma_core.server.lifecycle.lifecycle import Lifecycle
 from uma_core.server.lifecycle.reload import Reloader
 from uma_core.server.memory import budget
-from uma_core.trace import Recorder, encoded
+from uma_core.trace.recorder import Recorder, encoded
 from uma_core.types import Priority
 
 NS_PER_S = 1_000_000_000

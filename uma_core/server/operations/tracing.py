@@ -6,7 +6,7 @@ from uma_core.config.options import LogOptions
 from uma_core.server.io.aside import run_aside
 from uma_core.server.io.loop import Loop
 from uma_core.server.lifecycle.host import Host
-from uma_core.trace_file import TraceFile
+from uma_core.trace.file import TraceFile
 
 MIB = 1 << 20
 CLOSE_S = 2.0

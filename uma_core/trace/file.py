@@ -20,7 +20,7 @@ from uma_core import threads
 from uma_core.errors import UmaError
 from uma_core.policy.plan import Plan
 from uma_core.policy.state import CallReport, SchedulerState
-from uma_core.trace import Lines, Tick
+from uma_core.trace.lines import Lines, Tick
 
 log = logging.getLogger(__name__)
 

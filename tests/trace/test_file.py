@@ -10,25 +10,27 @@ import pytest
 
 from perf.simulator import MS, Job, Sim
 from tests.policy.build import state_of, talking
-from uma_core import trace
 from uma_core.engine.fake.cost import CPU_SHAPE
-from uma_core.trace_file import CAPACITY, TraceFile
+from uma_core.policy.pipeline import compose
+from uma_core.trace.file import CAPACITY, TraceFile
+from uma_core.trace.lines import Tick
+from uma_core.trace.replay import differences
 from uma_core.types import Priority
 
 MIB = 1 << 20
 WAIT_S = 20.0
 
 
-def some_ticks() -> list[trace.Tick]:
+def some_ticks() -> list[Tick]:
     sim = Sim(CPU_SHAPE, keep_states=True)
     sim.submit(Job(32, 40))
     sim.submit(Job(400, 20, Priority.BACKGROUND, 2, at_ns=100 * MS))
     sim.run()
     assert sim.log is not None
-    return [trace.Tick(state, plan, state.reports) for state, plan in sim.log]
+    return [Tick(state, plan, state.reports) for state, plan in sim.log]
 
 
-def written(path: Path, ticks: list[trace.Tick], max_bytes: int = 64 * MIB) -> TraceFile:
+def written(path: Path, ticks: list[Tick], max_bytes: int = 64 * MIB) -> TraceFile:
     file = TraceFile(str(path), max_bytes)
     for tick in ticks:
         file(*tick)
@@ -39,7 +41,7 @@ def written(path: Path, ticks: list[trace.Tick], max_bytes: int = 64 * MIB) -> T
 def replayed(path: Path) -> int:
     """Replay a file. Return its number of ticks; all of them must have the recorded result."""
     lines = path.read_text().splitlines(keepends=True)
-    assert list(trace.differences(lines)) == []
+    assert list(differences(lines)) == []
     return sum('"result"' in line for line in lines)  # the last line of a tick
 
 
@@ -64,7 +66,7 @@ def test_a_line_that_was_cut_off_is_passed_over(tmp_path):
     written(tmp_path / "t", ticks)
     whole = (tmp_path / "t").read_text()
     (tmp_path / "t").write_text(whole[: len(whole) - 40])
-    assert list(trace.differences((tmp_path / "t").open())) == []
+    assert list(differences((tmp_path / "t").open())) == []
 
 
 def test_a_file_that_another_program_moved_is_begun_again(tmp_path):
@@ -111,7 +113,7 @@ def test_what_cannot_be_written_to_is_logged_and_stops_nobody(tmp_path, kind, ca
 def test_a_queue_that_is_full_drops_and_counts(tmp_path, monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     state = state_of(talking(0))
-    tick = trace.Tick(state, trace.compose(state.config.stages)(state), ())
+    tick = Tick(state, compose(state.config.stages)(state), ())
     file = TraceFile(str(tmp_path / "none" / "t"), MIB)
     file.close(WAIT_S)  # the writer has stopped
     for _ in range(CAPACITY + 5):

@@ -1,0 +1,71 @@
+"""Plans recorded states again: to find plans that differ, and to show ticks with names and other settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from uma_core.policy.cost.model import REGIMES
+from uma_core.policy.pipeline import DEPRECATED, compose, explain, guard_words
+from uma_core.policy.state import SchedulerState, SessionView
+from uma_core.trace.lines import pack_plan, recorded
+
+
+def differences(lines: Iterable[str]) -> Iterator[str]:
+    """Plan every recorded state again; yield one line per field of a plan that differs.
+
+    Raises: ValueError if there is nothing to plan, so that a file of another kind does not pass.
+    """
+    n_ticks = 0
+    for number, line, state in recorded(lines):
+        n_ticks += 1
+        again = json.loads(json.dumps(pack_plan(compose(state.config.stages)(state))))
+        for field, value in line["plan"].items():
+            if again.get(field) != value:
+                yield f"line {number}, tick {line['tick']}: {field}: recorded {value!r}, now {again.get(field)!r}"
+    if not n_ticks:
+        raise ValueError("it has no ticks (a daemon without requests records none)")
+
+
+def shown(lines: Iterable[str], tick: int | None, settings: Mapping[str, Any]) -> Iterator[str]:
+    """Yield each tick, or one: its sessions, and its plan in the words of `explain`, planned with other settings.
+
+    Raises: ValueError for a setting that the policy does not have.
+    """
+    for _, _, state in recorded(lines):
+        if tick is not None and state.tick != tick:
+            continue
+        try:
+            state = state._replace(config=dataclasses.replace(state.config, **settings))
+        except TypeError as error:
+            raise ValueError(f"{', '.join(settings)}: not among the scheduler's settings") from error
+        plan = compose(state.config.stages)(state)
+        shown_tick = {
+            "tick": state.tick,
+            "now_ns": state.now_ns,
+            "sessions": [_changed_fields(view) for view in state.sessions],
+            "learned": _learned(state),
+            **explain(plan),
+            "n_repeats": plan.n_repeats,
+        }
+        if plan.guard is not None:
+            shown_tick["guard"] = {k: v for k, v in guard_words(plan.guard).items() if k not in DEPRECATED}
+        yield json.dumps(shown_tick, indent=1)
+
+
+def _learned(state: SchedulerState) -> dict[str, Any]:
+    """What was measured while the daemon ran, as far as the policy uses it beside a chat. `guard` has the rest."""
+    cost = state.cost
+    return {
+        "factors": {name: round(factor, 3) for name, factor in zip(REGIMES, cost.factors, strict=True)},
+        "overhead_ms": round(state.overhead_ns / 1e6, 4),
+        "debt_ms": round(state.memory.latency_guard.debt_ns / 1e6, 4),
+    }
+
+
+def _changed_fields(view: SessionView) -> dict[str, Any]:
+    """Return the fields of a session that differ from the defaults, by name."""
+    fields = {k: v for k, v in view._asdict().items() if v != SessionView._field_defaults.get(k)}
+    return fields | {"priority": view.priority.name.lower(), "phase": view.phase.name.lower()}
