@@ -9,6 +9,7 @@ import hashlib
 import json
 import logging
 import os
+import secrets
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from uma_core.cache import disk as disk_module
 from uma_core.cache import files
 from uma_core.cache.disk import BACK_OFF_NS, PENDING_MOST, Blob, DiskTier, Found
 from uma_core.clock import ManualClock
-from uma_core.unfinished import hold
+from uma_core.kept_files import hold
 
 MODEL = "0123456789abcdef"
 PAYLOAD = bytes(range(256)) * 20
@@ -302,7 +303,7 @@ def test_a_planted_name_is_not_written_through(bench: Bench, monkeypatch: pytest
     bench.folder.mkdir(exist_ok=True)
     victim = bench.folder.parent / "victim"
     victim.write_bytes(b"precious")
-    monkeypatch.setattr(disk_module.secrets, "token_hex", lambda n: "guessed")
+    monkeypatch.setattr(secrets, "token_hex", lambda n: "guessed")
     (bench.folder / (blob().name.removesuffix(files.SUFFIX) + f".{os.getpid()}-guessed{files.SUFFIX}.tmp")).symlink_to(
         victim
     )

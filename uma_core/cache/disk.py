@@ -14,7 +14,6 @@ import itertools
 import logging
 import os
 import queue
-import secrets
 import stat
 import threading
 import time
@@ -39,7 +38,7 @@ from uma_core.cache.files import (
 )
 from uma_core.clock import Clock
 from uma_core.errors import ErrorCode
-from uma_core.unfinished import hold, is_left_over
+from uma_core.kept_files import is_left_over, open_ours, replacing
 
 log = logging.getLogger(__name__)
 
@@ -237,16 +236,9 @@ class DiskTier:
 
     def _open(self, name: str) -> BinaryIO | None:
         """Open a file that only this user or root can have written; None for any other. Raises: OSError."""
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO must not block the thread
-        file = os.fdopen(os.open(self._path(name), flags), "rb")
-        facts = os.fstat(file.fileno())
-        if (
-            stat.S_ISREG(facts.st_mode)
-            and facts.st_uid in (os.geteuid(), 0)
-            and not facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        ):
-            return file
-        file.close()
+        fd = open_ours(self._path(name))
+        if fd is not None:
+            return os.fdopen(fd, "rb")
         self._leave_alone(name)
         return None
 
@@ -347,49 +339,27 @@ class DiskTier:
     def _write(self, blob: Blob) -> bool:
         if not self.can_write:
             return False
-        path = self._path(blob.name)
-        temporary = f"{path.removesuffix(SUFFIX)}.{os.getpid()}-{secrets.token_hex(8)}{TEMPORARY}"
         payload = memoryview(blob.payload).cast("B")
+        head = Head(
+            blob.model, blob.tenant, blob.start, blob.tokens, len(payload), payload_digest(payload), blob.variant
+        )
         try:
-            head = Head(
-                blob.model, blob.tenant, blob.start, blob.tokens, len(payload), payload_digest(payload), blob.variant
-            )
             os.makedirs(self.folder, 0o700, exist_ok=True)
-            with open(
-                os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600),
-                "wb",
-                buffering=0,
-            ) as file:
-                hold(file.fileno())
-                _write_all(file.write, encode_head(head))
+            with replacing(self._path(blob.name)) as fd:
+                _write_all(fd, encode_head(head))
                 for at in range(0, len(payload), PIECE):
-                    _write_all(file.write, payload[at : at + PIECE])
+                    _write_all(fd, payload[at : at + PIECE])
                     if self.is_busy:
                         time.sleep(PAUSE_S)
-                os.fsync(file.fileno())
-                os.replace(temporary, path)
-            _sync_folder(self.folder)
             self._warned = {cause for cause in self._warned if not cause.startswith("writing")}
             return True
         except OSError as error:
             self.off_until_ns = self._clock.now_ns() + BACK_OFF_NS
             self._failed("writing to", error)
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
             return False
 
 
-def _write_all(write: Callable[[memoryview], int | None], data: bytes | memoryview) -> None:
+def _write_all(fd: int, data: bytes | memoryview) -> None:
     view = memoryview(data)
     while len(view):
-        view = view[write(view) or 0 :]
-
-
-def _sync_folder(folder: str) -> None:
-    """Make the new name durable. If directories cannot be synced, the system decides when that happens."""
-    with contextlib.suppress(OSError):
-        fd = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        view = view[os.write(fd, view) :]

@@ -24,7 +24,7 @@ from tests.daemon.support import ROOT
 from tests.engine.graph.conftest import SMALL
 from tests.engine.graph.models import MODELS, TYPED
 from tests.engine.graph.test_arranged import has_arranged, logits_of, opened
-from uma_core import unfinished
+from uma_core import kept_files
 from uma_core.engine.graph import repack, repack_cache
 from uma_core.engine.graph.engine import GraphEngine
 from uma_core.errors import UmaError
@@ -240,7 +240,7 @@ def test_what_no_start_can_use_any_more_is_removed(path: str, folder: Path) -> N
         (folder / name).write_bytes(b"half")
     os.utime(folder / old, (1, 1))
     with (folder / held).open("rb+") as file:  # another process is writing that file
-        unfinished.hold(file.fileno())
+        kept_files.hold(file.fileno())
         start(path)
         assert names(folder) == sorted([own, held])
 

@@ -17,8 +17,6 @@ import hashlib
 import json
 import logging
 import os
-import secrets
-import stat
 import struct
 import zlib
 from collections.abc import Callable, Iterator
@@ -32,7 +30,7 @@ from uma_core.engine.graph.parallel import in_parallel, read_into, will_need
 from uma_core.engine.header import Header
 from uma_core.engine.lib import lib, text
 from uma_core.errors import ErrorCode
-from uma_core.unfinished import hold, is_left_over
+from uma_core.kept_files import is_left_over, is_ours, open_ours, replacing
 
 log = logging.getLogger(__name__)
 
@@ -109,16 +107,16 @@ class RepackCache:
     def read(self, arranged: Arranged, n_threads: int, done: Done) -> bool:
         """Fill the memory from the file. False: no file can be used, and the memory may hold anything. Blocks."""
         try:
-            fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            fd = open_ours(str(self.path))
         except FileNotFoundError:
             return False
         except OSError as error:
             _warn(f"{self.path}: {error.strerror}: not used")
             return False
+        if fd is None:
+            _warn(f"{self.path} is not a regular file of this user alone: left as it is, not used")
+            return False
         try:
-            if not _is_ours(os.fstat(fd)):
-                _warn(f"{self.path} is not a regular file of this user alone: left as it is, not used")
-                return False
             _fill(fd, self.key, arranged, n_threads, done)
             with contextlib.suppress(OSError):
                 os.utime(fd)  # the order of removal
@@ -136,61 +134,41 @@ class RepackCache:
     def write(self, arranged: Arranged, n_threads: int, done: Done) -> bool:
         """Write the memory to the file. False: the log has a warning. Blocks until the disk has the file."""
         view = arranged.view()
-        head = _head(self.key, arranged, [0] * len(list(_spans(len(view)))))
-        if len(head) + len(view) > self.most_bytes:
+        spans = list(_spans(len(view)))
+        at = len(_head(self.key, arranged, [0] * len(spans)))  # where the weights begin
+        if at + len(view) > self.most_bytes:
             _warn(f"the repacked weights take {len(view) >> 20} MiB, more than engine.repack_cache_mb: not kept")
             return False
-        temporary = (
-            self.folder / f"{self.key.file_name.removesuffix(SUFFIX)}.{os.getpid()}-{secrets.token_hex(8)}{TEMPORARY}"
-        )
-        try:
-            if self._is_taken():
-                return False
-            self.folder.mkdir(0o700, parents=True, exist_ok=True)
-            self.tidy(len(head) + len(view))
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            fd = os.open(temporary, flags, 0o600)
-            try:
-                hold(fd)
-                self._write(fd, arranged, n_threads, done)
-                os.replace(temporary, self.path)
-            finally:
-                os.close(fd)
-            _sync_folder(self.folder)
-            return True
-        except OSError as error:
-            _warn(f"keeping the repacked weights in {self.folder}: {error.strerror}: not kept")
-            return False
-        finally:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-
-    def _write(self, fd: int, arranged: Arranged, n_threads: int, done: Done) -> None:
-        """Raises: OSError."""
-        view = arranged.view()
-        spans = list(_spans(len(view)))
-        head = _head(self.key, arranged, [0] * len(spans))
-        _reserve(fd, len(head) + len(view))
         sums = [0] * len(spans)
 
         def put(span: Span) -> int:
             piece = view[span.offset : span.offset + span.n_bytes]
             sums[span.number] = zlib.crc32(piece)
-            _write_all(fd, piece, len(head) + span.offset)
+            _write_all(fd, piece, at + span.offset)
             return span.n_bytes
 
-        in_parallel(put, spans, n_threads, done)
-        _write_all(fd, memoryview(_head(self.key, arranged, sums)), 0)
-        os.fsync(fd)
+        try:
+            if self._is_taken():
+                return False
+            self.folder.mkdir(0o700, parents=True, exist_ok=True)
+            self.tidy(at + len(view))
+            with replacing(str(self.path)) as fd:
+                _reserve(fd, at + len(view))
+                in_parallel(put, spans, n_threads, done)
+                _write_all(fd, memoryview(_head(self.key, arranged, sums)), 0)
+            return True
+        except OSError as error:
+            _warn(f"keeping the repacked weights in {self.folder}: {error.strerror}: not kept")
+            return False
 
     def _is_taken(self) -> bool:
         """Whether something that is not ours has the name."""
         try:
-            return not _is_ours(os.lstat(self.path))
+            return not is_ours(os.lstat(self.path))
         except FileNotFoundError:
             return False
 
-    def tidy(self, n_more: int = 0) -> None:
+    def tidy(self, n_more: int) -> None:
         """Remove files that no start can use again, then the least recently used until `n_more` bytes fit the limit.
 
         Raises: OSError.
@@ -200,7 +178,7 @@ class RepackCache:
             for entry in entries:
                 with contextlib.suppress(OSError):
                     facts = entry.stat(follow_symlinks=False)
-                    if not _is_ours(facts):
+                    if not is_ours(facts):
                         continue
                     if entry.name.endswith(TEMPORARY):
                         if is_left_over(entry.path, facts):
@@ -289,12 +267,6 @@ def _read_head(fd: int, key: Key, arranged: Arranged, n_sums: int) -> tuple[list
     return sums, size + -size % ALIGNMENT
 
 
-def _is_ours(facts: os.stat_result) -> bool:
-    """Whether it is a regular file that only this user, or root, can have written."""
-    is_regular = stat.S_ISREG(facts.st_mode)
-    return is_regular and facts.st_uid in (os.geteuid(), 0) and not facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-
-
 def _reserve(fd: int, n_bytes: int) -> None:
     """Find out at once if the disk has no room. Raises: OSError."""
     if not hasattr(os, "posix_fallocate"):
@@ -310,16 +282,6 @@ def _write_all(fd: int, view: memoryview, offset: int) -> None:
     while len(view):
         n = os.pwrite(fd, view, offset)
         view, offset = view[n:], offset + n
-
-
-def _sync_folder(path: Path) -> None:
-    """Make the new name durable. If directories cannot be synced, the system decides when it becomes durable."""
-    with contextlib.suppress(OSError):
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
 
 
 def _warn(message: str) -> None:
