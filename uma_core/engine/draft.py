@@ -5,8 +5,8 @@ A model that does not fit is refused by its header, before anything is loaded.
 
 from __future__ import annotations
 
-import importlib
 import os
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +15,10 @@ from uma_core.config.options import EngineOptions, SpeculationOptions
 from uma_core.engine.api import Engine, Heads, MemoryUse
 from uma_core.engine.header import Header
 from uma_core.engine.lib import lib
+from uma_core.engine.llama.encoder import is_encoder
+from uma_core.engine.llama.heads import EAGLE, LlamaHeads, check_heads, estimate_heads
+from uma_core.engine.llama.params import check_model
+from uma_core.engine.select.choose import missing_in_graph
 from uma_core.engine.select.open import as_trained, estimate_engine, n_ctx_trained, open_engine
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.models import default_model_path
@@ -32,11 +36,7 @@ F16_BYTES = 2
 SPECIAL = ("bos", "eos", "eot")
 NO_ROLLBACK = "its memory cannot drop rejected draft tokens"
 # metadata keys of models whose memory, in llama.cpp's engine, cannot drop its last tokens
-NO_WAY_BACK = (
-    ".ssm.",
-    ".wkv.",
-    "attention.sliding_window",
-)
+NO_WAY_BACK = (".ssm.", ".wkv.", "attention.sliding_window")
 STATES = (".ssm.", ".shortconv.")  # the same in the graph engine: its recurrent layers
 
 
@@ -57,11 +57,8 @@ def is_eagle(engine: EngineOptions, path: str) -> bool:
     """Whether the draft model reads the served one's hidden states (EAGLE 3). Raises: MODEL_LOAD_FAILED."""
     if not path or engine.engine == "fake":
         return False
-    header = Header(path)
-    try:
+    with closing(Header(path)) as header:
         return header.arch == EAGLE_ARCH
-    finally:
-        header.close()
 
 
 def for_drafts(engine: EngineOptions, speculation: SpeculationOptions) -> EngineOptions:
@@ -73,11 +70,8 @@ def for_drafts(engine: EngineOptions, speculation: SpeculationOptions) -> Engine
     engine = replace(engine, takes_back=engine.mtp or bool(path) or speculation.mode != "off")
     if not is_eagle(engine, path):
         return engine
-    header = Header(path)
-    try:
+    with closing(Header(path)) as header:
         return replace(engine, hidden_layers=_target_layers(header))
-    finally:
-        header.close()
 
 
 def _target_layers(header: Header) -> tuple[int, ...]:
@@ -91,12 +85,11 @@ def open_heads(options: EngineOptions, path: str, engine: Engine) -> Heads:
 
     Blocks. Raises as `check_draft`, `check_heads` and `LlamaHeads` do.
     """
-    heads = importlib.import_module("uma_core.engine.llama.heads")
     if path:
         check_draft(options, path)
-        return heads.LlamaHeads(path, options, engine, heads.EAGLE)  # type: ignore[no-any-return]
-    heads.check_heads(engine.info.model_path)
-    return heads.LlamaHeads(engine.info.model_path, options, engine)  # type: ignore[no-any-return]
+        return LlamaHeads(path, options, engine, EAGLE)
+    check_heads(engine.info.model_path)
+    return LlamaHeads(engine.info.model_path, options, engine)
 
 
 def estimate_with_draft(engine: EngineOptions, speculation: SpeculationOptions) -> MemoryUse:
@@ -120,11 +113,8 @@ def estimate_with_draft(engine: EngineOptions, speculation: SpeculationOptions) 
 
 def _one_layer(engine: EngineOptions, path: str) -> int:
     """Bytes of an EAGLE model's K and V, for all cells."""
-    header = Header(path)
-    try:
+    with closing(Header(path)) as header:
         n_embd, n_head, n_kv, n_ctx = (_count(header, key) for key in EAGLE_COUNTS)
-    finally:
-        header.close()
     n_each = (n_kv or n_head) * (n_embd // max(1, n_head))
     return 2 * F16_BYTES * n_each * (engine.n_ctx or n_ctx * engine.n_seq)
 
@@ -146,8 +136,7 @@ def _estimate_heads(engine: EngineOptions) -> MemoryUse:
         raise UmaError(
             ErrorCode.CONFIG_INVALID, "engine.mtp: a simulated model has no prediction heads", option="engine.mtp"
         )
-    estimate = importlib.import_module("uma_core.engine.llama.heads").estimate_heads
-    return estimate(engine.model or str(default_model_path()), engine)  # type: ignore[no-any-return]
+    return estimate_heads(engine.model or str(default_model_path()), engine)
 
 
 def check_draft(engine: EngineOptions, path: str) -> None:
@@ -157,11 +146,10 @@ def check_draft(engine: EngineOptions, path: str) -> None:
     """
     if engine.engine == "fake":
         return
-    if importlib.import_module("uma_core.engine.llama.encoder").is_encoder(path):
+    if is_encoder(path):
         raise _unfit(path, "it does not generate text")
-    draft, target = Header(path), None
-    try:
-        target = Header(engine.model or str(default_model_path()))
+    model = engine.model or str(default_model_path())
+    with closing(Header(path)) as draft, closing(Header(model)) as target:
         _compare(draft, target, path)
         if draft.arch == EAGLE_ARCH:
             _check_eagle(draft, target, path)
@@ -170,15 +158,10 @@ def check_draft(engine: EngineOptions, path: str) -> None:
         if any(part in key for part in parts for key in draft.meta):
             raise _unfit(path, NO_ROLLBACK)
         _check_kv(engine, path)
-    finally:
-        draft.close()
-        if target is not None:
-            target.close()
 
 
 def _check_kv(engine: EngineOptions, path: str) -> None:
     """Check that the draft model can use the served model's KV type. Raises: CONFIG_INVALID, naming the draft model."""
-    check_model = importlib.import_module("uma_core.engine.llama.params").check_model
     try:
         check_model(replace(engine, moe_top_k=0), path)
     except UmaError as error:
@@ -231,8 +214,7 @@ def _unfit(path: str, why: str) -> UmaError:
 
 
 def _engine(engine: EngineOptions, path: str) -> str:
-    missing = importlib.import_module("uma_core.engine.select.choose").missing_in_graph
-    return "llama" if missing(path, replace(engine, model=path, lora={}, deterministic=False)) else "graph"
+    return "llama" if missing_in_graph(path, replace(engine, model=path, lora={}, deterministic=False)) else "graph"
 
 
 def _options(engine: EngineOptions, path: str) -> EngineOptions:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import NamedTuple
 
 from uma_core.config.options import EngineOptions
@@ -167,11 +167,8 @@ def check_adapters(options: EngineOptions, path: str) -> int:
     """
     if not options.lora:
         return 0
-    model = Header(path)
-    try:
+    with closing(Header(path)) as model:
         files = open_adapters(options, model)
-        for file in files:
-            file.close()
-        return sum(file.info.n_bytes for file in files)
-    finally:
-        model.close()
+    for file in files:
+        file.close()
+    return sum(file.info.n_bytes for file in files)

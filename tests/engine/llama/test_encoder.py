@@ -308,9 +308,10 @@ def test_an_encoder_refuses_what_it_cannot_do(opened: Open) -> None:
     batch = Batch(1)
     batch.add(5, 0, 0, True)
     assert engine.decode(batch, [None]).status is DecodeStatus.BAD_BATCH
-    with pytest.raises(UmaError) as refused:
-        engine.prefill_open(0, np.array([5], np.int32), True)
-    assert refused.value.error is ErrorCode.UNSUPPORTED
+    for call in (lambda: engine.prefill_open(0, np.array([5], np.int32), True), lambda: engine.draw(0, None)):
+        with pytest.raises(UmaError) as refused:
+            call()
+        assert refused.value.error is ErrorCode.UNSUPPORTED
     with pytest.raises(UmaError) as refused:
         engine.encode_open(0, [np.array([5], np.int32)], "rank")
     assert refused.value.error is ErrorCode.BAD_BATCH

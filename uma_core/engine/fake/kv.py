@@ -96,8 +96,9 @@ class FakeExport(FakeTransfer):
     """`blob` is complete once `step` returned True."""
 
     def __init__(self, engine: FakeEngine, n_bytes: int, content: bytes) -> None:
-        self.blob = bytearray()
-        super().__init__(engine, n_bytes, lambda: self.blob.extend(content), lambda: None)
+        blob = bytearray()
+        self.blob: bytearray | memoryview = blob
+        super().__init__(engine, n_bytes, lambda: blob.extend(content), lambda: None)
 
 
 def blob_of(tokens: list[int]) -> bytes:

@@ -8,6 +8,7 @@ No KV outlives a call: sequences only distinguish the requests.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any, NoReturn
 
 import numpy as np
@@ -63,14 +64,11 @@ def is_encoder(path: str) -> bool:
 
     Raises: MODEL_LOAD_FAILED, also for files that would end the process: this is the first look at every model.
     """
-    header = Header(path)
-    try:
+    with closing(Header(path)) as header:
         header.check_computable()
         meta = header.of_arch()
         sees_all = header.arch in NO_MEMORY or meta.get("attention.causal") is False
         return sees_all or DENSE in header.tensors or meta.get("pooling_type") == int(lib.LLAMA_POOLING_TYPE_RANK)
-    finally:
-        header.close()
 
 
 class Encoder:
@@ -302,6 +300,9 @@ class EncoderEngine(EngineBase):
 
     def set_adapters(self, seq_id: SeqId, adapters: AdapterSet) -> None:
         """Do nothing: encoders have no adapters."""
+
+    def draw(self, row: int, sampler: Sampler | None) -> TokenId:
+        self._refuse()
 
     def begin_next(self, wake_fd: int) -> None:
         """Do nothing: there are no decode calls."""

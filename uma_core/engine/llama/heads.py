@@ -9,6 +9,7 @@ other layers are dropped, because nothing reads them again.
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -175,20 +176,14 @@ def estimate_heads(path: str, options: EngineOptions) -> MemoryUse:
 
 def check_heads(path: str) -> None:
     """Check for heads. Raises: MODEL_LOAD_FAILED; CONFIG_INVALID for a file without prediction heads."""
-    header = Header(path)
-    try:
+    with closing(Header(path)) as header:
         n_heads = header.of_arch().get("nextn_predict_layers", 0)
         has_tensors = any(name.endswith("nextn.eh_proj.weight") for name in header.tensors)
-    finally:
-        header.close()
     if not n_heads or not has_tensors:
         raise UmaError(ErrorCode.CONFIG_INVALID, f"{MTP}: {path} has no prediction heads (MTP)", option=MTP, path=path)
 
 
 def needs_target(path: str) -> bool:
     """Whether an EAGLE 3 file has no embedding or output matrix of its own, and uses the served model's."""
-    header = Header(path)
-    try:
+    with closing(Header(path)) as header:
         return not {"token_embd.weight", "output.weight"} <= header.tensors.keys()
-    finally:
-        header.close()

@@ -6,6 +6,7 @@ When its set changes, a context lays out its graphs again, which takes about as 
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from typing import Any
 
 from uma_core.config.options import EngineOptions
@@ -34,11 +35,8 @@ class LlamaAdapters:
         self._handles: dict[str, Any] = {}
         if not options.lora:
             return
-        header = Header(model.path)
-        try:
+        with closing(Header(model.path)) as header:
             files = open_adapters(options, header)
-        finally:
-            header.close()
         try:
             for file in files:
                 self._handles[file.name] = _load(model, file)

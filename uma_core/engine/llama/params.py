@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 
 from uma_core.config.options import EngineOptions
@@ -70,8 +71,7 @@ def check_model(options: EngineOptions, path: str) -> tuple[str, int]:
     """
     if not options.moe_top_k and options.kv_type == "f16":
         return "", 0
-    header = Header(path)
-    try:
+    with closing(Header(path)) as header:
         meta = header.of_arch()
         n_expert = _count(meta, "expert_count")
         if n_expert and options.moe_top_k > n_expert:
@@ -87,8 +87,6 @@ def check_model(options: EngineOptions, path: str) -> tuple[str, int]:
                     f"{options.kv_type} takes multiples of {KV_BLOCK}",
                 )
         return header.arch, n_expert if options.moe_top_k else 0
-    finally:
-        header.close()
 
 
 def _count(meta: Mapping[str, Value], key: str) -> int:

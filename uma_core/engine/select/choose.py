@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,14 +59,12 @@ def choose(path: str, options: EngineOptions) -> Choice:
 
 def missing_in_graph(path: str, options: EngineOptions) -> str:
     """Return what the graph engine does not support, judged by the header; "" if nothing is known to be missing."""
-    header = Header(path)
-    try:
-        check(header, options)
-        return ""
-    except Unsupported as missing:
-        return str(missing)
-    finally:
-        header.close()
+    with closing(Header(path)) as header:
+        try:
+            check(header, options)
+        except Unsupported as missing:
+            return str(missing)
+    return ""
 
 
 def store(path: str, options: EngineOptions, choice: Choice) -> None:

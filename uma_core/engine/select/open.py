@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -39,10 +39,16 @@ def open_engine(
     os.environ.update(options.backend_environ())
     path = _path(options, path)
     if options.engine == "fake":
-        return importlib.import_module("uma_core.engine.fake.open").open_fake(options, path)  # type: ignore[no-any-return]
-    note, engine = "", None
-    if _is_encoder(path):
-        engine = importlib.import_module("uma_core.engine.llama.encoder").EncoderEngine(path, options, progress)
+        from uma_core.engine.fake.open import open_fake
+
+        return open_fake(options, path)
+    from uma_core.engine.devices import missing_gpu
+    from uma_core.engine.llama.encoder import EncoderEngine, is_encoder
+
+    note = ""
+    engine: Engine
+    if is_encoder(path):
+        engine = EncoderEngine(path, options, progress)
     else:
         _check_generates(path)
         options, note = as_trained(options, path)
@@ -51,7 +57,7 @@ def open_engine(
             if options.engine == "auto"
             else _open(options.engine, options, path, progress)
         )
-    missing = importlib.import_module("uma_core.engine.devices").missing_gpu() if options.n_gpu_layers else ""
+    missing = missing_gpu() if options.n_gpu_layers else ""
     engine.info = replace(
         engine.info, notes=(*engine.info.notes, *filter(None, (note, missing, over_quota(options.threads))))
     )
@@ -77,9 +83,10 @@ def as_trained(options: EngineOptions, path: str) -> tuple[EngineOptions, str]:
 
 def n_ctx_trained(path: str) -> int:
     """Return the model's trained context; 0: its file does not say. Raises: MODEL_LOAD_FAILED."""
-    header = importlib.import_module("uma_core.engine.header").Header(path)
-    n_trained = header.of_arch().get("context_length")
-    header.close()
+    from uma_core.engine.header import Header
+
+    with closing(Header(path)) as header:
+        n_trained = header.of_arch().get("context_length")
     return n_trained if isinstance(n_trained, int) and n_trained > 0 else 0
 
 
@@ -88,13 +95,19 @@ def _open(name: str, options: EngineOptions, path: str, progress: Progress | Non
         message = "llama.cpp's engine does not support engine.deterministic: its results depend on what shares a call"
         raise UmaError(ErrorCode.CONFIG_INVALID, message, option="engine.deterministic")
     if name == "graph":
-        return importlib.import_module("uma_core.engine.graph.engine").GraphEngine(path, options, progress)  # type: ignore[no-any-return]
-    return importlib.import_module("uma_core.engine.llama.engine").LlamaEngine(path, options, progress)  # type: ignore[no-any-return]
+        from uma_core.engine.graph.engine import GraphEngine
+
+        return GraphEngine(path, options, progress)
+    from uma_core.engine.llama.engine import LlamaEngine
+
+    return LlamaEngine(path, options, progress)
 
 
 def _open_chosen(options: EngineOptions, path: str, progress: Progress | None, trial: Trial | None) -> Engine:
     """Open the faster engine that can serve the model, with the reason among its notes."""
-    choice = importlib.import_module("uma_core.engine.select.choose").choose(path, options)
+    from uma_core.engine.select.choose import choose
+
+    choice = choose(path, options)
     engine = None
     if choice.is_due and trial is not None:
         choice, engine = _compared(options, path, progress, trial)
@@ -116,20 +129,21 @@ def _compared(
     options: EngineOptions, path: str, progress: Progress | None, trial: Trial
 ) -> tuple[Choice, Engine | None]:
     """Measure, choose, and store the choice for later starts. Also returns the chosen engine if it is open already."""
-    choosing = importlib.import_module("uma_core.engine.select.choose")
-    compare = importlib.import_module("uma_core.engine.select.compare").compare
+    from uma_core.engine.select.choose import Choice, store
+    from uma_core.engine.select.compare import Outcome, compare
+
     need = _estimate("llama", options, path)
     try:
         needs = (need, _estimate("graph", options, path))
     except UmaError as error:  # a problem that the header does not show
         if error.error is not ErrorCode.CONFIG_INVALID:
             raise
-        choice, engine, is_lasting = choosing.Choice("llama", error.message), None, True
+        found = Outcome(Choice("llama", error.message), None, is_lasting=True)
     else:
-        choice, engine, is_lasting = compare(lambda name: _open(name, options, path, progress), options, needs, trial)
-    if is_lasting:
-        choosing.store(path, options, choice)
-    return choice, engine
+        found = compare(lambda name: _open(name, options, path, progress), options, needs, trial)
+    if found.is_lasting:
+        store(path, options, found.choice)
+    return found.choice, found.engine
 
 
 def estimate_engine(options: EngineOptions, path: str = "") -> MemoryUse:
@@ -141,25 +155,30 @@ def estimate_engine(options: EngineOptions, path: str = "") -> MemoryUse:
     os.environ.update(options.backend_environ())
     name, path = options.engine, _path(options, path)
     if name == "fake":
-        return importlib.import_module("uma_core.engine.fake.open").estimate_fake(options)  # type: ignore[no-any-return]
-    if _is_encoder(path):
-        return importlib.import_module("uma_core.engine.llama.estimate").estimate(path, options, is_encoding=True)  # type: ignore[no-any-return]
+        from uma_core.engine.fake.open import estimate_fake
+
+        return estimate_fake(options)
+    from uma_core.engine.llama.encoder import is_encoder
+    from uma_core.engine.llama.estimate import estimate
+
+    if is_encoder(path):
+        return estimate(path, options, is_encoding=True)
     _check_generates(path)
     options, _ = as_trained(options, path)
     if name == "auto":
-        name = importlib.import_module("uma_core.engine.select.choose").choose(path, options).engine
+        from uma_core.engine.select.choose import choose
+
+        name = choose(path, options).engine
     return _estimate(name, options, path)
 
 
 def _estimate(name: str, options: EngineOptions, path: str) -> MemoryUse:
-    module = "uma_core.engine.graph.estimate" if name == "graph" else "uma_core.engine.llama.estimate"
-    use: MemoryUse = importlib.import_module(module).estimate(path, options)
-    n_bytes = importlib.import_module("uma_core.engine.lora").check_adapters(options, path)
-    return use._replace(weights=use.weights + n_bytes)
+    from uma_core.engine.graph.estimate import estimate as graph_estimate
+    from uma_core.engine.llama.estimate import estimate as llama_estimate
+    from uma_core.engine.lora import check_adapters
 
-
-def _is_encoder(path: str) -> bool:
-    return importlib.import_module("uma_core.engine.llama.encoder").is_encoder(path)  # type: ignore[no-any-return]
+    use = (graph_estimate if name == "graph" else llama_estimate)(path, options)
+    return use._replace(weights=use.weights + check_adapters(options, path))
 
 
 def _check_generates(path: str) -> None:
@@ -167,9 +186,10 @@ def _check_generates(path: str) -> None:
 
     Raises: MODEL_LOAD_FAILED.
     """
-    header = importlib.import_module("uma_core.engine.header").Header(path)
-    arch = header.arch
-    header.close()
+    from uma_core.engine.header import Header
+
+    with closing(Header(path)) as header:
+        arch = header.arch
     if arch in ONLY_DRAFT:
         message = f"{path}: {ONLY_DRAFT[arch]}"
         raise UmaError(ErrorCode.MODEL_LOAD_FAILED, message, path=path)
