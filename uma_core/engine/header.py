@@ -300,6 +300,11 @@ class Header:
             return [i for i in layers if i < 2 or i % 4 == 2]
         return list(layers) if types is None or types else []
 
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes of the tensors that hold experts, in all files."""
+        return sum(place.n_bytes for place in self.tensors.values() if "_exps" in place.name)
+
     def leave_out(self, first_layer: int) -> None:
         """Drop the tensors of this layer and all after it, which are not read."""
         layers = ((name, name.split(".")) for name in self.tensors)

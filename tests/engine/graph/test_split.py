@@ -20,6 +20,7 @@ from tests.engine.graph.models import MODELS, write
 from uma_core.engine.fingerprint import fingerprint
 from uma_core.engine.graph.engine import GraphEngine
 from uma_core.engine.graph.estimate import estimate
+from uma_core.engine.llama.engine import LlamaEngine
 from uma_core.errors import ErrorCode, UmaError
 
 N_FILES = 3
@@ -108,3 +109,13 @@ def test_what_is_no_whole_model_is_refused(paths: tuple[str, str], tmp_path: Pat
         with pytest.raises(UmaError, match=words) as caught:
             GraphEngine(path, SMALL)
         assert caught.value.error is ErrorCode.MODEL_LOAD_FAILED
+
+
+@pytest.mark.parametrize("kind", [GraphEngine, LlamaEngine])
+def test_the_experts_in_all_files_count(kind: type[GraphEngine] | type[LlamaEngine], tmp_path: Path) -> None:
+    whole = write(MODELS["mixtral"], tmp_path / "whole.gguf")
+    found = []
+    for path in (whole, split(whole, tmp_path, 5)):
+        with closing(kind(path, SMALL)) as engine:
+            found.append(engine.info.expert_bytes)
+    assert found[0] == found[1] > 0

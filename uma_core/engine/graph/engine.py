@@ -164,7 +164,7 @@ class GraphEngine(GeneratorBase[PrefillSlot]):
             weight_bytes=loaded.weights.n_bytes,
             n_expert=shape.n_expert,
             n_expert_used=shape.n_expert_used,
-            expert_bytes=loaded.expert_bytes,
+            expert_bytes=loaded.header.expert_bytes,
             capabilities=Capabilities(
                 n_prefill_slots=len(self.prefill_slots),
                 can_rollback=pages.states is None,

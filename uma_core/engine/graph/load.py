@@ -89,10 +89,6 @@ class Loaded:
         """Most rows of a call that holds drafts."""
         return verify_rows(n_batch, self.network.shape.has_states)
 
-    @property
-    def expert_bytes(self) -> int:
-        return sum(place.n_bytes for place in self.header.tensors.values() if "_exps" in place.name)
-
     def close(self) -> None:
         self.pages.close()
         self.network.adapters.close()

@@ -8,8 +8,8 @@ context reads prompts in sized chunks.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from uma_core.engine.api import (
 )
 from uma_core.engine.base import DEFAULT_POOLING, GeneratorBase
 from uma_core.engine.devices import backend_name, device_names
+from uma_core.engine.header import Header
 from uma_core.engine.lib import ffi, lib, text
 from uma_core.engine.llama.decode import BAD, DecodeContext
 from uma_core.engine.llama.estimate import compute_bytes, kv_bytes
@@ -155,7 +156,7 @@ class LlamaEngine(GeneratorBase[PrefillSlot]):
             weight_bytes=int(lib.llama_model_size(model.handle)),
             n_expert=model.meta_int("expert_count"),
             n_expert_used=n_expert_used,
-            expert_bytes=expert_bytes(model.path) if model.meta_int("expert_count") else 0,
+            expert_bytes=_expert_bytes(model.path) if model.meta_int("expert_count") else 0,
             capabilities=Capabilities(
                 n_prefill_slots=len(self.prefill_slots),
                 can_rollback=is_rollback,
@@ -382,20 +383,9 @@ def isa_notes(isa: str, kernels: str) -> tuple[str, ...]:
     )
 
 
-def expert_bytes(path: str) -> int:
-    """Return the bytes of the tensors that hold experts, from the GGUF's header."""
-    params = ffi.new("struct gguf_init_params *", {"no_alloc": True, "ctx": ffi.NULL})
-    header = lib.gguf_init_from_file(os.fsencode(path), params[0])
-    if not header:
-        return 0
-    tensors = range(int(lib.gguf_get_n_tensors(header)))
-    n_bytes = sum(
-        int(lib.gguf_get_tensor_size(header, i))
-        for i in tensors
-        if "_exps" in text(lib.gguf_get_tensor_name(header, i))
-    )
-    lib.gguf_free(header)
-    return n_bytes
+def _expert_bytes(path: str) -> int:
+    with closing(Header(path)) as header:
+        return header.expert_bytes
 
 
 def _bytes_per_cell(gate: Any) -> int:
