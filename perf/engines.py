@@ -17,8 +17,8 @@ from perf.gguf_file import ensure
 from perf.stats import percentile
 from uma_core.config.options import EngineOptions
 from uma_core.engine.api import Batch, Engine, Transfer
+from uma_core.engine.kernels import ALL_KERNELS
 from uma_core.engine.lib import lib
-from uma_core.engine.llama.engine import ALL_KERNELS
 from uma_core.engine.select.open import open_engine
 
 VARIANTS = ("llama.cpp", "llama.cpp + our kernels", "graph")

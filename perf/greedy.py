@@ -18,7 +18,7 @@ import numpy as np
 from perf.perplexity import ENGINES
 from uma_core.config.options import EngineOptions
 from uma_core.engine.api import Batch, DecodeStatus
-from uma_core.engine.llama.engine import use_kernels
+from uma_core.engine.kernels import use_kernels
 from uma_core.engine.select.open import open_engine
 from uma_core.types import TokenId
 

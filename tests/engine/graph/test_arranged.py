@@ -18,8 +18,8 @@ from tests.engine.graph.models import BLOCKS_OF_32, MODELS, TYPED
 from uma_core.engine.graph import load
 from uma_core.engine.graph.engine import GraphEngine
 from uma_core.engine.header import Header
+from uma_core.engine.kernels import use_kernels
 from uma_core.engine.lib import lib
-from uma_core.engine.llama.engine import use_kernels
 
 PROMPT = np.arange(40, 80, dtype=np.int32)
 # in standard deviations of the logits: sums have another order if a processor's table leaves single rows to ggml

@@ -21,7 +21,7 @@ from tests.engine.graph.models import BLOCKS_OF_32, BLOCKS_OF_256, MODELS, TYPED
 from tests.engine.graph.test_mixtures import World
 from uma_core.config.options import EngineOptions
 from uma_core.engine.graph.engine import GraphEngine
-from uma_core.engine.llama.engine import use_kernels
+from uma_core.engine.kernels import use_kernels
 from uma_core.engine.select.choose import choose
 from uma_core.engine.select.open import open_engine
 from uma_core.errors import ErrorCode, UmaError

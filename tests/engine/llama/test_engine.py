@@ -11,8 +11,9 @@ import pytest
 from tests.engine.conftest import DRAFT, MOE, OPTIONS, TARGET
 from tests.engine.drive import generate, read, read_sliced, step, tokens_of
 from uma_core.config.options import EngineOptions
+from uma_core.engine.kernels import ALL_KERNELS
 from uma_core.engine.lib import ffi, lib
-from uma_core.engine.llama.engine import ALL_KERNELS, LlamaEngine
+from uma_core.engine.llama.engine import LlamaEngine
 from uma_core.engine.llama.params import context_params
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.server.memory.budget import resident_bytes

@@ -27,8 +27,8 @@ from uma_core.engine.graph.ticks import verify_rows
 from uma_core.engine.graph.uploaded import Uploaded
 from uma_core.engine.graph.weights import Weights
 from uma_core.engine.header import Header
+from uma_core.engine.kernels import isa_notes, use_kernels
 from uma_core.engine.lib import lib
-from uma_core.engine.llama.engine import isa_notes, use_kernels
 from uma_core.engine.llama.estimate import lay_out_context
 from uma_core.engine.llama.log import tap
 from uma_core.engine.llama.model import LlamaModel, Parts, Progress

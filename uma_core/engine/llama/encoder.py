@@ -34,8 +34,8 @@ from uma_core.engine.api import (
 from uma_core.engine.base import EngineBase
 from uma_core.engine.devices import backend_name, device_names
 from uma_core.engine.header import Header
+from uma_core.engine.kernels import isa_notes, use_kernels
 from uma_core.engine.lib import ffi, lib
-from uma_core.engine.llama.engine import isa_notes, use_kernels
 from uma_core.engine.llama.estimate import context_bytes
 from uma_core.engine.llama.log import tap
 from uma_core.engine.llama.model import LlamaModel, Progress, new_context

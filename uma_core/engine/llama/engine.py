@@ -32,7 +32,8 @@ from uma_core.engine.api import (
 from uma_core.engine.base import DEFAULT_POOLING, GeneratorBase
 from uma_core.engine.devices import backend_name, device_names
 from uma_core.engine.header import Header
-from uma_core.engine.lib import ffi, lib, text
+from uma_core.engine.kernels import isa_notes, use_kernels
+from uma_core.engine.lib import ffi, lib
 from uma_core.engine.llama.decode import BAD, DecodeContext
 from uma_core.engine.llama.estimate import compute_bytes, kv_bytes
 from uma_core.engine.llama.kv import MARK_TOKENS_MAX, HostExport, Move, Span
@@ -351,36 +352,6 @@ def _n_drafts(batch: Batch) -> dict[SeqId, int]:
 
 
 NO_COPIES = "its KV cannot be copied: a chat can continue only in its own sequence, and there are no snapshots of it"
-ALL_KERNELS = 7  # the bit set of native/runtime/uma_runtime.h
-
-
-def use_kernels(is_wanted: bool, isa: str = "auto") -> str:
-    """Switch our CPU kernels on or off for the process, before a model is loaded. Returns their instruction set; ""
-    when off.
-
-    ggml's own kernels stay in use if this processor has only our portable ones, or if `isa` asks for these.
-    Raises: CONFIG_INVALID for an instruction set that this processor does not have.
-    """
-    if lib.uma_accel_use(ffi.NULL if isa == "auto" else isa.encode()) != 0:
-        raise UmaError(
-            ErrorCode.CONFIG_INVALID, f"engine.isa is {isa}, which this processor does not support", option="engine.isa"
-        )
-    if is_wanted and lib.uma_accel_register() == 0:
-        lib.uma_accel_enable(ALL_KERNELS)
-        return text(lib.uma_accel_isa())
-    lib.uma_accel_enable(0)
-    return ""
-
-
-def isa_notes(isa: str, kernels: str) -> tuple[str, ...]:
-    """Note which kernels compute if `engine.isa` is set: only our own kernels obey it."""
-    if isa == "auto":
-        return ()
-    ours = f"our kernels use {kernels}" if kernels else "our kernels are off"
-    return (
-        f"{ours}, as engine.isa asks; ggml's own operations use the instructions that they were built for "
-        f"({text(lib.llama_print_system_info()).strip(' |')})",
-    )
 
 
 def _expert_bytes(path: str) -> int:
