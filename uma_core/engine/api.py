@@ -12,7 +12,7 @@ visible to `decode`. KV moves only by transfers, which are done in slices.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple, Protocol
@@ -20,6 +20,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from uma_core.types import AdapterSet, SamplingParams, SeqId, TokenId
+
+Progress = Callable[[float], bool]  # gets the loaded share, 0..1, on the loading thread; False cancels the load
 
 NO_PAGES = np.zeros(0, np.int32)
 NOT_DRAWN = -2  # in place of a token: none was drawn for this row (UMA_NOT_DRAWN)

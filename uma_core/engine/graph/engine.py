@@ -23,6 +23,7 @@ from uma_core.engine.api import (
     EngineInfo,
     Export,
     MemoryUse,
+    Progress,
     Rows,
     Sampler,
     Transfer,
@@ -46,7 +47,6 @@ from uma_core.engine.graph.transfers import (
     split_blob,
 )
 from uma_core.engine.lib import ffi, lib
-from uma_core.engine.llama.model import Progress
 from uma_core.engine.llama.params import check_threads, n_outputs
 from uma_core.engine.refusals import refusals
 from uma_core.errors import ErrorCode, UmaError

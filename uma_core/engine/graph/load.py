@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from uma_core.config.options import EngineOptions
+from uma_core.engine.api import Progress
 from uma_core.engine.graph.adapters import Adapters
 from uma_core.engine.graph.arena import Arena
 from uma_core.engine.graph.arranged import arrangeable, bytes_with
@@ -31,7 +32,7 @@ from uma_core.engine.kernels import isa_notes, use_kernels
 from uma_core.engine.lib import lib
 from uma_core.engine.llama.estimate import lay_out_context
 from uma_core.engine.llama.log import tap
-from uma_core.engine.llama.model import LlamaModel, Parts, Progress
+from uma_core.engine.llama.model import LlamaModel, Parts
 from uma_core.engine.llama.params import context_params, is_unified, n_threads_of
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.machine import available_bytes

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from uma_core.engine.api import Progress
 from uma_core.engine.graph.arranged import EMBEDDING, Arranged, arrangeable, bytes_with
 from uma_core.engine.graph.device import Device
 from uma_core.engine.graph.repack import repack
@@ -27,8 +28,6 @@ MIB = 1 << 20
 READ_BYTES = 64 << 20  # bytes between two reports of progress
 MAPPED, READ, REPACKED, KEPT = "mapped", "read", "repacked", "repack cache"  # where weights come from
 LOAD_MODES = {"auto": True, "mmap": True, "none": False}  # whether the file is mapped
-
-Progress = Callable[[float], bool]
 
 
 class Modes(NamedTuple):

@@ -5,9 +5,10 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any
 
+from uma_core.engine.api import Progress
 from uma_core.engine.graph.device import Device
 from uma_core.engine.graph.joined import Joined, Part
-from uma_core.engine.graph.mapped import READ_BYTES, Progress, check_whole, report
+from uma_core.engine.graph.mapped import READ_BYTES, check_whole, report
 from uma_core.engine.graph.weights import Weights
 from uma_core.engine.header import Header
 from uma_core.engine.lib import ffi, lib

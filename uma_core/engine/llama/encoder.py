@@ -27,6 +27,7 @@ from uma_core.engine.api import (
     MemoryUse,
     PrefillOutcome,
     PrefillStatus,
+    Progress,
     Rows,
     Sampler,
     Transfer,
@@ -38,7 +39,7 @@ from uma_core.engine.kernels import isa_notes, use_kernels
 from uma_core.engine.lib import ffi, lib
 from uma_core.engine.llama.estimate import context_bytes
 from uma_core.engine.llama.log import tap
-from uma_core.engine.llama.model import LlamaModel, Progress, new_context
+from uma_core.engine.llama.model import LlamaModel, new_context
 from uma_core.engine.llama.params import check_threads, encoder_params, encoder_shape, n_threads_of
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import AdapterSet, SamplingParams, SeqId, TokenId

@@ -25,6 +25,7 @@ from uma_core.engine.api import (
     EngineInfo,
     Export,
     MemoryUse,
+    Progress,
     Rows,
     Sampler,
     Transfer,
@@ -39,7 +40,7 @@ from uma_core.engine.llama.estimate import compute_bytes, kv_bytes
 from uma_core.engine.llama.kv import MARK_TOKENS_MAX, HostExport, Move, Span
 from uma_core.engine.llama.log import tap
 from uma_core.engine.llama.lora import LlamaAdapters
-from uma_core.engine.llama.model import LlamaModel, Progress
+from uma_core.engine.llama.model import LlamaModel
 from uma_core.engine.llama.pages import release_stream, touch_stream
 from uma_core.engine.llama.params import (
     check_threads,

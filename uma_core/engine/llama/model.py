@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from uma_core.config.options import EngineOptions
-from uma_core.engine.api import ModelFacts
+from uma_core.engine.api import ModelFacts, Progress
 from uma_core.engine.fingerprint import fingerprint
 from uma_core.engine.header import check_file, refusal, words_of_failure
 from uma_core.engine.lib import ffi, lib, text
@@ -21,7 +21,6 @@ from uma_core.types import TokenId
 PIECE_BYTES = 256  # first size of the buffer for a token's text; some are longer
 
 INT32_MIN = -(1 << 31)
-Progress = Callable[[float], bool]  # gets the loaded share, 0..1, on the loading thread; False cancels the load
 
 
 SPECIALS = (

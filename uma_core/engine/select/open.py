@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from uma_core.engine.api import Engine, MemoryUse
+from uma_core.engine.api import Engine, MemoryUse, Progress
 from uma_core.engine.select.trial import Trial
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.machine import over_quota
@@ -23,8 +22,6 @@ ONLY_DRAFT = {
     "eagle3": "an EAGLE 3 model, which drafts for another: give that one, and this file with speculation.draft_model",
     "dflash": "a DFlash model, which drafts for another; such models are not served",
 }
-
-Progress = Callable[[float], bool]  # gets the loaded share, 0..1, on the loading thread; False cancels the load
 
 
 def open_engine(
