@@ -6,14 +6,14 @@ This is also the cheapest proof that a GGUF is whole: llama.cpp compares every t
 
 from __future__ import annotations
 
-import os
 import re
 
 from uma_core.config.options import EngineOptions
 from uma_core.engine.api import MemoryUse
-from uma_core.engine.header import check_file, refusal, words_of_failure
+from uma_core.engine.header import check_file, words_of_failure
 from uma_core.engine.lib import ffi, lib
 from uma_core.engine.llama.log import Line, tap
+from uma_core.engine.llama.model import load_model
 from uma_core.engine.llama.params import (
     decode_params,
     encoder_params,
@@ -40,11 +40,7 @@ def estimate(path: str, options: EngineOptions, is_encoding: bool = False) -> Me
         params, kept = model_params(options, path)
         params.no_alloc = True
         params.load_mode = lib.LLAMA_LOAD_MODE_NONE
-        mark = tap.pump()
-        model = lib.llama_model_load_from_file(os.fsencode(path), params)
-        del kept
-        if not model:
-            raise refusal(path, mark)
+        model = load_model(path, params, kept)
         try:
             return _lay_out(model, options, is_encoding)
         finally:

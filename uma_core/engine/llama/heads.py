@@ -17,11 +17,12 @@ import numpy as np
 
 from uma_core.config.options import EngineOptions
 from uma_core.engine.api import Engine, EngineInfo, MemoryUse
-from uma_core.engine.header import Header, refusal, words_of_failure
+from uma_core.engine.header import Header, words_of_failure
 from uma_core.engine.lib import ffi, lib
 from uma_core.engine.llama.engine import LlamaEngine
 from uma_core.engine.llama.estimate import context_bytes, lay_out_context
 from uma_core.engine.llama.log import tap
+from uma_core.engine.llama.model import load_model
 from uma_core.engine.llama.pages import read_only_mappings, release_mappings
 from uma_core.engine.llama.params import decode_params, model_params
 from uma_core.errors import ErrorCode, UmaError
@@ -139,12 +140,7 @@ def _load(path: str, options: EngineOptions, is_dry: bool = False) -> Any:
     params.use_extra_bufts = False  # they would hold a second copy of a weight
     if is_dry:
         params.no_alloc, params.load_mode = True, lib.LLAMA_LOAD_MODE_NONE
-    mark = tap.pump()
-    model = lib.llama_model_load_from_file(os.fsencode(path), params)
-    del kept
-    if not model:
-        raise refusal(path, mark)
-    return model
+    return load_model(path, params, kept)
 
 
 def _params(options: EngineOptions, n_ctx: int, option: str) -> Any:

@@ -70,11 +70,7 @@ class LlamaModel:
             else ffi.NULL
         )
         params.progress_callback = callback
-        mark = tap.pump()
-        self.handle = lib.llama_model_load_from_file(os.fsencode(path), params)
-        del kept  # the objects that the parameters point at had to live until here
-        if not self.handle:
-            raise refusal(path, mark)
+        self.handle = load_model(path, params, kept)
         n_layer = int(lib.llama_model_n_layer(self.handle))
         self.hidden_layers = (n_layer,) if options.mtp else options.hidden_layers  # layers that contexts on it keep
         self.vocab = lib.llama_model_get_vocab(self.handle)
@@ -201,6 +197,19 @@ class LlamaModel:
         if self.handle:
             lib.llama_model_free(self.handle)
             self.handle = None
+
+
+def load_model(path: str, params: Any, kept: Any) -> Any:
+    """Load a llama_model, which the caller frees. `kept`: the objects that `params` points at.
+
+    Raises: MODEL_LOAD_FAILED, INSUFFICIENT_MEMORY.
+    """
+    mark = tap.pump()
+    handle = lib.llama_model_load_from_file(os.fsencode(path), params)
+    del kept
+    if not handle:
+        raise refusal(path, mark)
+    return handle
 
 
 def new_context(model: LlamaModel, params: Any, what: str) -> Any:
