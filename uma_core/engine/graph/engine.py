@@ -35,7 +35,7 @@ from uma_core.engine.graph.load import Loaded, Wish, load
 from uma_core.engine.graph.pages import Pages
 from uma_core.engine.graph.prefill import PrefillSlot
 from uma_core.engine.graph.store import PAGE
-from uma_core.engine.graph.ticks import ride_rows, tick_shapes
+from uma_core.engine.graph.ticks import tick_shapes
 from uma_core.engine.graph.transfers import (
     HostExport,
     SharedState,
@@ -102,8 +102,7 @@ class GraphEngine(GeneratorBase[PrefillSlot]):
                 option="engine.deterministic",
                 missing=missing,
             )
-        is_cpu, n_batch = loaded.device.is_cpu, options.n_batch
-        self._warm_up(tick_shapes(options.n_seq, ride_rows(is_cpu, n_batch), loaded.n_verify(n_batch)))
+        self._warm_up(tick_shapes(options.n_seq, loaded.ride_rows, loaded.n_verify))
         self.info = self._describe(loaded, options)
 
     @staticmethod
@@ -172,8 +171,8 @@ class GraphEngine(GeneratorBase[PrefillSlot]):
                 has_states=pages.states is not None,
                 can_abort=loaded.device.is_cpu,
                 can_mix_rows=True,
-                n_verify_rows=loaded.n_verify(options.n_batch),
-                ride_rows=ride_rows(loaded.device.is_cpu, options.n_batch),
+                n_verify_rows=loaded.n_verify,
+                ride_rows=loaded.ride_rows,
                 keeps_hidden=bool(loaded.network.hidden_layers),
                 computes_ahead=self._computes_ahead(loaded, options),
             ),
@@ -255,8 +254,7 @@ class GraphEngine(GeneratorBase[PrefillSlot]):
         slot = self._busy_slot(seq_id)
 
         def finish() -> None:
-            assert self.decoder is not None
-            self.decoder.n_kv[seq_id] = slot.n_kv
+            self._count(seq_id, slot.n_kv)
             slot.hand_over()
 
         return Steps(0, (0, 0), lambda p0, p1: None, finish)
@@ -270,7 +268,7 @@ class GraphEngine(GeneratorBase[PrefillSlot]):
     # KV memory
 
     @property
-    def _pages(self) -> Any:
+    def _pages(self) -> Pages:
         assert self._loaded is not None
         return self._loaded.pages
 
@@ -279,7 +277,7 @@ class GraphEngine(GeneratorBase[PrefillSlot]):
         return self.decoder.n_kv[seq_id]
 
     def kv_pages(self, seq_id: SeqId, n: int) -> np.ndarray:
-        pages: Pages = self._pages
+        pages = self._pages
         return np.array(pages.table[seq_id, : min(-(-n // PAGE), pages.n_pages(seq_id))])
 
     def kv_truncate(self, seq_id: SeqId, n: int) -> bool:
@@ -394,7 +392,7 @@ class GraphEngine(GeneratorBase[PrefillSlot]):
 
     def trim(self) -> int:
         self.settle()
-        return self._pages.trim()  # type: ignore[no-any-return]
+        return self._pages.trim()
 
     def slot_warnings(self) -> int:
         return refusals.n

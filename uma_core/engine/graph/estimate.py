@@ -10,7 +10,7 @@ from uma_core.engine.graph.arranged import arrangeable, bytes_with
 from uma_core.engine.graph.attention import BatchShape
 from uma_core.engine.graph.load import Loaded, Wish, is_arranging, load
 from uma_core.engine.graph.mapped import LOAD_MODES
-from uma_core.engine.graph.ticks import ride_rows, tick_shapes
+from uma_core.engine.graph.ticks import tick_shapes
 from uma_core.engine.graph.workspace import new_allocator, staged_bytes
 from uma_core.engine.lib import ffi, lib
 
@@ -24,10 +24,9 @@ def estimate(path: str, options: EngineOptions, is_stock: bool = False) -> Memor
     loaded = load(path, mapped, Wish(is_stock=is_stock, is_dry=True))
     try:
         n_compute = loaded.n_prefill_slots * graph_bytes(loaded, loaded.n_ubatch, 1)
-        rides = ride_rows(loaded.device.is_cpu, options.n_batch)
-        n_verify = loaded.n_verify(options.n_batch)
         is_mapped = not loaded.device.is_stock
-        ticks = [graph_bytes(loaded, n, n_out) for n, n_out in tick_shapes(options.n_seq, rides, n_verify)]
+        shapes = tick_shapes(options.n_seq, loaded.ride_rows, loaded.n_verify)
+        ticks = [graph_bytes(loaded, n, n_out) for n, n_out in shapes]
         n_compute += max(ticks) if is_mapped else sum(ticks)  # see forward.Forwards
         sizes = arrangeable(loaded.header) if is_mapped and is_arranging(loaded.header, options, loaded.kernels) else {}
         return MemoryUse(bytes_with(loaded.header, sizes), loaded.pages.n_bytes, n_compute)

@@ -24,7 +24,7 @@ from uma_core.engine.graph.repack_cache import RepackCache, folder, key_of
 from uma_core.engine.graph.shape import Shape, Unsupported, shape_of
 from uma_core.engine.graph.states import States
 from uma_core.engine.graph.store import PAGE
-from uma_core.engine.graph.ticks import verify_rows
+from uma_core.engine.graph.ticks import ride_rows, verify_rows
 from uma_core.engine.graph.uploaded import Uploaded
 from uma_core.engine.graph.weights import Weights
 from uma_core.engine.header import Header
@@ -62,6 +62,8 @@ class Loaded:
     n_threads: int
     n_ubatch: int
     n_prefill_slots: int
+    n_verify: int  # most rows of a call that holds drafts
+    ride_rows: tuple[int, ...]  # sizes of calls that may hold a prompt's rows
     is_unified: bool
     kernels: str
     notes: tuple[str, ...]
@@ -85,10 +87,6 @@ class Loaded:
         factors = self.weights.factors | self.network.adapters.factors
         others = sorted(name for name, tensor in factors.items() if not lib.uma_accel_multiplies(tensor))
         return f"our own product for {others[0]} in its memory layout" if others else ""
-
-    def n_verify(self, n_batch: int) -> int:
-        """Most rows of a call that holds drafts."""
-        return verify_rows(n_batch, self.network.shape.has_states)
 
     def close(self) -> None:
         self.pages.close()
@@ -166,6 +164,8 @@ def _load(header: Header, options: EngineOptions, wish: Wish, kept: list[Any]) -
         n_threads=n_threads_of(options),
         n_ubatch=options.n_ubatch,
         n_prefill_slots=n_prefill_slots,
+        n_verify=n_verify,
+        ride_rows=ride_rows(device.is_cpu, options.n_batch),
         is_unified=unified,
         kernels=kernels,
         notes=(*_notes(network, unified), *adapters.notes, *(isa_notes(options.isa, kernels) if device.is_cpu else ())),
