@@ -9,6 +9,7 @@ from typing import Any
 from uma_core.cache.finder import DISK, RAM, RESIDENT
 from uma_core.cache.manager import PRIVATE, PrefixCache, clear
 from uma_core.cache.radix import Node, Tree
+from uma_core.cache.segment import segments_of
 from uma_core.errors import ErrorCode, UmaError
 
 
@@ -24,7 +25,7 @@ def _list(cache: PrefixCache, key: str | None) -> dict[str, Any]:
 
 def _entry(cache: PrefixCache, tree: Tree, node: Node, now: int) -> dict[str, Any]:
     path = list(node.up())
-    segs = {id(n.seg): n.seg for n in path if n.seg is not None}.values()
+    segs = segments_of(path)
     used = [cache.holdings[seq].t_used for seq in node.holders]
     return {
         "key": _key(node),
@@ -53,7 +54,7 @@ def _clear(cache: PrefixCache, key: str | None) -> dict[str, Any]:
         return {"cleared": 0}
     start = own[-1].start  # the part before it also belongs to other sequences
     n_cleared = sum(cache.drop_idle(cache.holdings[seq_id], start) for seq_id in list(leaf.holders))
-    for seg in {id(node.seg): node.seg for node in own if node.seg is not None and node.seg.start >= start}.values():
+    for seg in [seg for seg in segments_of(own) if seg.start >= start]:
         cache.store.forget(seg, "cleared")
         n_cleared += 1
     return {"cleared": n_cleared}

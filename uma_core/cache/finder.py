@@ -51,7 +51,7 @@ class Finder:
         for node in reversed(path):
             for seq_id in sorted(node.holders):
                 holding = self._holdings[seq_id]
-                if not holding.owner and not holding.is_claimed and (kept := self.in_place(holding, tree, path, n)):
+                if holding.is_idle and (kept := self.in_place(holding, tree, path, n)):
                     return seq_id, kept
         return -1, 0
 

@@ -26,7 +26,7 @@ class Reader(Protocol):
 
 
 class Holding:
-    """One sequence. Idle when `owner` is 0; `is_claimed` while an admitted session waits to take it over."""
+    """One sequence."""
 
     __slots__ = ("end", "is_claimed", "is_leaving", "n", "owner", "readers", "seq_id", "t_used", "tree")
 
@@ -35,11 +35,15 @@ class Holding:
         self.tree: Tree | None = None
         self.end: Node | None = None
         self.n = 0
-        self.owner = 0  # sid of the running session
-        self.is_claimed = False
+        self.owner = 0  # sid of the running session; 0: none
+        self.is_claimed = False  # an admitted session waits to take it over
         self.is_leaving = False  # idle, and will be emptied once no transfer copies from it
         self.readers: set[Reader] = set()
         self.t_used = 0
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.owner and not self.is_claimed
 
     def hold(self, tree: Tree, tokens: np.ndarray, cuts: tuple[int, ...] = ()) -> None:
         """Record that the cells hold exactly these tokens."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 from uma_core.cache.chain import Chain, Legs
 from uma_core.cache.holding import Holding
 from uma_core.cache.manager import PrefixCache
+from uma_core.cache.segment import segments_of
 
 AGAIN_NS = 1_000_000_000  # before retrying sequences that could not leave: retrying at once would keep a core busy
 SLICE_NS = 2_000_000  # length of a slice, after which commands are checked
@@ -51,7 +52,7 @@ class Housekeeper:
             cache.settings.is_on and cache.finder.can_move and (cache.store.ram.budget or cache.store.disk is not None)
         ):
             return []
-        idle = [h for h in cache.holdings if h.n and not h.owner and not h.is_claimed and not h.readers]
+        idle = [h for h in cache.holdings if h.n and h.is_idle and not h.readers]
         return sorted(
             ((h.t_used + cache.settings.park_idle_ns - now, h) for h in idle),
             key=lambda pair: (pair[0], pair[1].seq_id),
@@ -80,7 +81,7 @@ class Housekeeper:
         cache.store.look_again(max(0.0, (deadline - cache.clock.now_ns()) / NS_PER_S) * LOOK_SHARE)
         self._flush()  # first, because the next step may need the RAM that this frees
         for holding in cache.holdings:
-            if holding.n and not holding.owner and not holding.is_claimed:
+            if holding.n and holding.is_idle:
                 chain = Chain(cache.save(holding, 0, True), cache.clock)
                 chain.step(deadline)
                 chain.close()
@@ -88,5 +89,5 @@ class Housekeeper:
         cache.store.close(max(0.0, (deadline - cache.clock.now_ns()) / NS_PER_S))
 
     def _flush(self) -> None:
-        nodes = [node for tree in self._cache.trees.values() for node in tree.nodes()]
-        self._cache.store.flush(list({id(node.seg): node.seg for node in nodes if node.seg is not None}.values()))
+        nodes = (node for tree in self._cache.trees.values() for node in tree.nodes())
+        self._cache.store.flush(segments_of(nodes))

@@ -154,8 +154,7 @@ class PrefixCache:
         if tree is None or session.cache_version == tree.version:
             return False
         session.cache_version = tree.version
-        limit = session.n_prompt if session.generated else session.n_prompt - 1
-        path, n = tree.walk(session.prompt, limit)
+        path, n = tree.walk(session.prompt, _n_usable(session))
         seq_id, n_own = (-1, 0) if session.seq_id >= 0 else self.finder.best_in_place(tree, path, n)
         at = session.n_past if session.seq_id >= 0 else 0
         pieces = self.finder.route(path, n, at, session.seq_id)
@@ -196,11 +195,7 @@ class PrefixCache:
         holding = self.holdings[session.seq_id]
         tree = self._tree_of(session)
         is_own = holding.owner == session.sid
-        path, n = (
-            tree.walk(session.prompt, session.n_prompt if session.generated else session.n_prompt - 1)
-            if want_restore
-            else ([], 0)
-        )
+        path, n = tree.walk(session.prompt, _n_usable(session)) if want_restore else ([], 0)
         at = session.n_past if is_own else self.finder.in_place(holding, tree, path, n)
         pieces = self.finder.route(path, n, at, holding.seq_id) if want_restore else []
         legs = self._legs(session, holding, at, pieces, path[-1] if pieces else None)
@@ -240,7 +235,7 @@ class PrefixCache:
             self._chains.pop(holding.seq_id, None)
             for source in sources:
                 source.readers.discard(reader)
-                if source.is_leaving and not (source.readers or source.owner or source.is_claimed):
+                if source.is_leaving and source.is_idle and not source.readers:
                     self.empty(source)
             if goal is not None:
                 tree.unkeep(goal)
@@ -286,11 +281,8 @@ class PrefixCache:
     def _take(self, session: Session, holding: Holding, at: int) -> int:
         """Cut the sequence back to `at` and give it to the session."""
         old_end = holding.end
-        holding.cut(at)
+        self._cut_back(holding, at)
         self.store.touch(old_end)
-        if not self._truncate(holding.seq_id, at):
-            holding.cut(0)
-            self.engine.kv_truncate(holding.seq_id, 0)
         self.engine.set_adapters(holding.seq_id, session.adapters)
         self._keep_states(session, holding.seq_id)
         holding.owner, holding.is_claimed, holding.is_leaving = session.sid, False, False
@@ -376,10 +368,7 @@ class PrefixCache:
         def legs() -> Legs:
             if holding.readers:
                 yield Readers(holding)
-            holding.cut(n_head)
-            if not self._truncate(holding.seq_id, n_head):
-                holding.cut(0)
-                self.engine.kv_truncate(holding.seq_id, 0)
+            self._cut_back(holding, n_head)
             on_cut()
             self._arrived(session, holding, [], 0)
 
@@ -387,6 +376,13 @@ class PrefixCache:
         if not chain.is_done:
             session.transfer = chain
             session.touch()
+
+    def _cut_back(self, holding: Holding, n: int) -> None:
+        """Keep the first n positions; none if the engine cannot cut the sequence there."""
+        holding.cut(n)
+        if not self._truncate(holding.seq_id, n):
+            holding.cut(0)
+            self.engine.kv_truncate(holding.seq_id, 0)
 
     def _truncate(self, seq_id: int, n: int) -> bool:
         return self.engine.kv_len(seq_id) <= n or self.engine.kv_truncate(seq_id, n)
@@ -405,7 +401,7 @@ class PrefixCache:
             self._leave(session, self.holdings[seq_id], is_good and is_needed)
         if session.is_private and not has_others and (tree := self.trees.pop(self._key(session), None)) is not None:
             for holding in self.holdings:
-                if holding.tree is tree and not holding.owner and not holding.is_claimed:
+                if holding.tree is tree and holding.is_idle:
                     self.empty(holding)
             self.store.clear([tree])
 
@@ -500,7 +496,7 @@ class PrefixCache:
         again.
         """
         end = holding.end
-        if holding.owner or holding.is_claimed or holding.readers or end is None:
+        if not holding.is_idle or holding.readers or end is None:
             return False
         if end.n_kept and self.store.unsaved(end):
             return False
@@ -510,6 +506,13 @@ class PrefixCache:
             self.empty(holding)
         self.store.touch(end)
         return True
+
+
+def _n_usable(session: Session) -> int:
+    """Return how much of the session's prompt may come from the cache: its last token gives the first one of the
+    answer, so it is computed.
+    """
+    return session.n_prompt if session.generated else session.n_prompt - 1
 
 
 def clear(cache: PrefixCache) -> int:

@@ -16,7 +16,7 @@ def make_cells(cache: PrefixCache, n_free: int, running: np.ndarray = NO_PAGES) 
     """Empty idle sequences until they hold at most `n_free` cells besides the pages `running`. The oldest one that
     frees cells goes first; those that a transfer is about to copy from go last.
     """
-    idle = [h for h in cache.holdings if h.n and not h.owner and not h.is_claimed]
+    idle = [h for h in cache.holdings if h.n and h.is_idle]
     idle.sort(key=lambda h: (bool(h.readers), h.t_used))
     running = np.union1d(running, _claimed_pages(cache.engine, idle))
     n_held = n_cells(cache.engine, idle, running)

@@ -4,7 +4,7 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from uma_core.cache.radix import Node, Tree
 
@@ -99,6 +99,11 @@ def has_beginning(seg: Segment) -> bool:
     """Whether everything before it is held or has bytes."""
     first = min(seg.nodes, key=lambda node: node.start)
     return all(node.seg is not None or node.holders for node in first.up())
+
+
+def segments_of(nodes: Iterable[Node]) -> list[Segment]:
+    """Return the segments of these nodes, each once."""
+    return list(dict.fromkeys(node.seg for node in nodes if node.seg is not None))
 
 
 def path_segments(end: Node | None) -> list[Segment]:

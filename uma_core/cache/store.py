@@ -13,12 +13,12 @@ from collections.abc import Callable
 from uma_core.cache.chain import DiskRead, Legs
 from uma_core.cache.disk import Blob, DiskTier, Found
 from uma_core.cache.files import FIRST_TENANT, model_key
-from uma_core.cache.finder import Finder, Piece
+from uma_core.cache.finder import DISK, RAM, Finder, Piece
 from uma_core.cache.holding import Holding
 from uma_core.cache.meters import CacheMeters
 from uma_core.cache.radix import Node, Tree
 from uma_core.cache.ram import RamTier
-from uma_core.cache.segment import Segment, has_beginning, path_segments
+from uma_core.cache.segment import Segment, has_beginning, path_segments, segments_of
 from uma_core.cache.settings import CacheSettings
 from uma_core.clock import Clock
 from uma_core.engine.api import Engine, Export
@@ -44,7 +44,7 @@ class Store:
         tree_of: Callable[[int, str], Tree],
         wake: Callable[[], None],
     ) -> None:
-        self.ram = RamTier(0, lambda seg: meters.evictions["ram"].add())
+        self.ram = RamTier(0, lambda seg: meters.evictions[RAM].add())
         self.disk: DiskTier | None = None
         self.disk_budget = 0
         self.files: OrderedDict[str, tuple[int, Segment | None]] = OrderedDict()  # least recently used first
@@ -281,7 +281,7 @@ class Store:
             victim = next((name for name, (_, seg) in self.files.items() if seg is None or seg.can_leave_disk), None)
             if victim is None or self.disk is None:
                 return False
-            self._meters.evictions["disk"].add()
+            self._meters.evictions[DISK].add()
             self.remove_file(victim, "room")
         return True
 
@@ -353,13 +353,8 @@ class Store:
 
     def clear(self, trees: list[Tree]) -> int:
         """Drop all snapshots that no session or pin keeps. Returns their number."""
-        segs = {
-            id(node.seg): node.seg
-            for tree in trees
-            for node in tree.nodes()
-            if node.seg is not None and not node.n_kept
-        }
-        for seg in segs.values():
+        segs = segments_of(node for tree in trees for node in tree.nodes() if not node.n_kept)
+        for seg in segs:
             self.forget(seg, "cleared")
         return len(segs)
 
