@@ -15,8 +15,7 @@ from typing import Any
 
 from uma_core.constraint.schema import N_BYTES_MOST, N_NAMED_MOST, N_PATTERN_MOST, N_PATTERN_NAMES_MOST
 
-# llguidance follows definitions recursively. A chain of 4,000 overflows a stack of 8 MiB, which would crash the daemon.
-# end the daemon.
+# llguidance follows definitions recursively. A chain of 4,000 overflows a stack of 8 MiB, which would end the daemon.
 N_DEFINITIONS_MOST = 1_000
 N_REFS_MOST = 200  # references in all `%json`, which are not checked as schemas are
 N_LEXEMES_MOST = 12_000  # different lexemes: up to 1.4 s and 0.3 GB

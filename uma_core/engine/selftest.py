@@ -12,11 +12,7 @@ from typing import Any
 from uma_core.errors import ErrorCode, UmaError
 
 # functions of the library; `uma_built_<name>` holds the string that each returned at build time
-_STRINGS = (
-    "llama_version",
-    "ggml_version",
-    "ggml_commit",
-)
+_STRINGS = ("llama_version", "ggml_version", "ggml_commit")
 
 
 def check_bindings(ffi: Any, lib: Any) -> None:

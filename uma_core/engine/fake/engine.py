@@ -473,6 +473,7 @@ def _hidden_rows(states: Sequence[int]) -> np.ndarray:
 
 
 def _info(model: FakeModel) -> EngineInfo:
+    n_ctx_seq = model.n_ctx if model.is_unified else model.n_ctx // model.n_seq_max
     return EngineInfo(
         engine="fake",
         model_name="fake",
@@ -485,7 +486,7 @@ def _info(model: FakeModel) -> EngineInfo:
         n_layer=24,
         n_ctx_train=model.n_ctx,
         n_ctx=model.n_ctx,
-        n_ctx_seq=model.n_ctx if model.is_unified else model.n_ctx // model.n_seq_max,
+        n_ctx_seq=n_ctx_seq,
         n_seq_max=model.n_seq_max,
         n_batch=model.n_batch,
         n_ubatch=model.n_ubatch,
@@ -509,13 +510,7 @@ def _info(model: FakeModel) -> EngineInfo:
             computes_ahead=model.computes_ahead,
         ),
         adapters=tuple(Adapter(name, f"{name}.gguf", scale, name, 0) for name, scale in model.adapters),
-        embedding=EmbeddingInfo(
-            N_EMBD,
-            "last",
-            tuple(ROWS_OF),
-            model.n_ctx if model.is_unified else model.n_ctx // model.n_seq_max,
-            model.n_ubatch,
-        ),
+        embedding=EmbeddingInfo(N_EMBD, "last", tuple(ROWS_OF), n_ctx_seq, model.n_ubatch),
         notes=(f"begin-of-text is token {BOS}",),
         n_outputs=max(16, model.n_seq_max),
         is_deterministic=True,

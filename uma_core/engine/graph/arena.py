@@ -92,11 +92,7 @@ class Arena:
             self._buffer = None
             ffi.release(self._base)
             # views of exports that are still being written keep the memory until they are gone
-            del (
-                self._data,
-                self._runs,
-                self._memory,
-            )
+            del self._data, self._runs, self._memory
 
 
 def _memory(n_bytes: int) -> mmap.mmap:

@@ -105,10 +105,7 @@ class Shape:
     residual_scale: float = 1.0  # factor of the sums that a layer's halves add
     logit_scale: float = 1.0
     # Q grows with log(position / n): the factor, and n; 0: it does not grow
-    temperature: tuple[float, int] = (
-        0.0,
-        0,
-    )
+    temperature: tuple[float, int] = (0.0, 0)
     n_embd_layer: int = 0  # length of a token's embedding for each layer; 0: there are none
     has_own_factors: bool = False  # some layers have their own factors of rotary positions: the family asks for them
     has_sinks: bool = False  # every head has a score that takes part without a value

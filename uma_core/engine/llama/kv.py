@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 from uma_core.engine.blob import new_blob
 from uma_core.engine.lib import ffi, lib
+from uma_core.engine.llama.decode import NO_CELLS
 from uma_core.engine.refusals import refusals
 from uma_core.errors import ErrorCode, UmaError
 
-NO_CELLS = 1  # llama_decode's code for a lack of cells
 MARK_TOKENS = 64  # cells marked per slice while a stream waits: marking fills an attention mask of this many rows
 MARK_TOKENS_MAX = 512  # ... and while no stream waits
 UNHURRIED_NS = 20_000_000

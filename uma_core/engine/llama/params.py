@@ -147,11 +147,7 @@ def encoder_shape(options: EngineOptions, n_ctx_train: int, n_vocab: int) -> tup
     n_batch = max(n_input, min(options.n_ubatch, n_most))
     n_inputs = min(ENCODER_INPUTS, n_batch)
     # every sequence has the same share, because llama.cpp lays out such batches so
-    return (
-        n_input,
-        -(-n_batch // n_inputs) * n_inputs,
-        n_inputs,
-    )
+    return n_input, -(-n_batch // n_inputs) * n_inputs, n_inputs
 
 
 def encoder_params(options: EngineOptions, n_ctx_train: int, n_vocab: int) -> Any:
