@@ -11,11 +11,10 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from perf.gguf_file import ensure
+from perf.gguf_file import model_file
 from perf.stats import Spread, spread
 from uma_core.config.options import EngineOptions
 from uma_core.engine.api import Batch
@@ -40,7 +39,7 @@ def measure(model: str, threads: int, rounds: int, isa: str = "auto") -> Reached
 
     Blocks: a load, then some hundreds of ms a round. Raises: ValueError if nothing is repacked.
     """
-    path = Path(model) if model.endswith(".gguf") else ensure(model)
+    path = model_file(model)
     options = EngineOptions(engine="graph", threads=threads, n_seq=1, n_ctx=512, prefill_lanes=0, isa=isa)
     engine = GraphEngine(str(path), options)
     try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perf.gguf_file import ensure
+from perf.gguf_file import model_file
 from uma_core.config.options import EngineOptions
 from uma_core.engine.api import Batch
 from uma_core.engine.select.open import estimate_engine, open_engine
@@ -55,7 +55,7 @@ def measure(model: str, options: EngineOptions, depth: int, rounds: int) -> Foun
     """Measure all sizes. Blocks. `depth`: positions that every stream holds, and that precede the longest chunk;
     shorter chunks begin later, so that their mean depth is the same.
     """
-    path = str(model if model.endswith(".gguf") else ensure(model))
+    path = str(model_file(model))
     n_most = max(CHUNKS)
     depths = [depth] * max(ROWS) + [depth + (n_most - n) // 2 for n in CHUNKS]
     n_seq = len(depths)

@@ -30,7 +30,7 @@ from perf.criteria import (
     of_weights,
     with_isa,
 )
-from perf.gguf_file import ensure
+from perf.gguf_file import ensure, model_file
 from perf.harness import Harness, Job, Plan
 from perf.lanes import run_beside
 from perf.load import Sizing
@@ -423,7 +423,7 @@ def replay(
     from perf.servers import running
 
     _check_names(workloads, WORKLOADS)
-    path = Path(model) if model.endswith(".gguf") else ensure(model)
+    path = model_file(model)
     storms = (False, True) if has_storm else (False,)
     cases = [replaying.Case(w, n, s) for w in workloads or WORKLOADS for n in streams for s in storms]
     results = _results({"model": model, "threads": threads, **({"gpu_layers": gpu_layers} if gpu_layers else {})})

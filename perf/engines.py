@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
-from perf.gguf_file import ensure
+from perf.gguf_file import model_file
 from perf.stats import percentile
 from uma_core.config.options import EngineOptions
 from uma_core.engine.api import Batch, Engine, Transfer
@@ -83,7 +82,7 @@ class Bench:
         self._variants = variants
         self._blob: tuple[int, memoryview] = (0, memoryview(b""))
         self._batch = Batch(base.n_ubatch)
-        path = Path(model) if model.endswith(".gguf") else ensure(model)
+        path = model_file(model)
         n_seq = max((case.n for case in cases if case.kind != "prefill"), default=1)
         n_each = max(case.n_kv + (case.n if case.kind == "prefill" else 64) for case in cases)
         options = {"model": str(path), "threads": threads, "n_seq": n_seq, "n_ctx": n_seq * (n_each + 64)}

@@ -139,6 +139,11 @@ def cache_dir() -> Path:
     return cache_root() / "perf"
 
 
+def model_file(model: str) -> Path:
+    """Return the path of a model: a GGUF, or a shape, whose file is made if the cache does not have it."""
+    return Path(model) if model.endswith(".gguf") else ensure(model)
+
+
 def ensure(name: str, folder: Path | None = None) -> Path:
     """Return the path of the shape's file; makes the file first if the cache does not have it."""
     shape = find(name)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from perf.driver import Driver
-from perf.gguf_file import ensure
+from perf.gguf_file import model_file
 from perf.load import Ask, Needs, Phase, Sizing
 from perf.peers import is_ours
 from perf.proc import machine_cpu_s
@@ -109,8 +109,7 @@ class Harness:
 
     def _settings(self, needs: Needs) -> Settings:
         plan = self._plan
-        name = needs.shape or plan.model
-        model = Path(name) if name.endswith(".gguf") else ensure(name)
+        model = model_file(needs.shape or plan.model)
         return Settings(model, plan.threads, needs.n_seq, needs.n_ctx_seq, plan.n_gpu_layers, needs.has_disk)
 
     def _run_group(self, jobs: list[Job], servers: dict[str, Server]) -> None:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from perf.criteria import TICK_COUNTS, TICK_TARGETS
-from perf.gguf_file import ensure
+from perf.gguf_file import model_file
 from perf.load import prompt
 from perf.stats import percentile
 from uma_core.clock import MonotonicClock
@@ -55,7 +54,7 @@ class _Tap:
 
 def measure(model: str, threads: int, n_ticks: int = 60) -> Iterator[TickCost]:
     """Yield costs for every count of sequences, greedy and sampled. Blocks; loads the model once."""
-    path = Path(model) if model.endswith(".gguf") else ensure(model)
+    path = model_file(model)
     n_seq = max(TICK_COUNTS)
     engine = open_engine(EngineOptions(model=str(path), threads=threads, n_seq=n_seq, n_ctx=n_seq * 1024))
     try:
