@@ -16,9 +16,8 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from perf.perplexity import N_ROWS, WINDOW
+from perf.perplexity import N_ROWS, WINDOW, log_probabilities
 from uma_core.config.options import EngineOptions
-from uma_core.engine.api import Batch, DecodeStatus, Engine
 from uma_core.engine.lib import ffi, lib
 from uma_core.engine.select.open import open_engine
 
@@ -137,24 +136,10 @@ def predictions(
     try:
         tokens = np.array(engine.tokenize(text, False, False)[:n_tokens], np.int32)
         windows = [tokens[at : at + WINDOW] for at in range(0, len(tokens) - 1, WINDOW)]
-        return np.concatenate([w[1:] for w in windows]), np.concatenate([_window(engine, w) for w in windows])
+        rows = [log_p.astype(np.float32) for window in windows for log_p in log_probabilities(engine, window)]
+        return np.concatenate([window[1:] for window in windows]), np.array(rows)
     finally:
         engine.close()
-
-
-def _window(engine: Engine, tokens: np.ndarray) -> np.ndarray:
-    engine.kv_truncate(0, 0)
-    batch, rows = Batch(N_ROWS), []
-    for at in range(0, len(tokens) - 1, N_ROWS):
-        batch.clear()
-        for i in range(at, min(at + N_ROWS, len(tokens) - 1)):
-            batch.add(int(tokens[i]), i, 0, True)
-        assert engine.decode(batch, [None] * batch.n_rows).status is DecodeStatus.OK
-        for i in range(batch.n_rows):
-            logits = engine.logits(i).astype(np.float64)
-            top = logits.max()
-            rows.append((logits - top - np.log(np.exp(logits - top).sum())).astype(np.float32))
-    return np.array(rows).reshape(len(tokens) - 1, -1)
 
 
 def divergence(exact: np.ndarray, found: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 import numpy as np
 
+from perf.perplexity import log_softmax
 from uma_core.config.options import EngineOptions
 from uma_core.engine.api import Batch, Engine
 from uma_core.engine.select.open import open_engine
@@ -67,9 +68,7 @@ def _follow(engine: Engine, window: np.ndarray) -> Iterator[np.ndarray]:
         batch.clear()
         batch.add(int(window[i]), i, 0, True)
         engine.decode(batch, [None])
-        logits = engine.logits(0).astype(np.float64)
-        logits -= logits.max()
-        yield logits - np.log(np.exp(logits).sum())
+        yield log_softmax(engine.logits(0))
 
 
 def compare(path: str, text: str, engine_name: str) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -31,8 +32,11 @@ def perplexities(
         )
         try:
             tokens = np.array(engine.tokenize(text, False, False)[:n_tokens], np.int32)
+            windows = [tokens[at : at + WINDOW] for at in range(0, len(tokens) - 1, WINDOW)]
             losses = [
-                loss for at in range(0, len(tokens) - 1, WINDOW) for loss in _window(engine, tokens[at : at + WINDOW])
+                -log_p[token]
+                for window in windows
+                for log_p, token in zip(log_probabilities(engine, window), window[1:], strict=True)
             ]
             out[name] = (float(np.exp(np.mean(losses))), len(losses))
         finally:
@@ -40,18 +44,19 @@ def perplexities(
     return out
 
 
-def _window(engine: Engine, tokens: np.ndarray) -> list[float]:
-    """Return -log p of each token except the first, given the tokens before it."""
+def log_probabilities(engine: Engine, tokens: np.ndarray) -> Iterator[np.ndarray]:
+    """Read the tokens as a text of their own. Yields (n_vocab,) f64 log probabilities after each but the last."""
     engine.kv_truncate(0, 0)
     batch = Batch(N_ROWS)
-    losses: list[float] = []
     for at in range(0, len(tokens) - 1, N_ROWS):
         batch.clear()
-        for i in range(at, min(at + N_ROWS, len(tokens) - 1)):
-            batch.add(int(tokens[i]), i, 0, True)
+        batch.extend(tokens[at : min(at + N_ROWS, len(tokens) - 1)], at, 0, True, want_all=True)
         assert engine.decode(batch, [None] * batch.n_rows).status is DecodeStatus.OK
-        for i in range(batch.n_rows):
-            logits = engine.logits(i).astype(np.float64)
-            top = logits.max()
-            losses.append(float(top + np.log(np.exp(logits - top).sum()) - logits[tokens[at + i + 1]]))
-    return losses
+        for row in range(batch.n_rows):
+            yield log_softmax(engine.logits(row))
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """Return f64 log probabilities."""
+    below = logits.astype(np.float64) - logits.max()
+    return np.asarray(below - np.log(np.exp(below).sum()))
