@@ -33,14 +33,12 @@ static bool writes_kv(const struct ggml_tensor * t) {
     return t->op == GGML_OP_SET_ROWS && t->view_src->op == GGML_OP_NONE;
 }
 
-static double recurrent_work(const struct ggml_tensor * t) {
-    return t->op == GGML_OP_CUSTOM ? uma_recurrent_work(t) : -1;
-}
+static bool is_recurrent(const struct ggml_tensor * t) { return t->op == GGML_OP_CUSTOM && uma_recurrent_work(t) >= 0; }
 
 // Returns the number of nodes up to the last that writes K, V or a state. Without logits no more are needed.
 static int32_t n_writing(const struct ggml_cgraph * graph) {
     int32_t n = graph->n_nodes;
-    while (n > 0 && !writes_kv(graph->nodes[n - 1]) && recurrent_work(graph->nodes[n - 1]) < 0) {
+    while (n > 0 && !writes_kv(graph->nodes[n - 1]) && !is_recurrent(graph->nodes[n - 1])) {
         n--;
     }
     return n;
@@ -48,9 +46,11 @@ static int32_t n_writing(const struct ggml_cgraph * graph) {
 
 // Returns the multiply-adds of an attention node (fewer in layers with a window) or a recurrence, else 0.
 static double attention_work(const struct ggml_tensor * t) {
-    const double work = recurrent_work(t);
-    if (t->op != GGML_OP_CUSTOM || work >= 0) {
-        return work >= 0 ? work : 0;
+    if (t->op != GGML_OP_CUSTOM) {
+        return 0;
+    }
+    if (is_recurrent(t)) {
+        return uma_recurrent_work(t);
     }
     return uma_paged_work(((const struct ggml_custom_op_params *) (const void *) t->op_params)->userdata);
 }

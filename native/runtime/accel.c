@@ -7,13 +7,6 @@
 int32_t      uma_accel_use(const char * isa) { return uma_kernels_use(isa); }
 int32_t      uma_accel_register(void)     { return uma_ggml_register(); }
 void         uma_accel_enable(uint32_t ops) { uma_ggml_enable(ops); }
-int64_t      uma_accel_count(void) {
-    int64_t n = 0;
-    for (int op = 0; op < UMA_GGML_N_OPS; op++) {
-        n += (int64_t) uma_ggml_count((enum uma_ggml_op) op);
-    }
-    return n;
-}
 const char * uma_accel_isa(void)          { return uma_ggml_isa(); }
 size_t       uma_accel_arranged_bytes(const struct ggml_tensor * weights) { return uma_ggml_arranged_bytes(weights); }
 int32_t      uma_accel_arranged_version(void) { return UMA_ARRANGED_VERSION; }

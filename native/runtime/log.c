@@ -11,7 +11,6 @@ static struct {
     char    text[N_LINES][LINE_BYTES];
     int32_t level[N_LINES];
     int64_t head, tail; // lines written, lines taken; head - tail <= N_LINES
-    int64_t n_lost;
     int32_t min_level, last_level;
 } ring = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
@@ -28,7 +27,6 @@ static void on_line(enum ggml_log_level level, const char * text, void * user) {
     if ((int32_t) level >= ring.min_level) {
         if (ring.head - ring.tail == N_LINES) {
             ring.tail++;
-            ring.n_lost++;
         }
         const int64_t i = ring.head++ % N_LINES;
         strncpy(ring.text[i], text, LINE_BYTES - 1);
@@ -56,5 +54,3 @@ int32_t uma_log_take(char * line, int32_t capacity, int32_t * level) {
     pthread_mutex_unlock(&ring.lock);
     return n;
 }
-
-int64_t uma_log_lost(void) { return ring.n_lost; }

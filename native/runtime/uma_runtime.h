@@ -21,7 +21,6 @@ void uma_gentle_end(void);                                                      
 // a ggml_log_level; lines below it are dropped at once
 void    uma_log_install(int32_t min_level);
 int32_t uma_log_take(char * line, int32_t capacity, int32_t * level); // bytes of the oldest line, 0: none left
-int64_t uma_log_lost(void);                                        // lines overwritten before they were taken
 
 // -- guard.cpp: calls that return a failure where llama.cpp throws or asserts (guard.h lists them)
 enum { UMA_BROKEN = -1000 }; // in place of a return code: something was thrown in the middle of a computation
@@ -45,7 +44,6 @@ int32_t      uma_accel_use(const char * isa);
 int32_t      uma_accel_register(void);
 // bit set: 1 matmul, 2 experts' matmul, 4 attention; 0 none. Not while a graph computes
 void         uma_accel_enable(uint32_t ops);
-int64_t      uma_accel_count(void);         // operations computed so far
 const char * uma_accel_isa(void);           // instruction set in use
 // Weights laid out for our products: the bytes that a matrix then takes (0: it stays as the file has it), and the
 // buffer type that arranges them.

@@ -304,12 +304,16 @@ llama_token uma_sample(float * logits, int32_t n_vocab, uma_sampler * s) {
     return token >= 0 && uma_sampler_accept(s, token) ? token : -1;
 }
 
-bool uma_sampler_accept(uma_sampler * s, llama_token token) {
+static void note_recent(uma_sampler * s, llama_token token) {
     if (s->n_recent_most) {
         s->recent[s->oldest] = token;
         s->oldest   = (s->oldest + 1) % s->n_recent_most;
         s->n_recent = s->n_recent < s->n_recent_most ? s->n_recent + 1 : s->n_recent;
     }
+}
+
+bool uma_sampler_accept(uma_sampler * s, llama_token token) {
+    note_recent(s, token);
     return !s->chain || uma_chain_accept(s->chain, token);
 }
 
@@ -329,10 +333,8 @@ static bool counts(struct llama_sampler * link) {
 
 bool uma_sampler_recount(uma_sampler * s, const llama_token * tokens, int32_t n) {
     s->n_recent = s->oldest = 0;
-    for (int32_t i = 0; s->n_recent_most && i < n; i++) {
-        s->recent[s->oldest] = tokens[i];
-        s->oldest   = (s->oldest + 1) % s->n_recent_most;
-        s->n_recent = s->n_recent < s->n_recent_most ? s->n_recent + 1 : s->n_recent;
+    for (int32_t i = 0; i < n; i++) {
+        note_recent(s, tokens[i]);
     }
     for (int32_t k = 0; s->chain && k < llama_sampler_chain_n(s->chain); k++) {
         struct llama_sampler * link = llama_sampler_chain_get(s->chain, k);
