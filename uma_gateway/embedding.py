@@ -9,10 +9,10 @@ from types import MappingProxyType
 from typing import Any
 
 from uma_gateway.body import flag, integer
-from uma_gateway.daemon import Event
 from uma_gateway.errors import GatewayError, invalid, unsupported
 from uma_gateway.exchange import Exchange
 from uma_gateway.generate import note_end, priority_fields
+from uma_gateway.link import Event
 from uma_gateway.plain import plain_prompt
 
 EUCLIDEAN, PLAIN = 2, -1  # values of llama-server's `embd_normalize`

@@ -14,8 +14,8 @@ from urllib.parse import parse_qs
 import orjson
 
 from uma_gateway import large
-from uma_gateway.daemon import Writer
 from uma_gateway.errors import GatewayError, Kind
+from uma_gateway.generation import Writer
 from uma_gateway.jsons import parse_object
 from uma_gateway.within import within
 

@@ -13,9 +13,10 @@ from typing import Any
 
 from uma_core.errors import UmaError
 from uma_gateway.config import Config
-from uma_gateway.daemon import Daemon, content_of
+from uma_gateway.daemon import Daemon
 from uma_gateway.errors import GatewayError, Kind
 from uma_gateway.keys import Keys
+from uma_gateway.link import content_of
 from uma_gateway.model import Model
 from uma_gateway.within import within
 

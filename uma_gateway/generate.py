@@ -14,9 +14,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from uma_core.types import PRIORITIES
 from uma_gateway import sse
-from uma_gateway.daemon import Event, Generation
 from uma_gateway.errors import GatewayError, Kind, from_daemon, invalid, unsupported
 from uma_gateway.exchange import Exchange, Headers
+from uma_gateway.generation import Generation
+from uma_gateway.link import Event
 from uma_gateway.model import Model
 
 GOOD_ENDS = ("stop", "length")

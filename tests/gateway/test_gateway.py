@@ -9,9 +9,10 @@ import pytest
 
 from uma_gateway import gateway as gateway_module
 from uma_gateway.config import Config
-from uma_gateway.daemon import CALL_S, Daemon, Event, no_daemon
+from uma_gateway.daemon import CALL_S, Daemon
 from uma_gateway.gateway import Gateway
 from uma_gateway.keys import Keys
+from uma_gateway.link import Event, no_daemon
 
 
 class Starting(Daemon):

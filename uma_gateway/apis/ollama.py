@@ -18,13 +18,14 @@ from uma_gateway.apis.openai.request import read_parallel, read_tools
 from uma_gateway.asking import Ask, plan_prompt
 from uma_gateway.body import array, boolean, integer, table, text
 from uma_gateway.chat.diff import Message, ToolCall
-from uma_gateway.daemon import Event, Generation
 from uma_gateway.embedding import ask, unpacked
 from uma_gateway.embedding import options_of as vector_options
 from uma_gateway.errors import GatewayError, invalid, unsupported
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import MOST_LOGPROBS, model_name, most_biases, most_tokens
 from uma_gateway.generate import Plan, begin, ended, final, note_end, relay, spent_ms
+from uma_gateway.generation import Generation
+from uma_gateway.link import Event
 from uma_gateway.model import Model
 from uma_gateway.parsing import Parser, Plain, whole
 from uma_gateway.plain import constraint_field

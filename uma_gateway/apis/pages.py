@@ -19,9 +19,9 @@ from uma_core.protocol.messages import decode_id
 from uma_gateway import sse
 from uma_gateway.apis.base import Access, Family, Route
 from uma_gateway.body import boolean, integer, text
-from uma_gateway.daemon import content_of
 from uma_gateway.errors import GatewayError, Kind, invalid
 from uma_gateway.exchange import Exchange, Headers
+from uma_gateway.link import content_of
 
 # between two events of the dashboard; shorter spans are drawn from the times that requests report
 EVERY_S = 0.5

@@ -17,8 +17,8 @@ from typing import Any
 
 from uma_gateway.cluster.router import Ask, Choice, Knobs, Refusal, Router
 from uma_gateway.cluster.transport import Event, Transport, Unit, UnitLost
-from uma_gateway.daemon import no_daemon
 from uma_gateway.errors import GatewayError, Kind
+from uma_gateway.link import no_daemon
 from uma_gateway.within import within
 
 log = logging.getLogger(__name__)

@@ -13,10 +13,12 @@ from uma_gateway.cluster.cluster import POLL_S, Cluster
 from uma_gateway.cluster.link import ELSEWHERE, TRIES_MOST, RoutedLink
 from uma_gateway.cluster.transport import Event, Unit, UnitLost
 from uma_gateway.config import Config
-from uma_gateway.daemon import CALL_S, Daemon, Generation, no_daemon
+from uma_gateway.daemon import CALL_S, Daemon
 from uma_gateway.errors import GatewayError, Kind, from_daemon
 from uma_gateway.gateway import Gateway
+from uma_gateway.generation import Generation
 from uma_gateway.keys import Keys
+from uma_gateway.link import no_daemon
 from uma_gateway.model import Model
 
 # for embeddings or reranking of many texts beside chats; without a limit callers would wait for a hung daemon for ever

@@ -18,8 +18,9 @@ from typing import Any
 
 from uma_gateway.cluster.router import READY
 from uma_gateway.cluster.transport import Event, UnitLost
-from uma_gateway.daemon import Daemon, Link, LinkLost, connect
+from uma_gateway.daemon import Daemon
 from uma_gateway.errors import GatewayError, Kind
+from uma_gateway.link import Link, LinkLost, connect
 from uma_gateway.within import within
 
 log = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from uma_gateway.cluster.transport import Event, Unit
-from uma_gateway.daemon import content_of
 from uma_gateway.errors import GatewayError
+from uma_gateway.link import content_of
 
 Replies = list[tuple[Unit, Event]]
 STATES = ("stopping", "starting", "draining", "degraded", "ready")  # the cluster has the last state of any daemon

@@ -12,9 +12,9 @@ from uma_gateway.body import text
 from uma_gateway.cluster.cluster import Cluster
 from uma_gateway.cluster.facade import ClusterGateway
 from uma_gateway.cluster.transport import UnitLost
-from uma_gateway.daemon import content_of
 from uma_gateway.errors import GatewayError, Kind, invalid
 from uma_gateway.exchange import Exchange
+from uma_gateway.link import content_of
 
 TRACE_S_MOST = 60.0
 

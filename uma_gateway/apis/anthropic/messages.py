@@ -9,10 +9,11 @@ from uma_gateway import sse
 from uma_gateway.apis.anthropic.request import check_answer, read_request
 from uma_gateway.asking import count_tokens, plan_chat
 from uma_gateway.chat.diff import Diff, Message
-from uma_gateway.daemon import Event, Generation
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import model_name, most_tokens, stop_texts
 from uma_gateway.generate import Plan, begin, ended, final, note_end, relay
+from uma_gateway.generation import Generation
+from uma_gateway.link import Event
 from uma_gateway.model import Model
 from uma_gateway.parsing import Parser, whole
 

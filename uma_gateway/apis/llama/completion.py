@@ -13,11 +13,12 @@ from uma_gateway.apis.openai import chunks
 from uma_gateway.apis.openai.pace import Pace, progress_field
 from uma_gateway.apis.openai.request import answers_wanted
 from uma_gateway.body import array, boolean, integer, table, text
-from uma_gateway.daemon import Event, Generation
 from uma_gateway.errors import invalid, unsupported
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import MOST_LOGPROBS, PARAMS, allowed_tokens, most_tokens, names_in, need, sampling_fields
 from uma_gateway.generate import Plan, answers_of, begin, ended, final, note_end, priority_fields, relay, send
+from uma_gateway.generation import Generation
+from uma_gateway.link import Event
 from uma_gateway.model import Model
 from uma_gateway.plain import MOST_PROMPTS, Prompt, constraint_field, prompt_field, read_prompts
 

@@ -11,10 +11,11 @@ from uma_gateway.apis.openai.pace import Pace, progress_field
 from uma_gateway.apis.openai.request import Shape, read_chat, response_format
 from uma_gateway.asking import Ask, count_tokens, plan_chat
 from uma_gateway.chat.diff import Diff, Message
-from uma_gateway.daemon import Event, Generation
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import most_tokens
 from uma_gateway.generate import Plan, answers_of, begin, ended, final, note_end, relay, stop_told
+from uma_gateway.generation import Generation
+from uma_gateway.link import Event
 from uma_gateway.model import Model
 from uma_gateway.parsing import Parser
 from uma_gateway.prompting import Prompt

@@ -12,8 +12,8 @@ import orjson
 
 from uma_gateway import sse
 from uma_gateway.apis.openai.request import Shape
-from uma_gateway.daemon import Event
 from uma_gateway.generate import spent_ms
+from uma_gateway.link import Event
 
 SPLIT = b'"\\u0000"'  # marks the place of the text; no encoded text can equal it
 

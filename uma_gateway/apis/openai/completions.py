@@ -17,7 +17,6 @@ from uma_gateway.apis.openai.request import (
     wanted_form,
 )
 from uma_gateway.body import boolean, integer, table, text
-from uma_gateway.daemon import Event, Generation
 from uma_gateway.errors import invalid, unsupported
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import MOST_LOGPROBS, allowed_tokens, most_tokens, names_in, need, sampling_fields, stops_told
@@ -33,6 +32,8 @@ from uma_gateway.generate import (
     send,
     stop_told,
 )
+from uma_gateway.generation import Generation
+from uma_gateway.link import Event
 from uma_gateway.model import Model
 from uma_gateway.plain import Prompt, constraint_field, prompt_field, read_prompts
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from uma_gateway.chat.diff import Diff, Message
-from uma_gateway.daemon import Event
+from uma_gateway.link import Event
 from uma_gateway.parsing import Parser
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from uma_gateway.apis.openai import chunks
 from uma_gateway.body import boolean, table
-from uma_gateway.daemon import Event
 from uma_gateway.fields import need
+from uma_gateway.link import Event
 from uma_gateway.model import Model
 
 

@@ -20,11 +20,12 @@ from uma_gateway.apis.openai.store import Stored
 from uma_gateway.asking import Ask, count_tokens, plan_chat
 from uma_gateway.body import array, boolean, integer, table, text
 from uma_gateway.chat.diff import Diff
-from uma_gateway.daemon import Event, Generation
 from uma_gateway.errors import GatewayError, Kind, invalid, unsupported
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import MOST_LOGPROBS, model_name, most_tokens
 from uma_gateway.generate import Plan, begin, ended, final, note_end, relay
+from uma_gateway.generation import Generation
+from uma_gateway.link import Event
 from uma_gateway.model import Model
 from uma_gateway.prompting import Chat, Prompt
 
