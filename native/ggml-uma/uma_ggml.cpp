@@ -102,10 +102,6 @@ int uma_ggml_multiplies(const ggml_tensor * weights) {
     return is_on && uma_type_of(weights->type) != UMA_N_TYPES && uma_can_read(weights, 1);
 }
 
-int uma_ggml_wants_plain_weights(void) {
-    return (enabled.load() >> UMA_GGML_MUL_MAT & 1) && uma_kernels()->mm->beats_repacked;
-}
-
 uint64_t uma_ggml_count(enum uma_ggml_op op) { return counts[op].load(std::memory_order_relaxed); }
 
 const char * uma_ggml_isa(void) { return uma_kernels()->name; }

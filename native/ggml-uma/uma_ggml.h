@@ -31,11 +31,6 @@ void uma_ggml_enable(uint32_t ops);
 // Returns whether we compute products with these weights, for any number of rows.
 int uma_ggml_multiplies(const struct ggml_tensor * weights);
 
-// Returns whether models load best without ggml's rearranged copies of weights (llama_model_params.use_extra_bufts =
-// false): our products then read every weight where it is in the file. Otherwise keep the copies; operations on them
-// stay ggml's.
-int uma_ggml_wants_plain_weights(void);
-
 // Returns the bytes that a weight matrix takes when it is arranged for our products; 0: it is read as it is in the
 // file, because of its type or shape, or because our operations are not registered.
 size_t uma_ggml_arranged_bytes(const struct ggml_tensor * weights);

@@ -81,8 +81,6 @@ struct uma_attn_part {
 struct uma_mm_table {
     int panel;    // threads split n_out at multiples of this
     int min_rows; // with fewer rows these products are no faster than ggml's own dot products
-    // whether products by weights as they lie in the file are faster than ggml's kernels on its rearranged copies
-    int beats_repacked;
     size_t (*acts_bytes)(enum uma_type type, int64_t n_in, int64_t n_rows);
     size_t (*scratch_bytes)(int64_t n_rows); // per thread
     // Quantise this thread's share of x and lay it out in acts. A barrier must follow.

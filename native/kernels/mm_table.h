@@ -131,7 +131,7 @@ static void mm_rows(const struct uma_mm * mm, int64_t out_begin, int64_t out_end
     }
 }
 
-#define MM_TABLE { V_PANELS * V_LANES, V_MIN_ROWS, V_BEATS_REPACKED, mm_acts_bytes, mm_scratch_bytes, pack, mm_rows, \
-    mm_arranged_bytes, mm_arrange }
+#define MM_TABLE { V_PANELS * V_LANES, V_MIN_ROWS, mm_acts_bytes, mm_scratch_bytes, pack, mm_rows, mm_arranged_bytes, \
+    mm_arrange }
 
 #endif

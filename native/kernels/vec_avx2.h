@@ -22,7 +22,6 @@
 #define V_MOST_IN_PLACE 32
 #define V_FETCHES_AT_ONCE // see is_spread
 #define V_MIN_ROWS 1 // as fast as ggml, and a row's result does not depend on how many other rows a call has
-#define V_BEATS_REPACKED 0
 #define V_BLOCK_COLS 2
 #define V_DIRECT_ROWS 3
 #define V_SUM_STRIDES { 1, 2, 4 }

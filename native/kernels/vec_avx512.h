@@ -138,7 +138,6 @@ static inline vf vf_rows_f16(const uint8_t * p, size_t stride) {
 }
 
 #ifdef V_HAS_VNNI
-#define V_BEATS_REPACKED 1
 #define V_S8_BIAS 128 // signed weights are stored plus 128, because the dot product takes unsigned weights
 static inline vi vi_bias_s8(vi w) { return _mm512_xor_si512(w, _mm512_set1_epi8((char)0x80)); }
 static inline vi vi_dot_s8(vi acc, vi w, vi x) { return _mm512_dpbusd_epi32(acc, w, x); }
@@ -155,7 +154,6 @@ V_INLINE vi vi_dot_at(vi acc, vi w, const int8_t * x) {
     return acc;
 }
 #else
-#define V_BEATS_REPACKED 0
 #define V_S8_BIAS 0
 #define V_HAS_PAIRS
 static inline vi vi_bias_s8(vi w) { return w; }

@@ -32,7 +32,6 @@
 #define V_MOST_IN_PLACE 16
 #endif
 #define V_MIN_ROWS 2
-#define V_BEATS_REPACKED 0
 #define V_BLOCK_COLS 4
 #define V_DIRECT_ROWS 6
 #define V_SUM_STRIDES { 1, 2 }

@@ -23,7 +23,6 @@
 #define V_QUANT_PANELS 1 // quantised panels multiplied at once when there are many rows: 1 or 2, as registers allow
 #define V_MOST_IN_PLACE 8 // up to this many rows, weights below 8 bits are unpacked per tile, not stored as bytes
 #define V_MIN_ROWS 2     // with fewer rows these kernels are no faster than ggml
-#define V_BEATS_REPACKED 0 // see kernels.h
 #define V_BLOCK_COLS 1 // vectors per row in a register block of f32 products
 #define V_DIRECT_ROWS 3 // rows that products with f16, bf16 and f32 weights take at once: 3 or 6
 // distances between the lanes that vf_sums adds, from its first step to its last; also for vf_store_sums4 if there is

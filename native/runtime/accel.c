@@ -12,4 +12,3 @@ size_t       uma_accel_arranged_bytes(const struct ggml_tensor * weights) { retu
 int32_t      uma_accel_arranged_version(void) { return UMA_ARRANGED_VERSION; }
 ggml_backend_buffer_type_t uma_accel_arranged_type(void) { return uma_ggml_arranged_type(); }
 bool         uma_accel_multiplies(const struct ggml_tensor * weights) { return uma_ggml_multiplies(weights) != 0; }
-int32_t      uma_accel_wants_plain_weights(void) { return uma_ggml_wants_plain_weights(); }

@@ -53,8 +53,6 @@ int32_t      uma_accel_arranged_version(void);
 ggml_backend_buffer_type_t uma_accel_arranged_type(void);
 // whether our kernels compute products with these weights, for any number of rows
 bool         uma_accel_multiplies(const struct ggml_tensor * weights);
-// nonzero: our products by weights as the file has them are faster than ggml's by rearranged copies
-int32_t      uma_accel_wants_plain_weights(void);
 
 /* cdef end */
 

@@ -56,7 +56,6 @@ class Table(ctypes.Structure):
     _fields_ = [
         ("panel", ctypes.c_int),
         ("min_rows", ctypes.c_int),
-        ("beats_repacked", ctypes.c_int),
         ("acts_bytes", ctypes.CFUNCTYPE(SIZE, ctypes.c_int, INT64, INT64)),
         ("scratch_bytes", ctypes.CFUNCTYPE(SIZE, INT64)),
         ("pack", ctypes.CFUNCTYPE(None, ctypes.POINTER(Product), ctypes.c_int, ctypes.c_int)),
