@@ -58,6 +58,20 @@ class EngineBase:
     def prepare(self, params: SamplingParams) -> None:
         self.model.links.prepare(params, self.info.n_ctx_seq)
 
+    # without kept states of recurrent layers: a sequence can be cut back to any position
+
+    def kv_len(self, seq_id: SeqId) -> int:
+        raise NotImplementedError
+
+    def resumable(self, seq_id: SeqId, n: int) -> int:
+        return min(n, self.kv_len(seq_id))
+
+    def keep_states(self, seq_id: SeqId, positions: Sequence[int]) -> None:
+        pass
+
+    def state_bytes(self, seq_id: SeqId, n: int) -> int:
+        return 0
+
     def hush(self) -> None:
         self._bell[0] = 0
 

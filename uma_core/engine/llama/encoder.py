@@ -332,15 +332,6 @@ class EncoderEngine(EngineBase):
     def handover(self, seq_id: SeqId) -> Transfer:
         self._refuse()
 
-    def resumable(self, seq_id: SeqId, n: int) -> int:
-        return min(n, self.kv_len(seq_id))
-
-    def keep_states(self, seq_id: SeqId, positions: Sequence[int]) -> None:
-        """Do nothing: there are no states."""
-
-    def state_bytes(self, seq_id: SeqId, n: int) -> int:
-        return 0
-
     def copy_prefix(self, src: SeqId, dst: SeqId, n: int, start: int = 0) -> Transfer:
         self._refuse()
 

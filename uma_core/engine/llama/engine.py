@@ -273,15 +273,6 @@ class LlamaEngine(GeneratorBase[PrefillSlot]):
             return False
         return self.decoder.kv_truncate(seq_id, n)
 
-    def resumable(self, seq_id: SeqId, n: int) -> int:
-        return min(n, self.kv_len(seq_id))
-
-    def keep_states(self, seq_id: SeqId, positions: Sequence[int]) -> None:
-        """Do nothing: this engine keeps no states."""
-
-    def state_bytes(self, seq_id: SeqId, n: int) -> int:
-        return 0
-
     def copy_prefix(self, src: SeqId, dst: SeqId, n: int, start: int = 0) -> Transfer:
         assert self.decoder is not None and self._has_direct_kv
         gate = self.decoder.gate
