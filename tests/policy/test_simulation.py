@@ -339,10 +339,10 @@ CHEAP_ROWS = replace(CPU_SHAPE, decode=((1, 25.0 * MS), (2, 25.5 * MS), (4, 26.0
 
 
 def test_a_long_documents_answer_does_not_seem_to_fit_beside_a_chat():
-    """Its steps take twice as long as a chat's. Calibration did not see that, because its contexts are short."""
+    """Its steps take twice as long as a chat's. Calibration saw a quarter of that, because its contexts are short."""
     sim = Sim(CHEAP_ROWS, FakeModel(n_seq_max=2, n_ctx=70_000))
-    curve = sim.cost.decode._replace(slope=(0.0,) * len(sim.cost.decode.sizes))
-    lines = tuple((base, 0.0, regime) for base, _, regime in sim.cost.lines)
+    curve = sim.cost.decode._replace(slope=tuple(slope / 4 for slope in sim.cost.decode.slope))
+    lines = tuple((base, slope / 4, regime) for base, slope, regime in sim.cost.lines)
     sim.cost = sim.cost._replace(decode=curve, lines=lines)
     document = sim.submit(Job(30_000, 96, BACK, 2))
     for _ in range(3_000):  # a piece is longer than a run here, but is computed all the same
