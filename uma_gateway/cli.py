@@ -111,7 +111,7 @@ def cluster() -> None:
 @click.option("--nodes", type=int, help="Machines that get daemons; 0: all; default: the file's, else all.")
 @click.option(
     "--address",
-    help="Address of the Ray cluster, as host:port; default: this machine's, which is started if necessary.",
+    help="Address of the Ray cluster, as host:port; default: this machine's, started if necessary without --detach.",
 )
 @click.option("--host", help="Address to listen on; default: the file's, else 127.0.0.1.")
 @click.option("--port", type=int, help="Port to listen on; default: the file's, else 8080.")

@@ -202,7 +202,7 @@ class Session:
         self._view = None
 
     def drop_chunk(self) -> None:
-        """Discard what a paused chunk has computed."""
+        """Forget the chunk: it is complete, or what it has computed is discarded."""
         self.n_chunk, self.chunk_fraction = 0, 0.0
         self._view = None
 
