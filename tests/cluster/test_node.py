@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import orjson
@@ -143,6 +144,21 @@ def test_the_requests_of_a_gateway_that_has_ended_are_cancelled(fakes: Callable[
         await node.stop()
 
     asyncio.run(asyncio.wait_for(work(), WAIT_S))
+
+
+def test_a_node_that_leaves_finishes_its_answers() -> None:
+    """No gateway calls it any more, because Serve does not list it; it has `drain_s`, which is longer."""
+    node = Node(parse({"models": [{"name": "m"}]}), "n", "node")
+    ended: list[Any] = []
+    node._daemons["m"] = SimpleNamespace(end_of=ended.append)  # type: ignore[assignment]
+    for gateway in ("a", "b"):
+        node.heard(gateway)
+        node._heard[gateway] -= node_module.GONE_S + 1.0
+    node.cancel_orphans()
+    assert not ended
+    node.heard("b")
+    node.cancel_orphans()
+    assert ended == [{"a"}], "nodes that stay hear of the others"
 
 
 def test_the_longest_idle_goes_first_and_only_as_many_as_must(monkeypatch: pytest.MonkeyPatch) -> None:

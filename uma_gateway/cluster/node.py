@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 MIB = 1 << 20
 ESTIMATE_S = 120.0
-GONE_S = 60.0  # a gateway that has called nothing for this long has ended, or is cut off
+GONE_S = 60.0  # a gateway that has called nothing for this long, while another did, has ended or is cut off
 NAME_MOST = 40  # characters of a model in its socket's name: the path of a Unix socket is limited to about 100 in all
 Result = dict[str, Any]
 COMING = {"state": "starting", "requests": 0, "idle_s": 0.0, "restarts": 0, "is_adopted": False, "socket": ""}
@@ -178,9 +178,11 @@ class Node:
         self._heard[gateway] = time.monotonic()
 
     def cancel_orphans(self) -> None:
-        """Cancel the requests of gateways that have ended: Ray does not tell that nobody reads the answers."""
-        now = time.monotonic()
-        gone = {gateway for gateway, t_heard in self._heard.items() if now - t_heard > GONE_S}
+        """Cancel the requests of gateways that have ended: Ray does not tell that nobody reads the answers. A node that
+        leaves hears of no gateway any more, but its answers are read to their ends.
+        """
+        t_last = max(self._heard.values(), default=0.0)
+        gone = {gateway for gateway, t_heard in self._heard.items() if t_last - t_heard > GONE_S}
         for gateway in gone:
             del self._heard[gateway]
         for daemon in self._daemons.values() if gone else ():
