@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import re
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
 from tests.daemon.support import ENDLESS, WAIT_S, DaemonProcess, eventually, running
 from tests.gateway.support import GatewayProcess, Raw, n_busy
@@ -451,6 +452,33 @@ def test_a_restart_of_the_daemon_is_seen_live(serve: Any, before: Any, tabs: Tab
     expect(state).to_contain_text("unreachable")
     serve()
     expect(state).to_have_text("ready")
+
+
+def test_a_stream_that_the_gateway_ends_is_asked_for_again_at_once(gateway: GatewayProcess, tabs: Tabs) -> None:
+    """A cluster's gateway ends each after a while. The page said for two seconds that it was unreachable."""
+    with urllib.request.urlopen(f"{gateway.url}/uma/events", timeout=WAIT_S) as stream:
+        event = stream.readline() + b"\n"
+    asked: list[Route] = []
+
+    def end_the_first(route: Route) -> None:
+        asked.append(route)
+        if len(asked) < 3:
+            route.fulfill(content_type="text/event-stream", body=event)
+        else:
+            route.continue_()
+
+    page = tabs.new()
+    page.route("**/uma/events", end_the_first)
+    page.add_init_script("""
+        window.states = new Set();
+        const look = () => window.states.add(document.getElementById("state")?.textContent);
+        new MutationObserver(look).observe(document, { subtree: true, childList: true, characterData: true });
+    """)
+    page.goto(f"{gateway.url}/dashboard")
+    eventually(lambda: page.wait_for_timeout(10) or len(asked) >= 3, "the stream is not asked for again")
+    expect(page.locator("#state")).to_have_text("ready")
+    states = page.evaluate("[...window.states]")
+    assert "ready" in states and not [state for state in states if "unreachable" in (state or "")]
 
 
 # ---- the look of the pages, and what they may load

@@ -1,5 +1,5 @@
 // The cluster live: once a second, what the router knows about every daemon.
-import { ask, element, events } from "./common.js";
+import { element, watch } from "./common.js";
 
 const RETRY_MS = 2000;
 const WORDS = {
@@ -72,7 +72,7 @@ function draw(now) {
 async function follow() {
   for (;;) {
     try {
-      for await (const { data } of events(await ask("/uma/cluster/events"))) if (data) draw(JSON.parse(data));
+      for await (const now of watch("/uma/cluster/events")) draw(now);
     } catch (error) {
       element("state").textContent = error.lacksKey ? "no key: reload the page to give one" : error.message;
       if (error.lacksKey) return;

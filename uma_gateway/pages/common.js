@@ -71,3 +71,16 @@ export async function* events(answer) {
     }
   }
 }
+
+// The values of a stream that goes on for ever. One that ends is asked for again, because a cluster's gateway ends each
+// after a while; if nothing came, the gateway is stopping.
+export async function* watch(path) {
+  for (let isGoingOn = true; isGoingOn; ) {
+    isGoingOn = false;
+    for await (const { data } of events(await ask(path))) {
+      if (!data) continue;
+      isGoingOn = true;
+      yield JSON.parse(data);
+    }
+  }
+}

@@ -1,6 +1,6 @@
 // The daemon live: an overview arrives twice a second, and the last two minutes are drawn.
 import { LineChart, Timeline, number, say } from "./charts.js";
-import { ask, element, events } from "./common.js";
+import { ask, element, watch } from "./common.js";
 
 const SECONDS = 120; // history that is kept
 const SPANS = [30, 60, SECONDS]; // lengths of the time axis: the longest for which there is enough history
@@ -592,9 +592,8 @@ element("drain").addEventListener("click", ({ currentTarget: button }) => {
 async function run() {
   for (;;) {
     try {
-      for await (const { data } of events(await ask("/uma/events"))) {
-        if (!data) continue;
-        const now = { ...JSON.parse(data), at: Date.now() };
+      for await (const told of watch("/uma/events")) {
+        const now = { ...told, at: Date.now() };
         seenAt = now.at;
         startedAt ||= now.at;
         if (now.state !== "unreachable") remember(now);
