@@ -9,6 +9,7 @@ import pytest
 
 from tests.engine.conftest import DRAFT
 from tests.engine.graph.heads import with_eagle
+from tests.engine.graph.models import MODELS, write
 from uma_core import machine
 from uma_core.config.options import EngineOptions
 from uma_core.engine.select.open import estimate_engine, open_engine
@@ -37,6 +38,15 @@ def test_nor_does_a_sequence_that_may_use_the_whole_pool(engine: str) -> None:
     info = opened.info
     opened.close()
     assert info.n_ctx_seq == info.n_ctx_train and info.n_ctx == 2 * info.n_ctx_train
+
+
+def test_a_trained_context_that_llama_cpp_cannot_count_limits_none(tmp_path: Path) -> None:
+    """It keeps the number in 32 bits, and returns it with a sign: a sequence had less than no positions."""
+    path = write(replace(MODELS["llama"], meta={"context_length": (1 << 32) - 1}), tmp_path / "model.gguf")
+    opened = open_engine(replace(OPTIONS, model=str(path), engine="llama", kv_mode="unified", n_ctx=256))
+    n_ctx_seq = opened.info.n_ctx_seq
+    opened.close()
+    assert n_ctx_seq == 256
 
 
 def test_fewer_positions_are_as_they_were_asked_for() -> None:

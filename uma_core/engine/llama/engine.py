@@ -78,12 +78,12 @@ class LlamaEngine(GeneratorBase[PrefillSlot]):
 
     def _open(self, options: Any) -> None:
         mark = tap.pump()
-        params = decode_params(options, int(lib.llama_model_n_ctx_train(self.model.handle)))
-        self.decoder = DecodeContext(self.model, params)
+        n_trained = int(lib.llama_model_n_ctx_train(self.model.handle))  # negative if it is too large for llama.cpp
+        self.decoder = DecodeContext(self.model, decode_params(options, n_trained))
         self._kv_bytes = kv_bytes(mark)
         self.n_ctx_seq = int(lib.llama_n_ctx_seq(self.decoder.handle))
-        if is_unified(options):  # the pool may be larger than what one sequence was trained for
-            self.n_ctx_seq = min(self.n_ctx_seq, int(lib.llama_model_n_ctx_train(self.model.handle)) or self.n_ctx_seq)
+        if is_unified(options) and n_trained > 0:  # the pool may be larger than what one sequence was trained for
+            self.n_ctx_seq = min(self.n_ctx_seq, n_trained)
         check_threads(n_threads_of(options))
         warm_up(self.decoder)
         notes = discover(self.decoder, self.model)
