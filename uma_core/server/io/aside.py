@@ -28,7 +28,7 @@ def run_aside(
 ) -> threading.Thread:
     """Run `work` on a thread; `done` gets its result, or its error, on the loop's thread.
 
-    `start` starts the thread. Raises: INSUFFICIENT_MEMORY, which `done` then gets.
+    `start` starts the thread; if it raises INSUFFICIENT_MEMORY, `done` gets that.
     """
 
     def run() -> None:
