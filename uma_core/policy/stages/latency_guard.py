@@ -72,10 +72,16 @@ class Gap(NamedTuple):
         return Kind.LONG if self.has_long and ns <= room.in_long_ns else Kind.NOTHING
 
     def refusal(self, what: str, ns: int, room: Room) -> str:
-        """Why work does not fit, in numbers."""
+        """Why work does not fit, in numbers. Credit is mentioned only if a long gap would have more room."""
         everyday, long = room.in_everyday_ns / 1e6, room.in_long_ns / 1e6
+        if room.in_long_ns <= room.in_everyday_ns:
+            return f"{what} {ns / 1e6:.3f} ms > room {everyday:.3f}, with or without a long gap"
         there = f"long room {long:.3f}" if self.has_long else f"room {everyday:.3f} (long {long:.3f})"
         return f"{what} {ns / 1e6:.3f} ms > {there}, credit {self.memory.credit:.2f}"
+
+    def coarse(self, ns: int) -> str:
+        """Why work of `ns` is forced after four times `starvation_ticks` rounds; empty if it is not."""
+        return ", for it exceeds the long limit" if self.limits.patience(ns) > 1 else ""
 
     def extra_ns(self, rows: list[SessionView]) -> int:
         """Time that these background rows add to the streams' own round."""
@@ -214,6 +220,10 @@ def _rows(gap: Gap, wanted: list[SessionView]) -> Grant:
         why = f", long gap on credit {gap.memory.credit:.2f}: {need / 1e6:.3f} ms > {usual}"
     if too_many:
         why += ": " + gap.refusal(f"{len(too_many)} of them", gap.extra_ns(too_many), gap.room)
+    if is_forced or not chosen:
+        why += f", {n_rounds_without(gap.state, wanted, gap.memory.forced_tick)} rounds without a token"
+        n_most = _starved_after(gap, gap.limits.patience(need))
+        why += "" if is_forced else f", forced after {n_most}{gap.coarse(need)}"
     notes = (f"latency_guard: {len(chosen)} of {len(wanted)} background streams{why}",) if why else ()
     return Grant(kind, tuple(chosen), need_ns=need, notes=notes)
 
@@ -228,10 +238,15 @@ def _most(gap: Gap, ordered: list[SessionView], limit: int) -> tuple[list[Sessio
 
 def _is_starving(gap: Gap, wanted: list[SessionView], times: int) -> bool:
     """Whether a background stream got no token for `starvation_ticks` x `times` rounds, and none was forced for as
-    long. At least two rounds: streams that starved in every round would leave prompts no gap.
+    long. It takes two rounds at least: streams that starved in every round would leave prompts no gap.
     """
     n_rounds = n_rounds_without(gap.state, wanted, gap.memory.forced_tick)
-    return n_rounds >= max(2, gap.state.config.starvation_ticks * times)
+    return n_rounds >= _starved_after(gap, times)
+
+
+def _starved_after(gap: Gap, times: int) -> int:
+    """Rounds without a token after which a background stream starves."""
+    return max(2, gap.state.config.starvation_ticks * times)
 
 
 def _prompt(gap: Gap, item: PlanItem, view: SessionView) -> Grant:
@@ -268,7 +283,7 @@ def _in_room(gap: Gap, item: PlanItem, view: SessionView, room: Room, usual: Kin
         note = f"{prompt}, no piece, but time to copy its restored beginning: {why}"
         return Grant(usual, (), item, room.in_everyday_ns, need_ns=need, holds_prompt=True, notes=(note,))
     n_rounds = patience * gap.state.config.starvation_ticks
-    forced = f"forced after {n_rounds * gap.sessions.round_ns / 1e6:.0f} ({n_rounds} rounds)"
+    forced = f"forced after {n_rounds * gap.sessions.round_ns / 1e6:.0f} ms ({n_rounds} rounds{gap.coarse(need)})"
     note = f"{prompt} waits: {why}, {idle}, {forced}"
     return Grant(need_ns=need, holds_prompt=True, notes=(note,))
 
