@@ -41,6 +41,7 @@ def test_a_tick_is_shown_with_names_and_with_other_settings(tmp_path, capsys):
     assert {view["phase"] for view in told["sessions"]} == {"decode", "prefill"}
     state = next(t.state for t in ticks if t.state.tick == int(number))
     assert told["learned"]["factors"]["prefill"] == round(state.cost.factors[PREFILL], 3)
+    assert told["learned"]["step_ms"] > 0
     assert told["learned"]["debt_ms"] == round(state.memory.latency_guard.debt_ns / MS, 4)
     assert not DEPRECATED.keys() & told["guard"].keys()
     assert main(["show", str(path), number, "guard_cap=3.0", "pause_cap=4.0"]) == 0
@@ -48,7 +49,10 @@ def test_a_tick_is_shown_with_names_and_with_other_settings(tmp_path, capsys):
     assert main(["show", str(path), "999999"]) == 1
     assert f"{path} has ticks {ticks[0].state.tick} to {ticks[-1].state.tick}" in capsys.readouterr().err
     assert main(["show", str(path), number, "no_such=1"]) == 2
-    assert "no_such" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "no_such: not among aging_ns, " in err
+    assert main(["show", str(path), number, "guard_cap=high"]) == 2
+    assert "a setting's value is JSON" in capsys.readouterr().err
     assert main(["show", str(path), "first"]) == 2
     assert "TICK is a number, not 'first'" in capsys.readouterr().err
 

@@ -52,7 +52,8 @@ def test_the_time_line_explains_each_decision_beside_a_chat():
     assert held, "background streams do not fit beside this chat"
     for args in held:
         (note,) = [note for note in args["notes"] if "background streams" in note and "latency_guard" in note]
-        room = r"of them \d+\.\d{3} ms > (long )?room \d+\.\d{3}( \(long \d+\.\d{3}\))?, credit \d\.\d\d$"
+        room = r"of them \d+\.\d{3} ms > (long )?room \d+\.\d{3}( \(long \d+\.\d{3}\))?, credit \d\.\d\d"
+        room += r"(, \d+ rounds without a token, forced after \d+.*)?$"
         assert re.search(f"{room}|: prompt 3 goes first: prompts had .* ms less than background streams$", note), note
 
 

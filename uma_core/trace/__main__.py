@@ -21,8 +21,9 @@ FILE is a recording: written by `uma-ctl trace --jsonl --out FILE` or by the dae
 replay  Plan every recorded state again. Exit status: 0 if every plan is the same, 1 if one differs, 2 if FILE is not a
         recording.
 show    Print the sessions and the plan of each tick, or of TICK alone. With settings, such as starvation_ticks=16 or
-        guard_cap=1.5, the plan is made with these. Exit status: 0; 1 if FILE does not have TICK; 2 if FILE is not a
-        recording or an argument is invalid."""
+        aging_ns=5000000000, the plan is made with these: fields of SchedulerConfig (uma_core/policy/config.py), times
+        in ns. All else stays as it was recorded, such as the credit and the error that earlier ticks left. Exit
+        status: 0; 1 if FILE does not have TICK; 2 if FILE is not a recording or an argument is invalid."""
 
 
 def main(argv: list[str]) -> int:
@@ -83,7 +84,10 @@ def _tick(text: str) -> int:
 def _settings(texts: Iterable[str]) -> dict[str, Any]:
     """Read settings. Raises: ValueError."""
     pairs = (text.partition("=") for text in texts)
-    return {name: json.loads(value) for name, _, value in pairs}
+    try:
+        return {name: json.loads(value) for name, _, value in pairs}
+    except ValueError as error:
+        raise ValueError(f"a setting's value is JSON: {error}") from None
 
 
 if __name__ == "__main__":

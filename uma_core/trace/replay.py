@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from uma_core.policy.cost.model import REGIMES
+from uma_core.policy.index import index_of
 from uma_core.policy.pipeline import DEPRECATED, compose, explain, guard_words
 from uma_core.policy.state import SchedulerState, SessionView
 from uma_core.trace.lines import pack_plan, recorded
@@ -40,7 +41,9 @@ def shown(lines: Iterable[str], tick: int | None, settings: Mapping[str, Any]) -
         try:
             state = state._replace(config=dataclasses.replace(state.config, **settings))
         except TypeError as error:
-            raise ValueError(f"{', '.join(settings)}: not among the scheduler's settings") from error
+            known = {f.name for f in dataclasses.fields(state.config)}
+            wrong = ", ".join(name for name in settings if name not in known)
+            raise ValueError(f"{wrong}: not among {', '.join(sorted(known))}") from error
         plan = compose(state.config.stages)(state)
         shown_tick = {
             "tick": state.tick,
@@ -56,10 +59,14 @@ def shown(lines: Iterable[str], tick: int | None, settings: Mapping[str, Any]) -
 
 
 def _learned(state: SchedulerState) -> dict[str, Any]:
-    """What was measured while the daemon ran, as far as the policy uses it beside a chat. `guard` has the rest."""
+    """What was measured while the daemon ran, as far as the policy uses it beside a chat, and the step predicted by it.
+    `guard` has the rest.
+    """
     cost = state.cost
+    step_ns = max((cost.solo_step_ns(v.n_past) for v in index_of(state).streams), default=0)
     return {
         "factors": {name: round(factor, 3) for name, factor in zip(REGIMES, cost.factors, strict=True)},
+        "step_ms": round(step_ns / 1e6, 4),
         "overhead_ms": round(state.overhead_ns / 1e6, 4),
         "debt_ms": round(state.memory.latency_guard.debt_ns / 1e6, 4),
     }

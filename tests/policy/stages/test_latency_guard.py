@@ -252,10 +252,29 @@ def test_a_waiting_prompt_is_forced_when_its_note_says(n_chunk, times):
         return run(state_of(talking(0), view))
 
     (note,) = plan_after(3 * MS).notes
-    ms = int(re.search(rf"3 ms without progress, forced after (\d+) \({64 * times} rounds\)$", note)[1])
+    why = ", since with the round it exceeds the long limit" if times > 1 else ""
+    ms = int(re.search(rf"3 ms without progress, forced after (\d+) ms \({64 * times} rounds{why}\)$", note)[1])
     assert ms == pytest.approx(times * STARVED / MS, abs=1)
     assert plan_after((ms - 1) * MS).guard.kind == "nothing"
     assert plan_after((ms + 1) * MS).guard.kind == "forced"
+
+
+def test_a_waiting_stream_is_forced_when_its_note_says():
+    def plan_after(n_rounds):
+        state = state_of(talking(0), talking(1, BACK, t_last_ns=NOW - 2 * S))
+        return run(state._replace(memory=guarded(forced_tick=state.tick - n_rounds)))
+
+    (note,) = plan_after(3).notes
+    n_most = int(re.search(r", 3 rounds without a token, forced after (\d+)$", note)[1])
+    assert plan_after(n_most - 1).guard.kind == "nothing"
+    forced = plan_after(n_most)
+    assert forced.guard.kind == "forced" and forced.notes[0].endswith(f", {n_most} rounds without a token")
+
+
+def test_a_note_speaks_of_credit_only_if_a_long_gap_has_more_room():
+    config = SchedulerConfig(pause_cap=1.0)
+    (note,) = run(state_of(talking(0), reading(1, BACK, n_prompt=1200, n_chunk=512), config=config)).notes
+    assert "(a long gap has no more)" in note and "credit" not in note
 
 
 def test_a_starved_prompt_is_not_passed_over_for_background_rows():

@@ -106,19 +106,19 @@ class TestWithoutResumablePrefill:
 @pytest.mark.parametrize(
     ("views", "note"),
     [
-        ((reading(1), reading(2, BACK)), "1 goes first, 1 other waits: before 2 by priority"),
+        ((reading(1), reading(2, BACK)), "prompt 1 goes first, prompt 2 waits: before 2 by priority"),
         (
             (reading(1, n_prompt=400), reading(2, n_prompt=90), reading(3, BACK)),
-            "2 goes first, 2 others wait: before 1, less is left to read (LESS ms, less a tenth of the wait)",
+            "prompt 2 goes first, 2 others wait: before 1, less is left to read (LESS ms, less a tenth of the wait)",
         ),
-        ((reading(1, BACK), reading(2, BACK)), "1 goes first, 1 other waits: before 2, it arrived first"),
+        ((reading(1, BACK), reading(2, BACK)), "prompt 1 goes first, prompt 2 waits: before 2, it arrived first"),
         (
             (reading(1, BACK, **CHUNK), reading(2, BACK)),
-            "1 goes first, 1 other waits: the last prefill slot is kept for chats",
+            "prompt 1 goes first, prompt 2 waits: the last prefill slot is kept for chats",
         ),
         (
             (reading(1, BACK, **CHUNK), reading(2, BACK), reading(3, BACK)),
-            "1 goes first, 2 others wait: the last prefill slot is kept for chats",
+            "prompt 1 goes first, 2 others wait: the last prefill slot is kept for chats",
         ),
     ],
 )
@@ -129,7 +129,7 @@ def test_a_note_says_why_prompts_wait_for_another(views, note):
 
 def test_a_note_says_that_every_prefill_slot_is_taken():
     chunk, moving = reading(1, **CHUNK), reading(1, is_ready=False, is_transferring=True)
-    for view, start in ((chunk, "1 goes first, 1 other waits: "), (moving, "")):
+    for view, start in ((chunk, "prompt 1 goes first, prompt 2 waits: "), (moving, "")):
         (note,) = prefill_order.run(state_of(view, reading(2), n_prefill_slots=1), Plan()).notes
         assert note == f"prefill_order: {start}every prefill slot is taken"
 
@@ -137,15 +137,14 @@ def test_a_note_says_that_every_prefill_slot_is_taken():
 def test_a_note_says_whose_client_had_less():
     views = reading(1, client=1, n_prompt=90), reading(2, client=2, n_prompt=900)
     (note,) = prefill_order.run(state_of(*views), Plan(charged={1: 3 * S, 2: 0})).notes
-    assert (
-        note == "prefill_order: 2 goes first, 1 other waits: before 1, its client was charged less (0 < 6 times 500 ms)"
-    )
+    why = "before 1, its client was charged less (0 < 6 times 500 ms)"
+    assert note == f"prefill_order: prompt 2 goes first, prompt 1 waits: {why}"
 
 
 def test_a_note_says_who_starves():
     starved = reading(1, BACK, n_prompt=2000, t_progress_ns=NOW - 9 * S)
     (note,) = prefill_order.run(state_of(talking(0), starved, reading(2, n_prompt=10)), Plan()).notes
-    assert note.startswith("prefill_order: 1 goes first, 1 other waits: without progress for 9000 ms")
+    assert note.startswith("prefill_order: prompt 1 goes first, prompt 2 waits: without progress for 9000 ms")
 
 
 def test_one_prompt_alone_needs_no_note():

@@ -75,13 +75,13 @@ class Gap(NamedTuple):
         """Why work does not fit, in numbers. Credit is mentioned only if a long gap would have more room."""
         everyday, long = room.in_everyday_ns / 1e6, room.in_long_ns / 1e6
         if room.in_long_ns <= room.in_everyday_ns:
-            return f"{what} {ns / 1e6:.3f} ms > room {everyday:.3f}, with or without a long gap"
+            return f"{what} {ns / 1e6:.3f} ms > room {everyday:.3f} (a long gap has no more)"
         there = f"long room {long:.3f}" if self.has_long else f"room {everyday:.3f} (long {long:.3f})"
         return f"{what} {ns / 1e6:.3f} ms > {there}, credit {self.memory.credit:.2f}"
 
-    def coarse(self, ns: int) -> str:
-        """Why work of `ns` is forced after four times `starvation_ticks` rounds; empty if it is not."""
-        return ", for it exceeds the long limit" if self.limits.patience(ns) > 1 else ""
+    def why_rarely(self, ns: int) -> str:
+        """Why work of `ns` is forced only after RARELY times `starvation_ticks` rounds; empty if it is not."""
+        return ", since with the round it exceeds the long limit" if self.limits.patience(ns) > 1 else ""
 
     def extra_ns(self, rows: list[SessionView]) -> int:
         """Time that these background rows add to the streams' own round."""
@@ -223,7 +223,7 @@ def _rows(gap: Gap, wanted: list[SessionView]) -> Grant:
     if is_forced or not chosen:
         why += f", {n_rounds_without(gap.state, wanted, gap.memory.forced_tick)} rounds without a token"
         n_most = _starved_after(gap, gap.limits.patience(need))
-        why += "" if is_forced else f", forced after {n_most}{gap.coarse(need)}"
+        why += "" if is_forced else f", forced after {n_most}{gap.why_rarely(need)}"
     notes = (f"latency_guard: {len(chosen)} of {len(wanted)} background streams{why}",) if why else ()
     return Grant(kind, tuple(chosen), need_ns=need, notes=notes)
 
@@ -283,7 +283,7 @@ def _in_room(gap: Gap, item: PlanItem, view: SessionView, room: Room, usual: Kin
         note = f"{prompt}, no piece, but time to copy its restored beginning: {why}"
         return Grant(usual, (), item, room.in_everyday_ns, need_ns=need, holds_prompt=True, notes=(note,))
     n_rounds = patience * gap.state.config.starvation_ticks
-    forced = f"forced after {n_rounds * gap.sessions.round_ns / 1e6:.0f} ms ({n_rounds} rounds{gap.coarse(need)})"
+    forced = f"forced after {n_rounds * gap.sessions.round_ns / 1e6:.0f} ms ({n_rounds} rounds{gap.why_rarely(need)})"
     note = f"{prompt} waits: {why}, {idle}, {forced}"
     return Grant(need_ns=need, holds_prompt=True, notes=(note,))
 

@@ -30,9 +30,10 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
         items = [_item(state, plan, ordered[0], PrefillMode.SLICED, -1)]
         n_others = len(every) - 1
         if n_others:
-            others = "1 other waits" if n_others == 1 else f"{n_others} others wait"
+            other = next(v.sid for v in every if v is not ordered[0])
+            others = f"prompt {other} waits" if n_others == 1 else f"{n_others} others wait"
             why = _why_first(state, ordered, key)
-            plan = plan.note(f"prefill_order: {ordered[0].sid} goes first, {others}: {why}")
+            plan = plan.note(f"prefill_order: prompt {ordered[0].sid} goes first, {others}: {why}")
     else:
         first = 1 + max((i.call for i in plan.items), default=-1)
         items = [_item(state, plan, v, PrefillMode.OWN_CALL, call) for call, v in enumerate(ordered, first)]
