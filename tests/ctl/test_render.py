@@ -87,7 +87,7 @@ def test_the_verbose_status_shows_why_the_last_tick_was_as_it_was():
         "0.167 ms in an everyday gap, 0.819 ms in a long one, 0.487 ms needed",
         "error 0.05, credit 0.3",
         "28.2 MB in 1.18 ms, 23.9 GB/s, 28.2 MB expected, no budget",
-        "piece 0.487 ms > room 0.167 (long 0.819), credit 0.30, 12 ms without progress, forced after 75",
+        "piece 0.487 ms > room 0.167 (long 0.819), credit 0.30, 12 ms without progress, forced after 75 ms (64 rounds)",
     ):
         assert text in shown
         assert text not in render.status(STATUS)

@@ -48,7 +48,7 @@ class TbtDecision(NamedTuple):
     round_ns: int  # predicted decode round of all interactive streams
     everyday_ns: int  # limit of an everyday gap
     long_ns: int  # limit of a long one
-    room_ns: int  # time for other work in an everyday gap
+    room_ns: int  # time for other work in an everyday gap, less transfers; awaited prompts may have more
     long_room_ns: int  # ... and in a long one
     # predicted time of the smallest work considered: a piece, a chunk, or what background rows add to the round (below
     # 0 if more rows seem faster); 0: none was considered

@@ -8,7 +8,7 @@ Only two things are learned:
   the bucket holds 1 at most: with 2 % of long gaps a stream's p95 is an everyday gap.
 
     everyday room = everyday limit / (1 + error) - round - host      at least LEAST x (everyday limit - round - host)
-    long room     = min(long limit / (1 + error), long limit - RESERVE rounds) - round - host
+    long room     = min(long limit / (1 + error), long limit - RESERVE rounds) - round - host; at least the everyday one
 
 host: the host overhead where the engine computes ahead, 0 elsewhere (`TbtLimits.host_ns`).
 """
