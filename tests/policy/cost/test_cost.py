@@ -115,6 +115,13 @@ def test_many_calls_booked_at_once_teach_what_they_teach_one_by_one(error):
     assert at_once.decode_ns(4, 0) == pytest.approx(truth, rel=0.01)
 
 
+def test_a_disturbed_step_over_a_long_context_does_not_make_cells_dear():
+    times = {(1, 64): 20.0, (1, 1024): 300.0, (4, 64): 22.0, (4, 1024): 25.0}
+    model = fit([Sample(DECODE, n, kv, int(ms * MS)) for (n, kv), ms in times.items()], NO_KV)
+    assert model.decode_ns(1, 64) == pytest.approx(20 * MS, rel=0.01)
+    assert model.decode_ns(1, 2_000) < 23 * MS
+
+
 def test_a_cell_takes_at_least_as_long_as_reading_its_bytes():
     free = [Sample(DECODE, 1, kv, 20 * MS) for kv in (64, 1024)]
     cell = 20 * MS * DEVICE.kv_bytes_per_cell / DEVICE.weight_bytes

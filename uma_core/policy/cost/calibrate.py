@@ -151,14 +151,18 @@ def legal_chunks(prefill: Curve) -> tuple[int, ...]:
 
 
 def _fit_decode(points: dict[int, list[tuple[int, float]]], start: CostModel, device: DeviceView) -> Curve:
-    """Fit the decode curve. A cell takes at least as long as reading its bytes as fast as a step reads the weights.
+    """Fit the decode curve. A cell takes as long in all calls: the least that any size measured, because disturbances
+    only lengthen steps, but at least as long as reading its bytes as fast as a step reads the weights.
 
     A measured slope may be too small: the few per cent of a short context drown in noise, and cells that were never
     written are read from the cache.
     """
     curve = fit_curve(points, start.decode.slope[0], True)
-    least = device.kv_bytes_per_cell * curve.base[0] / max(1, device.weight_bytes)
-    return curve._replace(slope=tuple(max(least, slope) for slope in curve.slope))
+    shortest = [min(points[n]) for n in curve.sizes]  # (n_kv, ns)
+    measured = min(curve.slope)
+    base = tuple(max(1.0, ns - measured * n_kv) for n_kv, ns in shortest)
+    least = device.kv_bytes_per_cell * base[0] / max(1, device.weight_bytes)
+    return Curve(curve.sizes, base, (max(least, measured),) * len(base))
 
 
 def _fit_prefill(points: dict[int, list[tuple[int, float]]], decode: Curve, start: CostModel) -> Curve:
