@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.daemon.fixtures import folder
 from tests.daemon.support import DaemonProcess, running
 from uma_gateway.cluster import token
 
@@ -26,22 +25,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if long:
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if item not in long]
-
-
-@contextlib.contextmanager
-def short_folder() -> Iterator[Path]:
-    """A folder with a short path, because the path of a Unix socket must be short."""
-    path = Path(tempfile.mkdtemp(prefix="uma-c-"))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with short_folder() as path:
-        yield path
 
 
 @pytest.fixture

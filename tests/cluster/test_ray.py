@@ -20,10 +20,10 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.conftest import short_folder
 from tests.cluster.test_faults import is_same
 from tests.daemon import support
 from tests.daemon.support import ROOT, WAIT_S
+from tests.folders import short_folder
 from tests.gateway.support import Answer, Raw
 
 ray = pytest.importorskip("ray", reason="the extra [cluster] has no wheel for this platform")

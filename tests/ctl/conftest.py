@@ -8,7 +8,6 @@ import select
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.ctl.commands import run
+from tests.folders import short_folder
 from uma_core.protocol.framing import FrameReader, encode_frame
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -106,8 +106,8 @@ class FakeServer:
 
 @pytest.fixture
 def socket_path():
-    with tempfile.TemporaryDirectory(prefix="uma") as folder:  # short: socket paths have about 100 characters
-        yield os.path.join(folder, "s")
+    with short_folder() as folder:
+        yield str(folder / "s")
 
 
 @pytest.fixture

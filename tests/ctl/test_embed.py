@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 
 from tests.ctl.commands import run
-from tests.daemon.support import DaemonProcess, running
-from tests.engine.encoders import ENCODERS, N_EMBD, write
+from tests.daemon.encoders import encoder
+from tests.daemon.support import DaemonProcess
+from tests.engine.encoders import N_EMBD
+from tests.folders import short_folder
 
 pytestmark = [pytest.mark.daemon]
 TEXTS = ["the shell", "a cat and a dog", "tree"]
 
 
 @pytest.fixture(scope="module", params=["bert", "bert-rank"])
-def daemons(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[DaemonProcess]:
-    folder = tmp_path_factory.mktemp("e")
-    path = write(ENCODERS[request.param], folder / f"{request.param}.gguf")
-    with running(folder, "--model", path, "--threads", "1", path=str(folder / "s")) as daemon:
+def daemons(request: pytest.FixtureRequest) -> Iterator[DaemonProcess]:
+    with short_folder() as folder, encoder(folder, request.param) as daemon:
         yield daemon
 
 

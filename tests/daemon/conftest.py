@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.daemon.fixtures import folder, serve
+from tests.daemon.fixtures import folder, module_folder, serve
+from tests.daemon.forked import Nursery, nursery
+from tests.daemon.supervisor import Supervisor
 from tests.daemon.support import DRAFT, SMALL, DaemonProcess, running
 
 
@@ -22,3 +24,17 @@ def serve_model(folder: Path) -> Iterator[Callable[..., DaemonProcess]]:
             return stack.enter_context(running(folder, "--model", str(model), *SMALL, *args, **spawn))
 
         yield start
+
+
+@pytest.fixture
+def supervisor(folder: Path) -> Iterator[Supervisor]:
+    supervisor = Supervisor(folder)
+    yield supervisor
+    supervisor.close()
+
+
+@pytest.fixture(scope="module")
+def daemons() -> Iterator[Nursery]:
+    """Starts daemons that end soon, many of them."""
+    with nursery() as made:
+        yield made

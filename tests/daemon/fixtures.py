@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,20 +10,17 @@ from typing import Any
 import pytest
 
 from tests.daemon.support import DaemonProcess, running
-
-
-@contextlib.contextmanager
-def short_folder() -> Iterator[Path]:
-    """A folder with a short path, because the path of a Unix socket must be short."""
-    path = Path(tempfile.mkdtemp(prefix="uma-t-"))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path)
+from tests.folders import short_folder
 
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
+    with short_folder() as path:
+        yield path
+
+
+@pytest.fixture(scope="module")
+def module_folder() -> Iterator[Path]:
     with short_folder() as path:
         yield path
 

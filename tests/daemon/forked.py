@@ -8,13 +8,13 @@ import re
 import resource
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from tests.daemon.support import FORKED_HELPER, IMPORTED, Event, Wire
+from tests.folders import short_folder
 from tests.forks import Forked, ForkServer
 
 LONGEST_S = 300.0  # longer than any start, answer or stop takes with 1,000 threads on a busy machine: it is a hang
@@ -118,8 +118,8 @@ class Nursery:
 
 @contextlib.contextmanager
 def nursery() -> Iterator[Nursery]:
-    with tempfile.TemporaryDirectory(prefix="uma-f-") as folder:
-        made = Nursery(Path(folder))
+    with short_folder() as folder:
+        made = Nursery(folder)
         try:
             yield made
         finally:

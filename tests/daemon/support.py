@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import socket
-import struct
 import sys
 import threading
 import time
@@ -16,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.forks import Forked, server_of
+from tests.frames import WAIT_S, Event, Frames
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "tests" / "data" / "models" / "uma-tiny-q8_0.gguf"
 MOE = ROOT / "tests" / "data" / "models" / "uma-moe-q8_0.gguf"
 DRAFT = ROOT / "tests" / "data" / "models" / "uma-draft-q8_0.gguf"
-WAIT_S = 120.0  # a test that waits this long has failed; no test depends on the value
 SMALL = ("--threads", "1", "--n-ctx", "2048", "--n-ubatch", "64", "--calibrate", "off")  # quick to load, light to run
 
 # modules that daemons import at their start
@@ -39,8 +38,6 @@ IMPORTED = (
 )
 FORKED_HELPER = "tests.daemon.helper"  # forks the process that reads large requests
 OF_GATEWAYS = ("uma_gateway.cli", "uma_gateway.server")  # modules that gateways import at their start
-
-Event = dict[str, Any]
 
 
 def is_alive(pid: int) -> bool:
@@ -63,37 +60,14 @@ def eventually(condition: Callable[[], Any], what: str = "it never came true", e
     return value
 
 
-class Wire:
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+class Wire(Frames):
     """A blocking client that uses only struct and json."""
-
-    def __init__(self, path: str) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.connect(path)  # waits while the backlog is full; with a timeout set, it would fail
-        self.sock.settimeout(WAIT_S)
-
-    def __enter__(self) -> Wire:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.sock.close()
-
-    def send(self, **request: Any) -> None:
-        payload = json.dumps(request).encode()
-        self.sock.sendall(struct.pack("<I", len(payload)) + payload)
-
-    def event(self) -> Event:
-        (length,) = struct.unpack("<I", self._exactly(4))
-        event: Event = json.loads(self._exactly(length))
-        return event
-
-    def _exactly(self, n: int) -> bytes:
-        data = b""
-        while len(data) < n:
-            chunk = self.sock.recv(n - len(data))
-            if not chunk:
-                raise EOFError("the daemon hung up")
-            data += chunk
-        return data
 
     def ask(self, type: str, **fields: Any) -> Event:
         """Send an operation; return its reply or its error."""
@@ -183,11 +157,36 @@ class Stream(threading.Thread):
         return text_of(self.events)
 
 
+class Process:
+    """A process of the product, and the file that its log is written to."""
+
+    process: Forked
+    log_path: Path
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    def logs(self, text: str) -> None:
+        """Wait until the log has this text: logging does not wait for the file."""
+        eventually(lambda: text in self.log, f"{text!r} is not in the log: {self.log[-2000:]}")
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        """Return the exit status."""
+        return self.process.wait(WAIT_S)
+
+    def descriptors(self) -> int:
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+
 # answers of the simulated engine end only when they are stopped or reach max_tokens
 ENDLESS: dict[str, Any] = {"environ": {"TEST_LEVERS": json.dumps({"eog_every": 0})}}
 
 
-class DaemonProcess:
+class DaemonProcess(Process):
     """`uma-core daemon` with a socket in `folder`. `forks_gateway`: the gateway that it starts costs no import."""
 
     def __init__(
@@ -217,14 +216,6 @@ class DaemonProcess:
                 children=spawn.pop("children", FORKED_HELPER),
                 **spawn,
             )
-
-    @property
-    def log(self) -> str:
-        return self.log_path.read_text(errors="replace")
-
-    def logs(self, text: str) -> None:
-        """Wait until the log has this text: logging does not wait for the file."""
-        eventually(lambda: text in self.log, f"{text!r} is not in the log: {self.log[-2000:]}")
 
     def connect(self) -> Wire:
         return Wire(self.path)
@@ -279,13 +270,6 @@ class DaemonProcess:
 
         return eventually(idle, "requests are left over")  # type: ignore[no-any-return]
 
-    def signal(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
-
-    def wait(self) -> int:
-        """Return the exit status."""
-        return self.process.wait(WAIT_S)
-
     def stop(self) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):  # not a drain; two SIGTERMs could arrive as one
             self.signal(number)
@@ -295,9 +279,6 @@ class DaemonProcess:
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
         return status
-
-    def descriptors(self) -> int:
-        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
     def rss_bytes(self) -> int:
         return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import gguf
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.adapters import write_adapter
-from tests.daemon.forked import ANSWERED, Nursery, as_arguments, nursery
+from tests.daemon.forked import ANSWERED, Nursery, as_arguments
 from tests.daemon.support import DRAFT, MOE, Event, running
 from uma_core.config.options import OPTIONS
 from uma_core.config.schema import Option
@@ -62,12 +61,6 @@ EDGES = (
     2048,
     4096,
 )
-
-
-@pytest.fixture(scope="module")
-def daemons() -> Iterator[Nursery]:
-    with nursery() as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
-from tests.daemon.supervisor import Supervisor
 from tests.daemon.support import DRAFT, TINY
 
 MEASURED = re.compile(
@@ -16,13 +13,6 @@ MEASURED = re.compile(
     r" [\d.]+ times llama.cpp's speed \(.*128 tokens of a prompt\)(, seen beside other work)?"
 )
 COMPARED = "the comparison of the engines took"
-
-
-@pytest.fixture
-def supervisor(folder):
-    supervisor = Supervisor(folder)
-    yield supervisor
-    supervisor.close()
 
 
 def note_of(daemon):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import random
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from tests.daemon.forked import ANSWERED, Nursery, nursery
+from tests.daemon.forked import ANSWERED, Nursery
 from tests.daemon.support import DRAFT, MOE
 
 N_FILES = 1200 if os.environ.get("UMA_FUZZ") == "full" else 40
@@ -144,12 +143,6 @@ def _change(rng: random.Random, data: bytearray, field: Field) -> str:
     ) % (1 << n_bits)
     data[place] = new.to_bytes(field.size, "little")
     return f"{field.name} at {field.at}: {old} became {new}"
-
-
-@pytest.fixture(scope="module")
-def daemons() -> Iterator[Nursery]:
-    with nursery() as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

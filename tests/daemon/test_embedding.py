@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.daemon.encoders import encoder
 from tests.daemon.support import ROOT, SMALL, TINY, DaemonProcess, eventually, running, text_of
 from tests.engine.encoders import ENCODERS, N_EMBD, RERANK_PROMPT, write
 
-ENCODER = ("--threads", "1", "--n-ubatch", "64")
 Event = dict[str, Any]
 
 
@@ -26,21 +26,14 @@ def vector(data: str) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def module_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("e")
-
-
-@pytest.fixture(scope="module")
 def bert(module_folder: Path) -> Iterator[DaemonProcess]:
-    path = write(ENCODERS["bert"], module_folder / "bert.gguf")
-    with running(module_folder, "--model", path, *ENCODER, path=str(module_folder / "b.sock")) as daemon:
+    with encoder(module_folder, "bert") as daemon:
         yield daemon
 
 
 @pytest.fixture(scope="module")
 def ranker(module_folder: Path) -> Iterator[DaemonProcess]:
-    path = write(ENCODERS["bert-rank"], module_folder / "rank.gguf")
-    with running(module_folder, "--model", path, *ENCODER, path=str(module_folder / "r.sock")) as daemon:
+    with encoder(module_folder, "bert-rank") as daemon:
         yield daemon
 
 
@@ -111,8 +104,7 @@ def test_a_reranker_orders_documents(ranker: DaemonProcess) -> None:
 
 
 def test_a_query_may_have_the_words_of_the_rerank_template(module_folder: Path) -> None:
-    path = write(ENCODERS["qwen3-reranker"], module_folder / "template.gguf")
-    with running(module_folder, "--model", path, *ENCODER, path=str(module_folder / "q.sock")) as daemon:
+    with encoder(module_folder, "qwen3-reranker") as daemon:
         for query, document in (("a {document}", "cat"), ("cat", "a {query} {document}")):
             prompt = RERANK_PROMPT.format(query=query, document=document)
             n_tokens = len(daemon.ask("tokenize", content=prompt)["tokens"])

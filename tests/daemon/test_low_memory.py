@@ -8,12 +8,11 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.daemon.forked import ANSWERED, Nursery, nursery
+from tests.daemon.forked import ANSWERED, Nursery
 from tests.daemon.support import DRAFT, ROOT, TINY, running
 
 pytestmark = pytest.mark.skipif(
@@ -24,12 +23,6 @@ MIB = 1 << 20
 IS_FULL = os.environ.get("UMA_FUZZ") == "full"
 MODEL = TINY if IS_FULL else DRAFT
 LIMITS_MB = range(100, 560, 4) if IS_FULL else range(100, 460, 40)  # with 380 MiB both engines serve
-
-
-@pytest.fixture(scope="module")
-def daemons() -> Iterator[Nursery]:
-    with nursery() as made:
-        yield made
 
 
 @pytest.mark.fuzz

@@ -12,19 +12,13 @@ from typing import Any
 
 import pytest
 
-from tests.daemon.support import DaemonProcess, eventually
+from tests.daemon.support import DaemonProcess, eventually, free_port
 from tests.tools import need
 
 
 def scrape_address(daemon: DaemonProcess) -> str:
     (address,) = re.findall(r"metrics at http://(\S+)/metrics", daemon.log)
     return address
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from tests.cluster.conftest import short_folder
 from tests.daemon.support import ROOT, WAIT_S, Stream, eventually, is_ready
+from tests.folders import short_folder
 
 pytestmark = pytest.mark.daemon
 COMMAND = [sys.executable, "-m", "uma_core", "daemon", "--engine", "fake", "--calibrate", "off", "--stop-at-eof"]

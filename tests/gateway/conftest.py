@@ -9,15 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.daemon.fixtures import folder, serve, short_folder
+from tests.daemon.fixtures import folder, module_folder, serve
 from tests.daemon.support import ENDLESS, ROOT, SMALL, TINY, DaemonProcess, running
 from tests.gateway.support import GatewayProcess, gateway_before
-
-
-@pytest.fixture(scope="module")
-def module_folder() -> Iterator[Path]:
-    with short_folder() as path:
-        yield path
 
 
 @pytest.fixture(scope="module")

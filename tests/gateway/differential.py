@@ -351,8 +351,8 @@ def recorded() -> dict[str, Json]:
 
 
 def main() -> None:
-    from tests.daemon.fixtures import short_folder
     from tests.daemon.support import SMALL, running
+    from tests.folders import short_folder
     from tests.gateway.support import gateway_before
 
     theirs = record()

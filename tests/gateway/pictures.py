@@ -18,7 +18,7 @@ from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
 from tests.daemon.support import ROOT, running
-from tests.gateway.conftest import short_folder
+from tests.folders import short_folder
 from tests.gateway.support import GatewayProcess, Raw, gateway_before
 from tests.tools import find
 from uma_gateway.keys import entry, new_key

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.daemon.support import OF_GATEWAYS, WAIT_S, DaemonProcess, eventually
+from tests.daemon.support import OF_GATEWAYS, WAIT_S, DaemonProcess, Process, eventually
 from tests.forks import server_of
 
 Json = dict[str, Any]
@@ -106,7 +106,7 @@ class Raw:
         return data
 
 
-class GatewayProcess:
+class GatewayProcess(Process):
     """`uma-gateway` on a free port."""
 
     def __init__(self, folder: Path, daemon_path: str, *args: str, environ: Json | None = None) -> None:
@@ -121,10 +121,6 @@ class GatewayProcess:
         self.port = 0
 
     @property
-    def log(self) -> str:
-        return self.log_path.read_text(errors="replace")
-
-    @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
@@ -137,9 +133,6 @@ class GatewayProcess:
         assert isinstance(found, re.Match), f"ended with {self.process.returncode}: {self.log}"
         self.port = int(found[1])
         return self
-
-    def logs(self, text: str) -> None:
-        eventually(lambda: text in self.log, f"{text!r} is not in the log: {self.log[-2000:]}")
 
     def ask(self, method: str, path: str, body: Any = None, headers: Json | None = None) -> Answer:
         with Raw(self.port) as raw:
@@ -157,19 +150,9 @@ class GatewayProcess:
             "/v1/chat/completions", headers, **{"messages": [{"role": "user", "content": content}], **body}
         )
 
-    def signal(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
-
-    def wait(self) -> int:
-        return self.process.wait(WAIT_S)
-
     def stop(self) -> int:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
+        self.signal(signal.SIGTERM)
         return self.wait()
-
-    def descriptors(self) -> int:
-        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
 
 @contextlib.contextmanager

@@ -9,13 +9,12 @@ import contextlib
 import re
 import urllib.request
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
-from tests.daemon.support import ENDLESS, WAIT_S, DaemonProcess, eventually, running
+from tests.daemon.support import ENDLESS, WAIT_S, DaemonProcess, eventually
 from tests.gateway.support import GatewayProcess, Raw, n_busy
 from tests.tools import need
 from uma_gateway.keys import entry, new_key
@@ -23,12 +22,6 @@ from uma_gateway.keys import entry, new_key
 PATHS = ("/", "/dashboard")
 COUNTED = re.compile(r"\d+ tokens?, \d+ a second")  # shown when an answer has ended
 expect.set_options(timeout=WAIT_S * 1e3)
-
-
-@pytest.fixture(scope="module")
-def fake(module_folder: Path) -> Iterator[DaemonProcess]:
-    with running(module_folder, "--engine", "fake", has_levers=True, **ENDLESS) as daemon:
-        yield daemon
 
 
 @pytest.fixture(scope="module")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.folders import short_folder
+
 
 @pytest.fixture
 def socket_path() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="uma-") as folder:
-        yield Path(folder) / "s"
+    with short_folder() as folder:
+        yield folder / "s"

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import socket
-import struct
 import threading
 import time
 from collections import deque
@@ -13,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.frames import WAIT_S, Frames
 from uma_core.config.options import Config
 from uma_core.engine.api import ModelFacts
 from uma_core.errors import ErrorCode, UmaError
@@ -24,7 +22,6 @@ from uma_core.server.io.ports import Services
 from uma_core.session.events import Accepted, Cancel, Final, HangUp, Hold, Refused, Stale, Submit, Token
 from uma_core.types import FinishReason, SamplingParams
 
-WAIT_S = 20  # a test that waits this long has failed; no test depends on the value
 TICK_S = 0.0003
 
 
@@ -180,36 +177,8 @@ class FakeCompute(threading.Thread):
         self.events.append(Final(*key, reason, text, usage, {"total_ms": 1.0}, None))
 
 
-class WireClient:
+class WireClient(Frames):
     """A blocking client that uses only struct and json."""
-
-    def __init__(self, path: str) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.connect(path)  # blocking: with a timeout, a full backlog is EAGAIN at once
-        self.sock.settimeout(WAIT_S)
-
-    def __enter__(self) -> WireClient:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.sock.close()
-
-    def send(self, **request: Any) -> None:
-        payload = json.dumps(request).encode()
-        self.sock.sendall(struct.pack("<I", len(payload)) + payload)
-
-    def exactly(self, n: int) -> bytes:
-        data = b""
-        while len(data) < n:
-            chunk = self.sock.recv(n - len(data))
-            if not chunk:
-                raise EOFError(data)
-            data += chunk
-        return data
-
-    def event(self) -> dict[str, Any]:
-        (length,) = struct.unpack("<I", self.exactly(4))
-        return json.loads(self.exactly(length))
 
     def until_final(self, *ids: Any) -> list[dict[str, Any]]:
         """Read until each id has its `eos` or `error`."""
