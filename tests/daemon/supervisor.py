@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
-from tests.daemon.support import WAIT_S
+from tests.daemon.support import ROOT, WAIT_S
 
 Message = dict[str, str]
 
@@ -61,7 +64,7 @@ class Supervisor:
 
 # LISTEN_PID can only be set once the process exists. Systemd sets it between fork and exec; here a few lines of
 # Python do.
-EXEC_WITH_SOCKETS = """
+EXEC_WITH_SOCKET = """
 import os, sys
 os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="1")
 fd = int(sys.argv[1])
@@ -70,3 +73,9 @@ if fd != 3:
 os.set_inheritable(3, True)
 os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
 """
+
+
+def start_with_descriptor(number: int, *args: str, **spawn: Any) -> subprocess.Popen[bytes]:
+    """Start a daemon on the simulated engine, and pass a descriptor to it as systemd passes a socket."""
+    command = [sys.executable, "-c", EXEC_WITH_SOCKET, str(number), "-m", "uma_core", "daemon", "--engine", "fake"]
+    return subprocess.Popen([*command, *args], cwd=ROOT, pass_fds=[number], stderr=subprocess.PIPE, **spawn)

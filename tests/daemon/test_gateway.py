@@ -13,8 +13,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -23,20 +21,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.daemon.fixtures import short_folder
-from tests.daemon.supervisor import EXEC_WITH_SOCKETS
-from tests.daemon.support import ENDLESS, ROOT, WAIT_S, DaemonProcess, eventually, is_alive, running
+from tests.daemon.supervisor import start_with_descriptor
+from tests.daemon.support import ENDLESS, WAIT_S, DaemonProcess, eventually, free_port, is_alive, running
 from tests.daemon.with_forked_gateway import pid_path
+from tests.folders import short_folder
 from uma_core.config.options import HttpOptions
 from uma_core.errors import UmaError
 from uma_core.server.lifecycle.http_options import check_http
 from uma_gateway.keys import entry, new_key
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def ask(port: int, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:
@@ -92,12 +84,8 @@ def test_it_finds_a_socket_that_a_supervisor_passed(folder, port):
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
         listening.bind(path)
         listening.listen()
-        command = [sys.executable, "-c", EXEC_WITH_SOCKETS, str(listening.fileno()), "-m", "uma_core", "daemon"]
-        command += ["--engine", "fake", "--http", str(port)]
         environ = {name: text for name, text in os.environ.items() if name != "UMA_SOCK"}
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=environ, pass_fds=[listening.fileno()], stderr=subprocess.PIPE
-        )
+        process = start_with_descriptor(listening.fileno(), "--http", str(port), env=environ)
         try:
             eventually(lambda: answers(port), "the gateway does not find the daemon")
         finally:

@@ -51,11 +51,8 @@ def watch(seen: set[str]):
 @contextlib.contextmanager
 def unread(path: str) -> Iterator[Wire]:
     """A client that reads almost nothing from its socket."""
-    wire = Wire.__new__(Wire)
-    wire.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    wire.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    wire.sock.connect(path)
-    with wire:
+    with Wire(path) as wire:
+        wire.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         yield wire
 
 

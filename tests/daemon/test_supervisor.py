@@ -6,21 +6,12 @@ import os
 import signal
 import socket
 import stat
-import subprocess
-import sys
 import time
 
 import pytest
 
-from tests.daemon.supervisor import EXEC_WITH_SOCKETS, Supervisor
-from tests.daemon.support import ROOT, SMALL, TINY, WAIT_S, DaemonProcess, Wire, eventually
-
-
-@pytest.fixture
-def supervisor(folder):
-    supervisor = Supervisor(folder)
-    yield supervisor
-    supervisor.close()
+from tests.daemon.supervisor import Supervisor, start_with_descriptor
+from tests.daemon.support import SMALL, TINY, WAIT_S, DaemonProcess, Wire, eventually
 
 
 def test_ready_reload_and_stop_are_told(serve, supervisor):
@@ -147,18 +138,7 @@ def test_a_passed_socket_is_served_and_survives_the_daemon(folder):
         early = Wire(path)  # connected before the daemon exists: its request waits in the backlog
         early.send(id=1, type="health")
         for _ in range(2):
-            command = [
-                sys.executable,
-                "-c",
-                EXEC_WITH_SOCKETS,
-                str(listening.fileno()),
-                "-m",
-                "uma_core",
-                "daemon",
-                "--engine",
-                "fake",
-            ]
-            process = subprocess.Popen(command, cwd=ROOT, pass_fds=[listening.fileno()], stderr=subprocess.PIPE)
+            process = start_with_descriptor(listening.fileno())
             if early is not None:
                 assert early.event()["event"] == "reply"
                 early = None
@@ -173,20 +153,10 @@ def test_a_passed_socket_is_served_and_survives_the_daemon(folder):
 
 def test_a_passed_socket_that_is_none_is_a_coded_error(folder):
     with open(folder / "file", "w+b") as file:
-        command = [
-            sys.executable,
-            "-c",
-            EXEC_WITH_SOCKETS,
-            str(file.fileno()),
-            "-m",
-            "uma_core",
-            "daemon",
-            "--engine",
-            "fake",
-        ]
-        done = subprocess.run(command, cwd=ROOT, pass_fds=[file.fileno()], capture_output=True, timeout=WAIT_S)
-    assert done.returncode == 1
-    assert b"E_CONFIG_001" in done.stderr
+        process = start_with_descriptor(file.fileno())
+        _, log = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 1
+    assert b"E_CONFIG_001" in log
 
 
 def test_without_a_supervisor_nothing_is_said(serve, folder):
