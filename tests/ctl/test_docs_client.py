@@ -7,30 +7,21 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 PROTOCOL = Path(__file__).resolve().parents[2] / "docs" / "PROTOCOL.md"
+(PROGRAM,) = re.findall(r"```python\n(.*?)```", PROTOCOL.read_text(), re.DOTALL)
 
 
-@pytest.fixture
-def program(tmp_path):
-    (source,) = re.findall(r"```python\n(.*?)```", PROTOCOL.read_text(), re.DOTALL)
-    path = tmp_path / "client.py"
-    path.write_text(source)
-    return path
-
-
-def run(program, socket_path, prompt):
+def run(socket_path, prompt):
     return subprocess.run(
-        [sys.executable, str(program), socket_path, prompt], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", PROGRAM, socket_path, prompt], capture_output=True, text=True, timeout=60
     )
 
 
-def test_it_has_thirty_lines(program):
-    assert sum(bool(line.strip()) for line in program.read_text().splitlines()) <= 30
+def test_it_has_thirty_lines():
+    assert sum(bool(line.strip()) for line in PROGRAM.splitlines()) <= 30
 
 
-def test_it_streams_an_answer(program, serve, socket_path):
+def test_it_streams_an_answer(serve, socket_path):
     def script(peer, message):
         assert message == {"id": "1", "prompt": "Hello", "max_tokens": 32}
         peer.token("1", "Hi ")
@@ -38,12 +29,12 @@ def test_it_streams_an_answer(program, serve, socket_path):
         peer.eos("1", "length")
 
     serve(script)
-    done = run(program, socket_path, "Hello")
+    done = run(socket_path, "Hello")
     assert (done.returncode, done.stdout) == (0, "Hi there\n[length, 2 tokens]\n")
 
 
-def test_it_shows_a_refusal(program, serve, socket_path):
+def test_it_shows_a_refusal(serve, socket_path):
     serve(lambda peer, message: peer.refuse("1", "E_LIMIT_003", "overloaded", "come back later"))
-    done = run(program, socket_path, "Hello")
+    done = run(socket_path, "Hello")
     assert done.returncode == 1
     assert done.stderr == "E_LIMIT_003: come back later\n"

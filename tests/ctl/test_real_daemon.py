@@ -6,43 +6,33 @@ import json
 import re
 import signal
 import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
+from tests.ctl.test_docs_client import PROTOCOL, run
+from tests.daemon.support import running
+from tests.folders import short_folder
 from uma_ctl.client import Client, fields_of
 
 pytestmark = [pytest.mark.daemon, pytest.mark.model]
-PROTOCOL = Path(__file__).resolve().parents[2] / "docs" / "PROTOCOL.md"
 
 
 @pytest.fixture(scope="module")
-def daemon(tmp_path_factory):
+def daemon():
     """The socket of a daemon that is ready."""
-    folder = tmp_path_factory.mktemp("d")
-    path = str(folder / "s")
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "uma_core", "daemon", "--socket", path, "--calibrate", "off"], stdout=log, stderr=log
-        )
-    try:
-        command = [sys.executable, "-m", "uma_ctl", "--socket", path, "status", "--wait", "ready", "--timeout", "60"]
-        ready = subprocess.run(command, capture_output=True, text=True, timeout=90)
-        assert ready.returncode == 0, ready.stderr + (folder / "log").read_text()
-        yield path
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+    with short_folder() as folder, running(folder, "--calibrate", "off") as daemon:
+        yield daemon.path
+        daemon.signal(signal.SIGTERM)
+        assert daemon.wait() == 0
 
 
 @pytest.fixture
 def socket_path(daemon):
     return daemon
+
+
+def test_a_ready_daemon_is_not_waited_for(ctl):
+    assert ctl("status", "--wait", "ready").returncode == 0
 
 
 def test_uma_cli_streams_text(cli):
@@ -57,12 +47,8 @@ def test_generate_gives_the_same_text_with_and_without_streaming(ctl):
     assert streamed.stdout == whole.stdout != "\n"
 
 
-def test_the_client_of_the_documentation(tmp_path, socket_path):
-    (source,) = re.findall(r"```python\n(.*?)```", PROTOCOL.read_text(), re.DOTALL)
-    (tmp_path / "client.py").write_text(source)
-    done = subprocess.run(
-        [sys.executable, str(tmp_path / "client.py"), socket_path, "Hello"], capture_output=True, text=True, timeout=60
-    )
+def test_the_client_of_the_documentation(socket_path):
+    done = run(socket_path, "Hello")
     assert done.returncode == 0
     assert re.search(r"\[(length|stop), \d+ tokens\]", done.stdout)
 
