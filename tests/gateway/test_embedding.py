@@ -13,18 +13,18 @@ import ollama
 import openai
 import pytest
 
-from tests.daemon.support import DaemonProcess, eventually, running
-from tests.engine.encoders import ENCODERS, N_EMBD, write
+from tests.daemon.encoders import encoder
+from tests.daemon.support import DaemonProcess, eventually
+from tests.engine.encoders import N_EMBD
+from tests.gateway.openai_client import client_of
 from tests.gateway.support import GatewayProcess, Raw, gateway_before, n_busy
 
-ENCODER = ("--threads", "1", "--n-ubatch", "64")
 TEXTS = ["the shell", "a cat and a dog", "tree"]
 
 
 @pytest.fixture(scope="module")
 def bert(module_folder: Path) -> Iterator[DaemonProcess]:
-    path = write(ENCODERS["bert"], module_folder / "bert.gguf")
-    with running(module_folder, "--model", path, *ENCODER, path=str(module_folder / "b.sock")) as daemon:
+    with encoder(module_folder, "bert") as daemon:
         yield daemon
 
 
@@ -36,15 +36,13 @@ def bert_gateway(module_folder: Path, bert: DaemonProcess) -> Iterator[GatewayPr
 
 @pytest.fixture(scope="module")
 def rank_gateway(module_folder: Path) -> Iterator[GatewayProcess]:
-    path = write(ENCODERS["bert-rank"], module_folder / "rank.gguf")
-    daemon = running(module_folder, "--model", path, *ENCODER, path=str(module_folder / "r.sock"))
-    with daemon as ranker, gateway_before(module_folder, ranker) as gateway:
+    with encoder(module_folder, "bert-rank") as ranker, gateway_before(module_folder, ranker) as gateway:
         yield gateway
 
 
 @pytest.fixture
 def client(bert_gateway: GatewayProcess) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{bert_gateway.url}/v1", api_key="none", max_retries=0) as client:
+    with client_of(bert_gateway) as client:
         yield client
 
 

@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from tests.daemon.support import eventually
+from tests.gateway.openai_client import client_of
 from tests.gateway.support import Raw, n_busy
 
 WEATHER = {
@@ -40,10 +41,6 @@ PERSON = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
-
-
-def client_of(gateway) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
 
 
 @pytest.fixture

@@ -8,15 +8,12 @@ from typing import Any
 import openai
 import pytest
 
+from tests.gateway.openai_client import client_of
 from tests.gateway.support import GatewayProcess
 from uma_gateway.keys import entry, new_key
 
 PREVIOUS = "previous_response_id"
 FIRST: dict[str, Any] = {"type": "message", "role": "user", "content": "My name is Ada."}
-
-
-def client_of(gateway: GatewayProcess, key: str = "none") -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=0)
 
 
 @pytest.fixture
@@ -100,7 +97,7 @@ def test_a_conversation_is_its_account_s_alone(serve: Any, before: Any, folder: 
     keys = folder / "keys.yaml"
     keys.write_text(entry("alice", alice) + entry("bob", bob))
     gateway = before(serve(), "--api-key-file", str(keys))
-    with client_of(gateway, alice) as hers, client_of(gateway, bob) as his:
+    with client_of(gateway, api_key=alice) as hers, client_of(gateway, api_key=bob) as his:
         conversation_id = hers.conversations.create(items=[FIRST]).id
         with pytest.raises(openai.NotFoundError):
             his.conversations.retrieve(conversation_id)

@@ -9,14 +9,11 @@ import openai
 import pytest
 
 from tests.daemon.support import eventually
-from tests.gateway.support import GatewayProcess, n_busy
+from tests.gateway.openai_client import client_of
+from tests.gateway.support import n_busy
 from uma_gateway.keys import entry, new_key
 
 HELLO = [{"role": "user", "content": "Hello"}]
-
-
-def client_of(gateway: GatewayProcess, **options) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{gateway.url}/v1", **{"api_key": "none", "max_retries": 0, **options})
 
 
 @pytest.fixture
