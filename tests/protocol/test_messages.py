@@ -11,7 +11,7 @@ from uma_core.errors import ErrorCode, UmaError
 from uma_core.protocol import messages
 from uma_core.protocol.fields import Field, Kind
 from uma_core.protocol.ops import OPS
-from uma_core.types import Priority, Request, SamplingParams, Slo
+from uma_core.types import Infill, Priority, Request, SamplingParams, Slo
 
 
 def decode(payload: bytes) -> messages.Message:
@@ -115,6 +115,48 @@ def test_a_wrong_field_is_named(fragment, field):
     assert f"`{field}`" in error.message
 
 
+def test_inputs_arrive():
+    def request(**fields):
+        return decode(json.dumps(fields).encode()).request
+
+    assert request(prompt=["a", 5, "b"]).prompt == ("a", 5, "b")
+    assert request(prompt="a", suffix="z").suffix == "z"
+    asked = {"prefix": "a", "suffix": "", "extra": [{"filename": "f.py", "text": "x"}]}
+    assert request(infill=asked).infill == Infill("a", "", (("f.py", "x"),))
+    assert request(prompt="a", n=3, best_of=4, stream=False, echo=True, max_tokens=0).max_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ["a", -1]}, "prompt[1]"),
+        ({"prompt": ["a", 1.5]}, "prompt[1]"),
+        ({"prompt": "a", "infill": {"prefix": "", "suffix": ""}}, "infill"),
+        ({"infill": {"prefix": "a"}}, "infill.suffix"),
+        ({"infill": {"prefix": "a", "suffix": "b", "extra": [{"filename": "x"}]}}, "infill.extra[0].text"),
+        (
+            {"infill": {"prefix": "a", "suffix": "b", "extra": [{"filename": "x", "text": "", "nam": 1}]}},
+            "infill.extra[0].nam",
+        ),
+        ({"infill": {"prefix": "a", "suffix": "b", "extra": "x"}}, "infill.extra"),
+        ({"infill": {"prefix": "a", "suffix": "b", "extra": ["x"]}}, "infill.extra[0]"),
+        ({"messages": [{"role": "user", "content": "x"}], "suffix": "z"}, "suffix"),
+        ({"messages": [{"role": "user", "content": "x"}], "echo": True}, "echo"),
+        ({"infill": {"prefix": "a", "suffix": "b"}, "echo": True}, "echo"),
+        ({"prompt": "a", "n": 0}, "n"),
+        ({"prompt": "a", "n": 1025}, "n"),
+        ({"prompt": "a", "n": 3, "best_of": 2, "stream": False}, "best_of"),
+        ({"prompt": "a", "best_of": 2}, "best_of"),
+        ({"prompt": "a", "logprobs": 21}, "logprobs"),
+        ({"prompt": "a", "logprobs": True}, "logprobs"),
+    ],
+)
+def test_a_wrong_input_is_named(fields, field):
+    error = refuse(json.dumps(fields).encode())
+    assert (error.error, error.detail["field"]) == (ErrorCode.BAD_REQUEST, field)
+
+
 @pytest.mark.parametrize(
     ("payload", "field", "nearest"),
     [
@@ -139,7 +181,7 @@ def test_an_unknown_field_is_refused_with_the_nearest_name(payload, field, neare
 
 
 NEEDED = {
-    "generate": {"prompt": "x"},
+    "generate": {"prompt": "x", "stream": False},
     "embed": {"input": "x"},
     "rerank": {"query": "x", "documents": ["y"]},
     "tokenize": {"content": "x"},
@@ -271,11 +313,7 @@ def leaf_fields():
     ("op", "field"), leaf_fields(), ids=lambda value: value.name if isinstance(value, Field) else value
 )
 def test_ranges_are_what_is_declared(op, field):
-    values = (
-        {"type": op, "id": "a", "prompt": "x", "stream": False}
-        if op == "generate"
-        else {"type": op, "id": "a", **NEEDED.get(op, {})}
-    )
+    values = {"type": op, "id": "a", **NEEDED.get(op, {})}
     step = 1 if field.kind is Kind.INTEGER else 1e-6
     for bound, outside in ((field.low, -1), (field.high, 1)):
         if bound is None or (field.is_open_low and outside < 0):

@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
 from tests.protocol.conftest import Driver
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.protocol import events
-from uma_core.protocol.messages import decode
-from uma_core.types import Ended, FinishReason, Infill, TokenLogprob
+from uma_core.types import Ended, FinishReason, TokenLogprob
 
 USAGE, TIMING = {"completion_tokens": 2}, {"total_ms": 1.0}
 ONE = TokenLogprob(65, b"A\xc3", -0.1234567, ((65, b"A\xc3", -0.1234567), (66, b"", float("-inf"))))
@@ -56,48 +53,3 @@ def test_without_a_stream_the_end_holds_all_answers() -> None:
     first, second = eos["answers"]
     assert (first["index"], first["text"], first["stop"], first["logprobs"]) == (0, "A", {"token_id": 3}, [ONE_JSON])
     assert (second["index"], second["text"], second["error"]["name"]) == (1, "", "sampler_failed")
-
-
-def request(**fields: Any) -> Any:
-    return decode(fields, None).request
-
-
-def test_inputs_arrive() -> None:
-    assert request(prompt=["a", 5, "b"]).prompt == ("a", 5, "b")
-    assert request(prompt="a", suffix="z").suffix == "z"
-    asked = {"prefix": "a", "suffix": "", "extra": [{"filename": "f.py", "text": "x"}]}
-    assert request(infill=asked).infill == Infill("a", "", (("f.py", "x"),))
-    assert request(prompt="a", n=3, best_of=4, stream=False, echo=True, max_tokens=0).max_tokens == 0
-
-
-@pytest.mark.parametrize(
-    ("fields", "field"),
-    [
-        ({"prompt": []}, "prompt"),
-        ({"prompt": ["a", -1]}, "prompt[1]"),
-        ({"prompt": ["a", 1.5]}, "prompt[1]"),
-        ({"prompt": 5}, "prompt"),
-        ({"prompt": "a", "infill": {"prefix": "", "suffix": ""}}, "infill"),
-        ({"infill": {"prefix": "a"}}, "infill.suffix"),
-        ({"infill": {"prefix": "a", "suffix": "b", "extra": [{"filename": "x"}]}}, "infill.extra[0].text"),
-        (
-            {"infill": {"prefix": "a", "suffix": "b", "extra": [{"filename": "x", "text": "", "nam": 1}]}},
-            "infill.extra[0].nam",
-        ),
-        ({"infill": {"prefix": "a", "suffix": "b", "extra": "x"}}, "infill.extra"),
-        ({"infill": {"prefix": "a", "suffix": "b", "extra": ["x"]}}, "infill.extra[0]"),
-        ({"messages": [{"role": "user", "content": "x"}], "suffix": "z"}, "suffix"),
-        ({"messages": [{"role": "user", "content": "x"}], "echo": True}, "echo"),
-        ({"infill": {"prefix": "a", "suffix": "b"}, "echo": True}, "echo"),
-        ({"prompt": "a", "n": 0}, "n"),
-        ({"prompt": "a", "n": 1025}, "n"),
-        ({"prompt": "a", "n": 3, "best_of": 2, "stream": False}, "best_of"),
-        ({"prompt": "a", "best_of": 2}, "best_of"),
-        ({"prompt": "a", "logprobs": 21}, "logprobs"),
-        ({"prompt": "a", "logprobs": True}, "logprobs"),
-    ],
-)
-def test_a_wrong_input_is_refused_and_named(fields: dict[str, Any], field: str) -> None:
-    with pytest.raises(UmaError) as caught:
-        request(**fields)
-    assert caught.value.error is ErrorCode.BAD_REQUEST and caught.value.detail["field"] == field
