@@ -9,7 +9,7 @@ import pytest
 
 from uma_core.engine.api import ModelFacts
 from uma_core.errors import ErrorCode, UmaError
-from uma_core.server.operations.prompt import echo_text, encode
+from uma_core.server.operations.prompt import encode
 from uma_core.types import Infill, Request
 
 PRE, SUF, MID, REP, SEP = 201, 202, 203, 204, 205
@@ -26,24 +26,6 @@ def fim_text(fake_text: Any) -> Any:
 
 def tokens(text: Any, **fields: Any) -> list[int]:
     return encode(text, Request(id="a", **fields)).tokens
-
-
-def test_parts_of_a_prompt_follow_each_other(fake_text: Any) -> None:
-    assert tokens(fake_text, prompt=("ab", 7, "c")) == [1, *b"ab", 7, *b"c"]
-    assert tokens(fake_text, prompt=(7, "c")) == [7, *b"c"], "ids come first: nothing is put before them"
-
-
-def test_a_prompt_is_echoed_as_it_came(fake_text: Any) -> None:
-    assert echo_text(fake_text, Request(id="a", prompt="héy")) == "héy"
-    assert echo_text(fake_text, Request(id="a", prompt=("ab", 67, "é"))) == "abCé"
-    assert echo_text(fake_text, Request(id="a", tokens=tuple("é".encode()))) == "é"
-
-
-@pytest.mark.parametrize("given", [{"tokens": (97, 256)}, {"prompt": ("ab", 256)}])
-def test_what_is_no_token_cannot_be_echoed(fake_text: Any, given: dict[str, Any]) -> None:
-    with pytest.raises(UmaError) as refused:
-        echo_text(fake_text, Request(id="a", **given))
-    assert (refused.value.error, refused.value.detail["field"]) == (ErrorCode.BAD_REQUEST, "tokens")
 
 
 def test_a_suffix_makes_a_gap(fim_text: Any) -> None:

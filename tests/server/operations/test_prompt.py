@@ -1,9 +1,11 @@
+"""The tokens of prompts and chats."""
+
 from __future__ import annotations
 
 import pytest
 
 from uma_core.errors import ErrorCode, UmaError
-from uma_core.server.operations.prompt import encode
+from uma_core.server.operations.prompt import echo_text, encode
 from uma_core.types import Request
 
 
@@ -21,6 +23,25 @@ def test_tokens_pass_as_they_are(fake_text):
 
 def test_a_prompt_gets_special_tokens(fake_text):
     assert encode(fake_text, Request(id="a", prompt="hi")).tokens == [1, *b"hi"]
+
+
+def test_parts_of_a_prompt_follow_each_other(fake_text):
+    assert encode(fake_text, Request(id="a", prompt=("ab", 7, "c"))).tokens == [1, *b"ab", 7, *b"c"]
+    ids_first = encode(fake_text, Request(id="a", prompt=(7, "c"))).tokens
+    assert ids_first == [7, *b"c"], "nothing is put before ids"
+
+
+def test_a_prompt_is_echoed_as_it_came(fake_text):
+    assert echo_text(fake_text, Request(id="a", prompt="héy")) == "héy"
+    assert echo_text(fake_text, Request(id="a", prompt=("ab", 67, "é"))) == "abCé"
+    assert echo_text(fake_text, Request(id="a", tokens=tuple("é".encode()))) == "é"
+
+
+@pytest.mark.parametrize("given", [{"tokens": (97, 256)}, {"prompt": ("ab", 256)}])
+def test_what_is_no_token_cannot_be_echoed(fake_text, given):
+    with pytest.raises(UmaError) as refused:
+        echo_text(fake_text, Request(id="a", **given))
+    assert (refused.value.error, refused.value.detail["field"]) == (ErrorCode.BAD_REQUEST, "tokens")
 
 
 def test_a_template_that_writes_bos_is_not_given_a_second_one(fake_text):
