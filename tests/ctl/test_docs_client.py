@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
-from pathlib import Path
 
-PROTOCOL = Path(__file__).resolve().parents[2] / "docs" / "PROTOCOL.md"
-(PROGRAM,) = re.findall(r"```python\n(.*?)```", PROTOCOL.read_text(), re.DOTALL)
+from tests.ctl.documented import CLIENT
 
 
 def run(socket_path, prompt):
     return subprocess.run(
-        [sys.executable, "-c", PROGRAM, socket_path, prompt], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", CLIENT, socket_path, prompt], capture_output=True, text=True, timeout=60
     )
 
 
 def test_it_has_thirty_lines():
-    assert sum(bool(line.strip()) for line in PROGRAM.splitlines()) <= 30
+    assert sum(bool(line.strip()) for line in CLIENT.splitlines()) <= 30
 
 
 def test_it_streams_an_answer(serve, socket_path):

@@ -9,7 +9,8 @@ import socket
 
 import pytest
 
-from tests.ctl.test_docs_client import PROTOCOL, run
+from tests.ctl.documented import PROTOCOL
+from tests.ctl.test_docs_client import run
 from tests.daemon.support import running
 from tests.folders import short_folder
 from uma_ctl.client import Client, fields_of
@@ -123,7 +124,7 @@ def test_a_request_of_another_connection_is_cancelled(ctl, start):
 
 def documented(section: str) -> set[str]:
     """Return the field names in the first column of a section's table; `a.x`, `y` stand for a.x and a.y."""
-    body = PROTOCOL.read_text().split(f"## {section}\n")[1].split("\n## ")[0]
+    body = PROTOCOL.split(f"## {section}\n")[1].split("\n## ")[0]
     names = set()
     for row in re.findall(r"^\| (`[^|]*) \|", body, re.MULTILINE):
         first, *rest = re.findall(r"`([^`]+)`", row)

@@ -1,21 +1,16 @@
-"""What people see: units and views, and that no data from the daemon can break them."""
+"""What people see, and that no data from the daemon can break them."""
 
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.ctl.documented import PROTOCOL, STATUS
 from uma_core.server.operations.status import PROMISED_SHARE
-from uma_ctl import render, units
-
-PROTOCOL = Path(__file__).resolve().parents[2] / "docs" / "PROTOCOL.md"
-_EXAMPLES = re.findall(r"```json\n(.*?)```", PROTOCOL.read_text(), re.DOTALL)
-STATUS = json.loads(next(text for text in _EXAMPLES if "uptime_s" in text))
+from uma_ctl import render
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
@@ -34,12 +29,11 @@ def paths(value, prefix=""):
 
 
 def test_the_example_in_the_protocol_is_documented_field_by_field():
-    described = PROTOCOL.read_text()
     for path in paths(STATUS):
         name = re.sub(r"^lanes\.\w+\.", "lanes.LANE.", path).split(".")
         last, whole = name[-1], ".".join(name)
         group = rf"\| `{re.escape(name[0])}\.?[^|]*`{re.escape(last)}`[^|]*\|"
-        assert f"`{whole}`" in described or re.search(group, described) or f"| `{name[0]}` |" in described, whole
+        assert f"`{whole}`" in PROTOCOL or re.search(group, PROTOCOL) or f"| `{name[0]}` |" in PROTOCOL, whole
 
 
 def test_every_figure_of_the_example_is_shown():
@@ -155,44 +149,6 @@ def test_metrics_show_distributions_in_a_line_and_leave_out_zero_labels():
         ["queue_ms.interactive", "count 2, mean 1.5, p50 1, max 2"],
         ["tokens_total", "1,234,567"],
     ]
-
-
-@pytest.mark.parametrize(
-    ("function", "value", "text"),
-    [
-        (units.ms, 0, "0 ms"),
-        (units.ms, 1.234, "1.23 ms"),
-        (units.ms, 812.5, "812 ms"),
-        (units.ms, 2548, "2.55 s"),
-        (units.ms, 65_432, "65.4 s"),
-        (units.ms, None, "-"),
-        (units.ms, True, "-"),
-        (units.size, 28156256, "26.9 MiB"),
-        (units.size, 512, "512 B"),
-        (units.size, 5 << 30, "5.00 GiB"),
-        (units.span, 5.25, "5.2 s"),
-        (units.span, 3661, "1 h 1 min"),
-        (units.span, 200_000, "2 d 7 h"),
-        (units.count, 1234567, "1,234,567"),
-        (units.text, {"a": True, "b": None}, "a yes, b -"),
-        (units.text, [], "-"),
-    ],
-)
-def test_units(function, value, text):
-    assert function(value) == text
-
-
-def test_sparklines_scale_to_the_given_top():
-    assert units.sparkline([0, 5, 10], 10) == "▁▅█"
-    assert units.sparkline([0, 5, 10], 40) == "▁▂▃"
-    assert units.sparkline([0, 0]) == "▁▁"
-    assert units.sparkline([]) == ""
-
-
-def test_bars():
-    assert units.bar(1, 2, 4) == "██··"
-    assert units.bar(9, 2, 4) == "████"
-    assert units.bar(None, 2, 4) == "····"
 
 
 def test_an_answer_that_ended_before_its_first_token_has_no_time_to_it():
