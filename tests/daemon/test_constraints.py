@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import re
 import threading
-from pathlib import Path
 
 import jsonschema
 import pytest
 
+from tests.daemon.examples import EXAMPLES
 from tests.daemon.support import DRAFT, Stream, text_of
 
-PROTOCOL = Path(__file__).resolve().parents[2] / "docs" / "PROTOCOL.md"
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -24,20 +23,15 @@ SCHEMA = {
 }
 
 
-def example(name: str) -> dict:
-    """Return the request that PROTOCOL.md shows under this name."""
-    found = re.search(rf"<!-- example: {name} -->\n```json\n(.*?)\n```", PROTOCOL.read_text(), re.DOTALL)
-    return json.loads(found[1])
-
-
 @pytest.mark.parametrize("engine", ["llama", "graph"])
 def test_the_documented_example_and_every_kind(serve_model, engine):
     daemon = serve_model("--engine", engine)
+    (documented,) = EXAMPLES["constraint"].requests
     with daemon.connect() as wire:
-        wire.send(id="e", **example("constraint"))
+        wire.send(id="e", **documented)
         eos = wire.until_final("e")[-1]
         assert eos["reason"] == "stop"
-        jsonschema.validate(json.loads(eos["text"]), example("constraint")["constraint"]["json_schema"])
+        jsonschema.validate(json.loads(eos["text"]), documented["constraint"]["json_schema"])
         for seed, temperature in ((1, 0), (2, 1)):
             common = {"prompt": "The shell is", "max_tokens": 250, "seed": seed, "temperature": temperature}
             wire.send(id="s", constraint={"json_schema": SCHEMA}, **common)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.daemon.support import ROOT, SMALL, TINY, DaemonProcess, eventually, running
+from tests.daemon.examples import EXAMPLES
+from tests.daemon.support import SMALL, TINY, DaemonProcess, eventually, running
 
 KEY = "000102030405060708090a0b0c0d0e0f"
 VARIES = {"generation", "token_ms"}  # values of the example that vary: one is a time, the other a measurement
@@ -19,29 +17,16 @@ PROMPT = "the same beginning of every request of this office, " * 6
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("d")
-
-
-@pytest.fixture(scope="module")
-def fake(folder: Path) -> Iterator[DaemonProcess]:
-    with running(folder, "--engine", "fake", "--n-ctx", "131072", has_levers=True) as daemon:
+def fake(module_folder: Path) -> Iterator[DaemonProcess]:
+    with running(module_folder, "--engine", "fake", "--n-ctx", "131072", has_levers=True) as daemon:
         yield daemon
 
 
-def example() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    text = (ROOT / "docs" / "PROTOCOL.md").read_text(encoding="utf-8")
-    found = re.search(r"<!-- example: digest -->\n```jsonl\n(.*?)\n```", text, re.DOTALL)
-    assert found is not None
-    lines = found[1].split("\n")
-    return [json.loads(line) for line in lines[::2]], [json.loads(line) for line in lines[1::2]]
-
-
-def test_the_protocols_example(folder: Path) -> None:
-    asked, answered = example()
+def test_the_protocols_example(module_folder: Path) -> None:
+    asked, answered = EXAMPLES["digest"].requests, EXAMPLES["digest"].answers
     generation = None
     with (
-        running(folder, "--model", str(TINY), *SMALL, path=str(folder / "tiny.sock")) as daemon,
+        running(module_folder, "--model", str(TINY), *SMALL, path=str(module_folder / "tiny.sock")) as daemon,
         daemon.connect() as wire,
     ):
         for request, expected in zip(asked, answered, strict=True):
@@ -49,7 +34,7 @@ def test_the_protocols_example(folder: Path) -> None:
                 daemon.generate(asked[0]["prompt"], max_tokens=1)
                 eventually(lambda: daemon.ask("digest", key="f" * 32)["added"], "the prompt is not in the cache")
             if "since" in request:
-                request["since"] = generation
+                request = {**request, "since": generation}
             wire.send(**request)
             reply = wire.event()
             generation = reply.get("generation")

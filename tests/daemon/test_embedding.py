@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.daemon.encoders import encoder
-from tests.daemon.support import ROOT, SMALL, TINY, DaemonProcess, eventually, running, text_of
+from tests.daemon.support import SMALL, TINY, DaemonProcess, eventually, running, text_of
 from tests.engine.encoders import ENCODERS, N_EMBD, RERANK_PROMPT, write
 
 Event = dict[str, Any]
@@ -223,23 +223,6 @@ def test_bad_reranking_is_told_by_a_code(ranker: DaemonProcess, fields: Event) -
 def test_too_long_a_text_is_cut_where_asked(bert: DaemonProcess) -> None:
     reply = bert.ask("embed", input=["the " * 200], truncate=True)
     assert reply["usage"] == {"prompt_tokens": 96}
-
-
-def test_the_worked_example_of_the_protocol(bert: DaemonProcess, ranker: DaemonProcess) -> None:
-    text = (ROOT / "docs" / "PROTOCOL.md").read_text()
-    embed, rerank = (
-        json.loads(text.split(f"<!-- example: {name} -->\n```json\n")[1].split("```")[0])
-        for name in ("embed", "rerank")
-    )
-    with bert.connect() as wire:
-        wire.send(**embed)
-        reply = wire.event()
-        assert reply["event"] == "reply" and [len(item) for item in reply["embeddings"]] == [embed["dimensions"]] * len(
-            embed["input"]
-        )
-    with ranker.connect() as wire:
-        wire.send(**rerank)
-        assert len(wire.event()["results"]) == rerank["top_n"]
 
 
 VALUES: dict[str, list[Any]] = {

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +10,9 @@ import numpy as np
 import pytest
 
 from tests.adapters import write_adapter
+from tests.daemon.examples import EXAMPLES
 from tests.daemon.support import DRAFT, TINY, DaemonProcess, Wire, text_of
 
-PROTOCOL = Path(__file__).resolve().parents[2] / "docs" / "PROTOCOL.md"
 PROMPT = "The shell reads commands and"
 Serve = Callable[..., DaemonProcess]
 
@@ -38,19 +36,13 @@ def say(wire: Wire, **fields: Any) -> str:
     return text_of(wire.until_final("r"))
 
 
-def example() -> dict[str, Any]:
-    found = re.search(r"<!-- example: lora -->\n```json\n(.*?)\n```", PROTOCOL.read_text(), re.DOTALL)
-    assert found
-    return json.loads(found[1])  # type: ignore[no-any-return]
-
-
 @pytest.mark.parametrize("engine", ["llama", "graph"])
 def test_requests_choose_their_adapters(serve_model: Serve, adapters: dict[str, str], engine: str) -> None:
     daemon = serve_model(
         "--engine", engine, *flags(adapters, "tone", "topic"), "--lora-scale", "topic=0.5", model=DRAFT
     )
     with daemon.connect() as wire:
-        wire.send(id="e", **example())
+        wire.send(id="e", **EXAMPLES["lora"].requests[0])
         documented = wire.until_final("e")[-1]
         assert documented["reason"] == "length" and documented["usage"]["completion_tokens"] == 24
         plain, tone = say(wire, lora=[]), say(wire, lora=[{"id": "tone"}])

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
-import re
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,40 +13,15 @@ import gguf
 import pytest
 
 from tests.adapters import write_adapter
-from tests.daemon.support import DRAFT, ROOT, SMALL, TINY, DaemonProcess, Event, Wire, running
+from tests.daemon.examples import EXAMPLES
+from tests.daemon.support import DRAFT, SMALL, TINY, DaemonProcess, Event, Wire, running
 from tests.engine.encoders import ENCODERS, write
 from uma_core.protocol.fields import Field
 from uma_core.protocol.ops import DEFAULT_OP, OPS
 
-BLOCK = re.compile(r"<!-- example: (\w+)(?:, by (.*?))? -->\n```(\w*)\n(.*?)\n```", re.DOTALL)
 ELSEWHERE = {"digest"}  # test_digest.py: its second request needs the first one's reply
-MODELS = {"embed": "an encoder", "rerank": "a reranker", "lora": "a model with adapters"}
 FIM_TOKENS = {"fim_pre": 5, "fim_suf": 6, "fim_mid": 7}
 VARIES = "…"
-
-
-class Example:
-    """`lines`: what the client sends (True) and what it receives (False), in order."""
-
-    def __init__(self, name: str, model: str, kind: str, body: str) -> None:
-        self.name = name
-        self.model = model or MODELS.get(name, "uma-tiny")
-        if kind == "json":
-            self.lines = [(True, json.loads(body))]
-        elif kind == "jsonl":
-            self.lines = [(i % 2 == 0, json.loads(line)) for i, line in enumerate(body.split("\n"))]
-        else:
-            parts = re.split(r"^(?=[→←] )", body, flags=re.MULTILINE)[1:]
-            self.lines = [(part[0] == "→", json.loads(part[2:])) for part in parts]
-
-    @property
-    def requests(self) -> list[Event]:
-        return [line for is_sent, line in self.lines if is_sent]
-
-
-EXAMPLES = {
-    found[1]: Example(*found.groups(default="")) for found in BLOCK.finditer((ROOT / "docs/PROTOCOL.md").read_text())
-}
 
 
 def write_fim(path: Path) -> Path:
