@@ -11,17 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from perf import cli, csv_files
-from perf.results import Cell, Results
 from perf.scenarios import SCENARIOS
 from perf.stats import PhaseLog, phase_figures
-
-
-def make(cells: dict[str, dict[str, list[dict[str, float]]]]) -> Results:
-    results = Results({"cpu": "test"}, "abc", "2000-01-01", {"model": "tiny"})
-    for scenario, row in cells.items():
-        results.titles[scenario] = scenario
-        results.cells[scenario] = {label: Cell(figures) for label, figures in row.items()}
-    return results
+from tests.perf.made import make
 
 
 def read(path: Path) -> list[list[str]]:

@@ -17,8 +17,8 @@ from perf.load import BURDENS, Ask, Phase
 from perf.peers import HTTP, OURS, make_server, through_http
 from perf.servers import running
 from perf.wire import chat_request
-from tests.perf.test_parts import settings
-from tests.perf.test_report import make, rows
+from tests.perf.made import make, rows
+from tests.perf.test_servers import settings
 
 ASKS = (Ask("a", 40, 30), Ask("b", 40, 30, priority="background"), Ask("c", 40, 30, has_schema=True))
 

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from perf.criteria import ON_CPU, ON_GPU, RATES, Against, for_engine, labels_for, of_weights, on_gpu
+from perf.criteria import ON_CPU, ON_GPU, RATES, of_weights
 from perf.load import Ask, Phase, Sizing, prompt, scaled
-from perf.peers import PEER_VARIANTS
 from perf.scenarios import SCENARIOS
 from perf.scenarios.base import Scenario
 from perf.shapes import SHAPES
@@ -121,41 +120,6 @@ def test_phase_refuses_loose_ends() -> None:
         Phase("p", (Ask("a", 1, 1, after=("nobody",)),))
     with pytest.raises(ValueError, match="share a name"):
         Phase("p", (Ask("a", 1, 1), Ask("a", 2, 1)))
-
-
-def test_acceptance_meets_the_servers_it_judges_by() -> None:
-    assert labels_for("solo") == ("uma", "llama-server")
-    assert set(labels_for("storm")) == {"uma", *PEER_VARIANTS}
-    assert "uma:guard-off" in labels_for("throughput")
-
-
-def test_every_acceptance_row_has_its_scenario() -> None:
-    assert {c.scenario for c in (*ON_CPU, *ON_GPU)} <= set(SCENARIOS)
-
-
-def test_another_engine_keeps_the_same_promises_and_is_faster() -> None:
-    held = for_engine("graph")
-    assert [(c.scenario, c.figure, c.limit) for c in held[:-1]] == [(c.scenario, c.figure, c.limit) for c in ON_CPU]
-    assert set(labels_for("storm", held)) == {"uma:engine=graph", *PEER_VARIANTS}
-    assert labels_for("throughput", held) == (
-        "uma:engine=graph",
-        "uma:guard-off,engine=graph",
-        "llama-server",
-        "uma:engine=llama",
-    )
-    assert for_engine("auto") == ON_CPU
-    assert {c.ours for c in for_engine("llama") if c.scenario == "storm"} == {"uma:engine=llama"}
-    assert not any(c.against is Against.LLAMA_ENGINE for c in for_engine("llama"))
-
-
-def test_on_a_gpu_an_engine_by_name_is_held_to_the_same_rows_beside_the_default():
-    assert on_gpu("auto") == ON_GPU
-    rows = on_gpu("graph")
-    assert [(c.ours, c.figure, c.limit) for c in rows[len(ON_GPU) :]] == [
-        ("uma:engine=graph", c.figure, c.limit) for c in ON_GPU
-    ]
-    assert len({(c.scenario, c.what) for c in rows}) == len(rows)
-    assert {"uma", "uma:engine=graph", "llama-server:kvu"} <= set(labels_for("storm", rows))
 
 
 def test_schemas_as_documented_and_what_it_measures() -> None:

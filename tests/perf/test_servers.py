@@ -1,18 +1,14 @@
-"""Smaller parts: server commands, bench output, flattened counters, packing."""
+"""Servers: their commands, and how they are started, watched and stopped."""
 
 from __future__ import annotations
 
 import signal
 import sys
-import tarfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from native.pin import BuildError
-from perf.bare import parse
-from perf.peer_build import peer_dir, peer_flags
 from perf.peers import make_server
 from perf.proc import usage
 from perf.servers import LlamaServer, Server, ServerError, Settings, UmaServer, flatten, running
@@ -81,22 +77,6 @@ def test_unknown_labels_are_refused_by_name(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("UMA_PEER_DIR", str(tmp_path))
     with pytest.raises(ServerError, match="no "):
         make_server(label, settings(tmp_path), tmp_path).command()
-
-
-def test_peer_dir_must_hold_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UMA_PEER_DIR", str(tmp_path))
-    with pytest.raises(BuildError, match="llama-server"):
-        peer_dir()
-
-
-def test_peer_has_our_flags_and_its_programs() -> None:
-    from native import cmake_build
-    from native.pin import load_pin
-
-    pin = load_pin()
-    ours, peer = cmake_build.cmake_flags(pin, "cpu"), peer_flags(pin, "cpu")
-    differing = {name for name in peer if peer[name] != ours.get(name)}
-    assert differing == {"LLAMA_BUILD_COMMON", "LLAMA_BUILD_TOOLS", "LLAMA_BUILD_SERVER", "LLAMA_BUILD_UI"}
 
 
 class Sleeper(Server):
@@ -170,29 +150,3 @@ def test_our_daemon_is_ready_when_it_says_so(tmp_path: Path, socket_path: Path, 
     assert server.is_ready() is False  # nobody listens
     with uds_server(socket_path, lines=reply):
         assert server.is_ready() is ready
-
-
-def test_bench_output_is_read_among_other_lines() -> None:
-    text = 'main: n_kv_max = 1\n{"pl": 1, "speed_tg": 62.5, "speed_pp": 300}\n{"pl": 4, "speed_tg": 71.0}\nllama_perf\n'
-    assert parse(text) == {1: 62.5, 4: 71.0}
-
-
-def test_packed_source_has_the_programs_below_the_same_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from native.pin import load_pin
-    from perf import peer_build
-
-    pin = load_pin()
-    root = f"{pin.package}-{pin.version}/{pin.source_root}"
-    tree = tmp_path / "in"
-    for name in ("common/a.cpp", "tools/server/b.cpp", "docs/c.md"):
-        (tree / name).parent.mkdir(parents=True, exist_ok=True)
-        (tree / name).write_text(name)
-    with tarfile.open(tmp_path / "sdist.tar.gz", "w:gz") as archive:
-        archive.add(tree, arcname=root)
-    monkeypatch.setattr(
-        peer_build, "extract", lambda sdist, pin, folder: folder.mkdir(exist_ok=True)
-    )  # its own tests verify it
-    peer_build.pack(tmp_path / "sdist.tar.gz", pin, tmp_path / "packed.tar.gz")
-    with tarfile.open(tmp_path / "packed.tar.gz") as archive:
-        names = {m.name for m in archive if m.isfile()}
-    assert names == {f"{root}/common/a.cpp", f"{root}/tools/server/b.cpp"}
