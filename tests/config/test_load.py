@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from native import build as native_build
 from uma_core.config.load import SCHEMA, Inputs, diff, load
 from uma_core.config.options import OPTIONS, Config
-from uma_core.config.presets import PRESETS
-from uma_core.config.schema import check, write_value
+from uma_core.config.schema import write_value
 from uma_core.errors import ErrorCode, UmaError
 
 TRACKER = """
@@ -32,16 +31,6 @@ scheduler:
 metrics:
   tick_interval_ms: 1000
 """
-
-
-@pytest.fixture
-def write(tmp_path):
-    def write(text: str | bytes) -> str:
-        path = tmp_path / "uma.yaml"
-        path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        return str(path)
-
-    return write
 
 
 def build(flags=None, environ=None, path=""):
@@ -446,38 +435,3 @@ def test_metrics_may_be_read_at_addresses_of_this_machine_alone(text):
              "127.0.0.1:-1", "127.0.0.1:\u0665"])  # fmt: skip
 def test_metrics_are_not_offered_to_other_machines(text):
     assert "metrics.listen" in refusal(flags={"metrics.listen": text})
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_sets_its_options_and_no_others(name):
-    config, sources = build({"preset": name})
-    changed = {opt.key: value for opt, value in SCHEMA.items(config) if value != SCHEMA.get(Config(), opt)}
-    assert changed == {"preset": name, **PRESETS[name].values}
-    assert {key for key, origin in sources.origins.items() if origin == f"preset {name}"} == set(PRESETS[name].values)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"), [(key, value) for preset in PRESETS.values() for key, value in preset.values.items()]
-)
-def test_what_a_preset_says_its_options_allow(key, value):
-    assert check(SCHEMA.by_key[key], value) == value
-    assert type(value) is SCHEMA.by_key[key].kind
-
-
-def test_whatever_is_given_explicitly_goes_before_a_preset(write):
-    path = write("preset: server\nengine: {n_seq: 5}\ncache: {disk_mb: 10}\n")
-    config, sources = build({"cache.ram_mb": "7"}, {"UMA_MAX_SESSIONS": "9"}, path)
-    assert (config.engine.n_seq, config.cache.ram_mb, config.limits.max_sessions, config.cache.disk_mb) == (5, 7, 9, 10)
-    assert config.engine.n_ctx == PRESETS["server"].values["engine.n_ctx"]
-    assert sources.origins["preset"] == f"file {path}"
-    assert build({"preset": "none"}, {}, path)[0].engine.n_ctx == Config().engine.n_ctx
-
-
-def test_what_a_preset_says_is_lowered_to_a_cap_that_was_chosen():
-    config, sources = build({"preset": "workstation", "ipc.max_frame_bytes": "4096"})
-    assert config.limits.max_prompt_bytes == 4096
-    assert sources.origins["limits.max_prompt_bytes"] == "preset workstation, lowered to ipc.max_frame_bytes"
-
-
-def test_a_preset_that_is_none_is_refused_with_the_nearest():
-    assert "'laptop'" in refusal(flags={"preset": "labtop"})

@@ -383,3 +383,24 @@ def test_closed_standard_streams_are_no_sockets(tmp_path: Path) -> None:
     )
     subprocess.run(["sh", "-c", f'exec {sys.executable} -c "$0" <&- >&- 2>&-', script], timeout=60, check=True)
     assert (tmp_path / "fds").read_text() == "/dev/null /dev/null /dev/null"
+
+
+@pytest.mark.parametrize("where", ["a port in use", "no name"])
+def test_an_address_where_nothing_can_listen_ends_the_start_with_a_reason(folder, where):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        given = ("--port", port) if where == "a port in use" else ("--host", "no.such.name.invalid", "--insecure")
+        gateway = GatewayProcess(folder, str(folder / "s"), *given)
+        assert gateway.wait() == 1
+    assert "E_CONFIG_001" in gateway.log and "nothing can listen on" in gateway.log, gateway.log
+    assert len(gateway.log.splitlines()) == 1, gateway.log
+
+
+def test_a_port_in_use_is_one_line_beside_a_daemon_too(serve, folder):
+    """The gateway is already talking with the daemon by then."""
+    daemon = serve()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        for _ in range(4):
+            gateway = GatewayProcess(folder, daemon.path, "--port", str(other.getsockname()[1]))
+            assert gateway.wait() == 1
+            assert len(gateway.log.splitlines()) == 1, gateway.log
