@@ -10,83 +10,64 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("ray", reason="the extra [cluster] has no wheel for this platform")
+
+import ray
+
 from uma_core.errors import UmaError
 from uma_gateway.cli import main
+from uma_gateway.cluster import command
+from uma_gateway.cluster.settings import parse
 
-ray = pytest.importorskip("ray", reason="the extra [cluster] has no wheel for this platform")
+SETTINGS = {"models": [{"name": "m", "daemon": []}]}
 
 
+@pytest.fixture
+def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(address: str = "", **_: Any) -> None:
+        assert address == "auto", "a Ray cluster is started"
+        raise ConnectionError("none is found")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Stands in for Ray Serve in a cluster of two nodes. `there`: what runs of it; `rows`: what the nodes report."""
+    serve = SimpleNamespace(start=lambda **_: None, run=lambda *_, **__: None, there=None, rows=[])
+    monkeypatch.setattr(command, "connect", lambda *_, **__: None)
+    monkeypatch.setattr(command, "n_alive", lambda: 2)
+    monkeypatch.setattr(command, "serve", serve)
+    monkeypatch.setattr(command, "_get_global_client", lambda **_: serve.there)
+    monkeypatch.setattr(command, "_about", lambda: serve.rows)
+    return serve
+
+
+def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """Return what a command that fails says."""
+    monkeypatch.setattr("sys.argv", ["uma-gateway", "cluster", *words])
+    assert main() == 1
+    return capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("no_ray")
 @pytest.mark.parametrize("name", ["status", "down"])
 def test_without_a_cluster_it_says_so_and_starts_none(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    def init(address: str = "", **_: Any) -> None:
-        assert address == "auto", "a Ray cluster is started"
-        raise ConnectionError("none is found")
-
-    monkeypatch.setattr(ray, "init", init)
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr("sys.argv", ["uma-gateway", "cluster", name])
-    assert main() == 1
-    assert "no cluster runs there: start one with" in capsys.readouterr().err
+    assert "no cluster runs there: start one with" in told(monkeypatch, capsys, name)
 
 
+@pytest.mark.usefixtures("no_ray")
 def test_up_does_not_leave_a_cluster_behind_that_ends_with_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """A Ray that a program starts ends with the program: with `--detach` nothing would be left that answers."""
-
-    def init(address: str = "", **_: Any) -> None:
-        assert address == "auto", "a Ray cluster is started"
-        raise ConnectionError("none is found")
-
-    monkeypatch.setattr(ray, "init", init)
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
     config = tmp_path / "cluster.yaml"
     config.write_text("models: [{name: m}]")
-    monkeypatch.setattr("sys.argv", ["uma-gateway", "cluster", "up", "--config", str(config), "--detach"])
-    assert main() == 1
-    assert "run `ray start --head` first" in capsys.readouterr().err
-
-
-def test_the_proxy_goes_on_until_the_application_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Serve's shutdown ends its proxy at once, and with it every answer."""
-    from uma_gateway.cluster import command
-
-    did: list[str] = []
-    left = [{command.APPLICATION: "DELETING"}, {command.APPLICATION: "DELETING"}, {}]
-
-    def status() -> SimpleNamespace:
-        did.append("status")
-        return SimpleNamespace(applications=left.pop(0))
-
-    fake = SimpleNamespace(
-        delete=lambda name, _blocking: did.append(f"delete {name} {_blocking}"),
-        status=status,
-        shutdown=lambda: did.append("shutdown"),
-    )
-    monkeypatch.setattr(command, "connect", lambda *_, **__: None)
-    monkeypatch.setattr(command, "serve", fake)
-    monkeypatch.setattr(command, "_get_global_client", lambda **_: object())
-    monkeypatch.setattr(command, "LOOK_S", 0.001, raising=False)
-    command.down("")
-    assert did == [f"delete {command.APPLICATION} False", "status", "status", "status", "shutdown"]
-
-
-def test_down_stops_a_cluster_that_has_ended_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    from uma_gateway.cluster import command
-
-    did: list[str] = []
-
-    def status() -> None:
-        raise ray.exceptions.RayActorError
-
-    fake = SimpleNamespace(delete=lambda *_, **__: None, status=status, shutdown=lambda: did.append("shutdown"))
-    monkeypatch.setattr(command, "connect", lambda *_, **__: None)
-    monkeypatch.setattr(command, "serve", fake)
-    monkeypatch.setattr(command, "_get_global_client", lambda **_: object())
-    command.down("")
-    assert did == ["shutdown"]
+    words = ("up", "--config", str(config), "--detach")
+    assert "run `ray start --head` first" in told(monkeypatch, capsys, *words)
 
 
 def test_an_address_where_nothing_listens_is_not_given_to_ray(
@@ -100,45 +81,59 @@ def test_an_address_where_nothing_listens_is_not_given_to_ray(
     monkeypatch.setattr(socket, "create_connection", refuse)
     monkeypatch.setattr(ray, "init", lambda *_, **__: pytest.fail("Ray is asked"))
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr("sys.argv", ["uma-gateway", "cluster", "status", "--address", "[fd00::1]:6379"])
-    assert main() == 1
-    assert "cannot be reached at [fd00::1]:6379: Connection refused by fd00::1 6379" in capsys.readouterr().err
+    error = told(monkeypatch, capsys, "status", "--address", "[fd00::1]:6379")
+    assert "cannot be reached at [fd00::1]:6379: Connection refused by fd00::1 6379" in error
 
 
-def test_up_names_the_nodes_that_run_behind_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    from uma_gateway.cluster import command
-    from uma_gateway.cluster.settings import parse
+def test_the_proxy_goes_on_until_the_application_has_ended(
+    monkeypatch: pytest.MonkeyPatch, serve: SimpleNamespace
+) -> None:
+    """Serve's shutdown ends its proxy at once, and with it every answer."""
+    did: list[str] = []
+    left = [{command.APPLICATION: "DELETING"}, {command.APPLICATION: "DELETING"}, {}]
 
-    rows = [{"node": "early", "niceness": 0}, {"node": "late", "niceness": 15}]
-    monkeypatch.setattr(command, "connect", lambda *_, **__: None)
-    monkeypatch.setattr(command, "n_alive", lambda: 2)
-    monkeypatch.setattr(command, "serve", SimpleNamespace(start=lambda **_: None, run=lambda *_, **__: None))
-    monkeypatch.setattr(command, "_get_global_client", lambda **_: None)
-    monkeypatch.setattr(command, "_about", lambda: rows)
-    told: list[str] = []
-    assert command.up(parse({"models": [{"name": "m", "daemon": []}]}), False, told.append) == 0
-    [warning] = [line for line in told if "niceness" in line]
+    def status() -> SimpleNamespace:
+        did.append("status")
+        return SimpleNamespace(applications=left.pop(0))
+
+    serve.there = object()
+    serve.delete = lambda name, _blocking: did.append(f"delete {name} {_blocking}")
+    serve.status, serve.shutdown = status, lambda: did.append("shutdown")
+    monkeypatch.setattr(command, "LOOK_S", 0.001)
+    command.down("")
+    assert did == [f"delete {command.APPLICATION} False", "status", "status", "status", "shutdown"]
+
+
+def test_down_stops_a_cluster_that_has_ended_meanwhile(serve: SimpleNamespace) -> None:
+    did: list[str] = []
+
+    def status() -> None:
+        raise ray.exceptions.RayActorError
+
+    serve.there, serve.delete = object(), lambda *_, **__: None
+    serve.status, serve.shutdown = status, lambda: did.append("shutdown")
+    command.down("")
+    assert did == ["shutdown"]
+
+
+def test_up_names_the_nodes_that_run_behind_other_processes(serve: SimpleNamespace) -> None:
+    serve.rows = [{"node": "early", "niceness": 0}, {"node": "late", "niceness": 15}]
+    said: list[str] = []
+    assert command.up(parse(SETTINGS), False, said.append) == 0
+    [warning] = [line for line in said if "niceness" in line]
     assert "late" in warning and "RAY_worker_niceness=0" in warning
 
 
 @pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 8081), ("0.0.0.0", 8080)])
 def test_a_cluster_that_listens_elsewhere_is_not_brought_to_other_settings(
-    monkeypatch: pytest.MonkeyPatch, host: str, port: int
+    serve: SimpleNamespace, host: str, port: int
 ) -> None:
     """Serve would go on to listen where it does, perhaps for everybody."""
-    from uma_gateway.cluster import command
-    from uma_gateway.cluster.settings import parse
-
     ran: list[str] = []
-    fake = SimpleNamespace(start=lambda **_: ran.append("start"), run=lambda *_, **__: ran.append("run"))
-    there = SimpleNamespace(http_config=SimpleNamespace(host=host, port=port))
-    monkeypatch.setattr(command, "connect", lambda *_, **__: None)
-    monkeypatch.setattr(command, "n_alive", lambda: 1)
-    monkeypatch.setattr(command, "serve", fake)
-    monkeypatch.setattr(command, "_about", list)
-    monkeypatch.setattr(command, "_get_global_client", lambda **_: there, raising=False)
+    serve.there = SimpleNamespace(http_config=SimpleNamespace(host=host, port=port))
+    serve.start, serve.run = lambda **_: ran.append("start"), lambda *_, **__: ran.append("run")
     with pytest.raises(UmaError, match=rf"listens on http://{host}:{port} until"):
-        command.up(parse({"models": [{"name": "m"}]}), False, ran.append)
+        command.up(parse(SETTINGS), False, ran.append)
     assert not ran
 
 
@@ -146,21 +141,12 @@ def test_a_cluster_that_listens_elsewhere_is_not_brought_to_other_settings(
     ("message", "words"),
     [("Traceback\n  File\nUmaError: no key file\n", "UmaError: no key file"), ("", "Deploying failed: gateway")],
 )
-def test_up_tells_in_one_line_why_the_cluster_does_not_run(
-    monkeypatch: pytest.MonkeyPatch, message: str, words: str
-) -> None:
-    from uma_gateway.cluster import command
-    from uma_gateway.cluster.settings import parse
-
+def test_up_tells_in_one_line_why_the_cluster_does_not_run(serve: SimpleNamespace, message: str, words: str) -> None:
     def run(*_: Any, **__: Any) -> None:
         raise RuntimeError("Deploying failed:\ngateway")
 
     failed = {"nodes": SimpleNamespace(message=""), "gateway": SimpleNamespace(message=message)}
     status = SimpleNamespace(applications={command.APPLICATION: SimpleNamespace(deployments=failed)})
-    fake = SimpleNamespace(start=lambda **_: None, run=run, status=lambda: status)
-    monkeypatch.setattr(command, "connect", lambda *_, **__: None)
-    monkeypatch.setattr(command, "n_alive", lambda: 1)
-    monkeypatch.setattr(command, "serve", fake)
-    monkeypatch.setattr(command, "_get_global_client", lambda **_: None)
+    serve.run, serve.status = run, lambda: status
     with pytest.raises(UmaError, match=words):
-        command.up(parse({"models": [{"name": "m"}]}), False, print)
+        command.up(parse(SETTINGS), False, print)

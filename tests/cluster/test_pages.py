@@ -59,7 +59,7 @@ def test_a_stream_of_events_ends_so_that_the_gateway_can(monkeypatch: pytest.Mon
         await asyncio.sleep(WAIT_S)  # a page that stays open
         return {"type": "http.disconnect"}
 
-    monkeypatch.setattr("uma_gateway.cluster.facade.WATCH_S", 0.1, raising=False)
+    monkeypatch.setattr("uma_gateway.cluster.facade.WATCH_S", 0.1)
     sent = replies("GET", "/uma/cluster/events", receive, ["m"])
     assert sent[0]["status"] == 200 and sent[1]["body"].startswith(b"data:") and not sent[-1]["more_body"]
 
