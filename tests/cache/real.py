@@ -13,16 +13,12 @@ import numpy as np
 
 from tests.cache.world import wait_for_index
 from tests.engine.drive import finish, read, step
+from tests.executor.rig import new_executor
 from uma_core.cache.settings import CacheSettings
-from uma_core.clock import MonotonicClock
 from uma_core.config.options import EngineOptions
 from uma_core.engine.api import Batch, DecodeOutcome, DecodeStatus
 from uma_core.engine.llama.engine import LlamaEngine
-from uma_core.executor.admission import AdmissionControl, Limits
-from uma_core.executor.executor import Executor, device_view
-from uma_core.metrics.catalog import new_registry
-from uma_core.policy.config import SchedulerConfig
-from uma_core.policy.cost.calibrate import guess
+from uma_core.executor.admission import Limits
 from uma_core.session.events import Final, Submit
 from uma_core.types import FinishReason, Peer, Phase, Priority, Request
 
@@ -121,16 +117,7 @@ class RealWorld:
 
     def open(self) -> None:
         engine = self.engine = self.new_engine(self.options)
-        clock = MonotonicClock()
-        limits = Limits(max_sessions=100, queue=(100, 100))
-        self.executor = Executor(
-            engine,
-            AdmissionControl(limits, clock),
-            SchedulerConfig(),
-            guess(device_view(engine)),
-            new_registry(),
-            clock,
-        )
+        self.executor = new_executor(engine, Limits(max_sessions=100, queue=(100, 100)))
         self.executor.set_cache(self.settings)
         self._sample, engine.prefill_sample = engine.prefill_sample, self._record  # type: ignore[method-assign]
         self._decode, engine.decode = engine.decode, self._record_resumed  # type: ignore[method-assign]

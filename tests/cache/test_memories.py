@@ -13,15 +13,11 @@ from typing import Any
 import pytest
 
 from tests.cache import memories
+from tests.executor.rig import new_executor
 from uma_core.cache.settings import CacheSettings
-from uma_core.clock import MonotonicClock
 from uma_core.config.options import EngineOptions
 from uma_core.engine.llama.engine import LlamaEngine
-from uma_core.executor.admission import AdmissionControl, Limits
-from uma_core.executor.executor import Executor, device_view
-from uma_core.metrics.catalog import new_registry
-from uma_core.policy.config import SchedulerConfig
-from uma_core.policy.cost.calibrate import guess
+from uma_core.executor.admission import Limits
 from uma_core.session.events import Final, Submit
 from uma_core.types import Peer, Priority, Request
 
@@ -34,16 +30,7 @@ class Bench:
 
     def __init__(self, engine: LlamaEngine, is_on: bool) -> None:
         self.engine = engine
-        clock = MonotonicClock()
-        limits = Limits(max_sessions=20, queue=(20, 20))
-        self.executor = Executor(
-            engine,
-            AdmissionControl(limits, clock),
-            SchedulerConfig(),
-            guess(device_view(engine)),
-            new_registry(),
-            clock,
-        )
+        self.executor = new_executor(engine, Limits(max_sessions=20, queue=(20, 20)))
         self.executor.set_cache(CacheSettings(is_on=is_on, ram_bytes=1 << 24))
         self.answers: dict[str, list[int]] = {}
         self.cached: dict[str, int] = {}

@@ -11,17 +11,14 @@ import numpy as np
 import pytest
 
 from tests.engine.conftest import DRAFT, OPTIONS
+from tests.executor.rig import new_executor
 from uma_core.cache.holding import Holding
 from uma_core.cache.room import make_cells
 from uma_core.cache.settings import CacheSettings
 from uma_core.clock import MonotonicClock
 from uma_core.engine.api import NO_PAGES, Engine
 from uma_core.engine.graph.engine import GraphEngine
-from uma_core.executor.admission import AdmissionControl, Limits
-from uma_core.executor.executor import Executor, device_view
-from uma_core.metrics.catalog import new_registry
-from uma_core.policy.config import SchedulerConfig
-from uma_core.policy.cost.calibrate import guess
+from uma_core.executor.executor import Executor
 from uma_core.session.events import Final, Submit
 from uma_core.types import Peer, Request
 
@@ -125,10 +122,7 @@ def asked(executor: Executor, name: str, prompt: list[int], n: int) -> Final:
 
 
 def test_a_prompt_begins_with_what_makes_room_for_it(pool: Engine, caplog: pytest.LogCaptureFixture) -> None:
-    clock = MonotonicClock()
-    executor = Executor(
-        pool, AdmissionControl(Limits(), clock), SchedulerConfig(), guess(device_view(pool)), new_registry(), clock
-    )
+    executor = new_executor(pool)
     executor.set_cache(CacheSettings(is_on=True, ram_bytes=0))
 
     first, other = list(range(100, 400)), list(range(400, 410))
@@ -141,10 +135,7 @@ def test_a_prompt_begins_with_what_makes_room_for_it(pool: Engine, caplog: pytes
 
 
 def test_a_snapshot_comes_back_beside_what_makes_room_for_it(pool: Engine, caplog: pytest.LogCaptureFixture) -> None:
-    clock = MonotonicClock()
-    executor = Executor(
-        pool, AdmissionControl(Limits(), clock), SchedulerConfig(), guess(device_view(pool)), new_registry(), clock
-    )
+    executor = new_executor(pool)
     executor.set_cache(CacheSettings(is_on=True, ram_bytes=1 << 30, park_idle_ns=0))
     first, second = list(range(100, 400)), list(range(400, 700))
     asked(executor, "first", first, 2)

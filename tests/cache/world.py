@@ -9,17 +9,15 @@ import random
 import time
 from dataclasses import dataclass, field
 
+from tests.executor.rig import new_executor
 from uma_core.cache.manager import PRIVATE, PrefixCache
 from uma_core.cache.settings import CacheSettings
 from uma_core.clock import ManualClock
 from uma_core.engine.fake.cost import FakeCost
 from uma_core.engine.fake.engine import FakeEngine, FakeModel, Faults
 from uma_core.engine.fake.text import ALPHABET, START, advance, next_token
-from uma_core.executor.admission import AdmissionControl, Limits
-from uma_core.executor.executor import Executor, device_view
+from uma_core.executor.admission import Limits
 from uma_core.metrics.catalog import new_registry
-from uma_core.policy.config import SchedulerConfig
-from uma_core.policy.cost.calibrate import guess
 from uma_core.session.events import Final, Refused, Submit, Token
 from uma_core.types import FinishReason, Peer, Phase, Priority, Request
 
@@ -85,10 +83,7 @@ class World:
     def open(self) -> None:
         self.engine = FakeEngine(self.model, self.cost, self.clock, self.faults)
         self.registry = new_registry()
-        model = guess(device_view(self.engine))
-        self.executor = Executor(
-            self.engine, AdmissionControl(self.limits, self.clock), SchedulerConfig(), model, self.registry, self.clock
-        )
+        self.executor = new_executor(self.engine, self.limits, clock=self.clock, registry=self.registry)
         self.executor.set_cache(self.settings)
         self.cache = self.executor.cache
 

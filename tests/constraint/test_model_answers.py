@@ -14,15 +14,12 @@ import pytest
 
 from tests.constraint import driving, suite
 from tests.constraint.test_answers import BEYOND_RE, accepted
+from tests.executor.rig import new_executor
 from uma_core.clock import MonotonicClock
 from uma_core.config.options import EngineOptions
 from uma_core.engine.llama.engine import LlamaEngine
-from uma_core.executor.admission import AdmissionControl, Limits
-from uma_core.executor.executor import Executor, device_view
-from uma_core.metrics.catalog import new_registry
+from uma_core.executor.admission import Limits
 from uma_core.models import default_model_path
-from uma_core.policy.config import SchedulerConfig
-from uma_core.policy.cost.calibrate import guess
 from uma_core.session.events import Final, Submit
 from uma_core.types import FinishReason, Peer, Request, SamplingParams
 
@@ -41,8 +38,7 @@ PROMPT = "Some JSON: "
 @pytest.mark.parametrize("path", [default_model_path(), DRAFT], ids=["tiny", "draft"])
 def test_what_a_model_writes_parses_and_validates(compiler, path):
     engine, clock = LlamaEngine(str(path), OPTIONS), MonotonicClock()
-    admission = AdmissionControl(Limits(max_sessions=10_000, queue=(10_000, 10_000)), clock)
-    executor = Executor(engine, admission, SchedulerConfig(), guess(device_view(engine)), new_registry(), clock)
+    executor = new_executor(engine, Limits(max_sessions=10_000, queue=(10_000, 10_000)), clock=clock)
     tokens = engine.tokenize(PROMPT, True, False)
     asked = [(case, seed) for case in accepted(compiler, engine)[::EVERY] for seed in range(N_EACH)]
     waiting, running, ends = list(enumerate(asked)), {}, Counter()

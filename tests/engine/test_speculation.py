@@ -14,16 +14,13 @@ import pytest
 
 from tests.daemon.support import DRAFT
 from tests.engine.graph.models import RECURRENT, write
+from tests.executor.rig import new_executor
 from uma_core.clock import MonotonicClock
 from uma_core.config.options import EngineOptions
 from uma_core.constraint.compiler import Compiler
 from uma_core.engine.api import Engine
 from uma_core.engine.select.open import open_engine
-from uma_core.executor.admission import AdmissionControl, Limits
-from uma_core.executor.executor import Executor, device_view
 from uma_core.metrics.catalog import new_registry
-from uma_core.policy.config import SchedulerConfig
-from uma_core.policy.cost.calibrate import guess
 from uma_core.session.draft import Draft
 from uma_core.session.events import Submit
 from uma_core.session.session import Session
@@ -96,16 +93,8 @@ Answers = dict[str, tuple[list[TokenId], FinishReason | None]]
 
 def run(engine: Engine, asks: dict[str, Ask], compiler: Compiler, speculator: Speculator | None) -> tuple[Answers, int]:
     """Return the answer to each request, and how many draft tokens were accepted."""
-    clock, registry = MonotonicClock(), new_registry()
-    executor = Executor(
-        engine,
-        AdmissionControl(Limits(), clock),
-        SchedulerConfig(),
-        guess(device_view(engine)),
-        registry,
-        clock,
-        speculator,
-    )
+    clock = MonotonicClock()
+    executor = new_executor(engine, speculator=speculator, clock=clock)
     answers: Answers = {}
     on_finished = executor.output.on_finished
 

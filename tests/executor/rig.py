@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from uma_core.clock import ManualClock
+from uma_core.clock import Clock, ManualClock, MonotonicClock
+from uma_core.engine.api import Engine
 from uma_core.engine.fake.engine import FakeEngine, FakeModel, Faults
 from uma_core.executor.admission import AdmissionControl, Limits
 from uma_core.executor.executor import Executor, device_view
 from uma_core.metrics.catalog import new_registry
+from uma_core.metrics.core import Registry
 from uma_core.policy.config import SchedulerConfig
 from uma_core.policy.cost.calibrate import guess
 from uma_core.session.events import Accepted, Event, Final, Refused, Submit, Token
@@ -17,6 +19,27 @@ from uma_core.speculation.speculator import Speculator
 from uma_core.types import Peer, Request
 
 STEP_NS = 1_000_000
+
+
+def new_executor(
+    engine: Engine,
+    limits: Limits | None = None,
+    config: SchedulerConfig | None = None,
+    speculator: Speculator | None = None,
+    clock: Clock | None = None,
+    registry: Registry | None = None,
+) -> Executor:
+    """Return an executor with guessed costs. `clock`: None: the system's."""
+    clock = clock or MonotonicClock()
+    return Executor(
+        engine,
+        AdmissionControl(limits or Limits(), clock),
+        config or SchedulerConfig(),
+        guess(device_view(engine)),
+        registry or new_registry(),
+        clock,
+        speculator,
+    )
 
 
 class Rig:
@@ -33,11 +56,7 @@ class Rig:
         self.faults = Faults()
         self.engine = FakeEngine(model or FakeModel(), clock=self.clock, faults=self.faults, **engine)
         self.registry = new_registry()
-        self.admission = AdmissionControl(limits or Limits(), self.clock)
-        cost = guess(device_view(self.engine))
-        self.executor = Executor(
-            self.engine, self.admission, config or SchedulerConfig(), cost, self.registry, self.clock, speculator
-        )
+        self.executor = new_executor(self.engine, limits, config, speculator, self.clock, self.registry)
         self.seen: list[Event] = []
 
     def submit(

@@ -18,6 +18,7 @@ from tests.engine.drive import tokens_of
 from tests.engine.graph.heads import DEEP, WITH_HEADS, one_token_more, some_tokens, with_eagle, with_heads
 from tests.engine.graph.models import MODELS, Model, write
 from tests.engine.test_speculation import WORDS, is_same, random_ask, run
+from tests.executor.rig import new_executor
 from uma_core.clock import ManualClock, MonotonicClock
 from uma_core.config.options import EngineOptions, SpeculationOptions
 from uma_core.constraint.compiler import Compiler
@@ -27,11 +28,7 @@ from uma_core.engine.graph.engine import GraphEngine
 from uma_core.engine.llama.engine import LlamaEngine
 from uma_core.engine.llama.log import tap
 from uma_core.errors import ErrorCode, UmaError
-from uma_core.executor.admission import AdmissionControl, Limits
-from uma_core.executor.executor import Executor, device_view
 from uma_core.metrics.catalog import new_registry
-from uma_core.policy.config import SchedulerConfig
-from uma_core.policy.cost.calibrate import guess
 from uma_core.session.events import Submit
 from uma_core.speculation.acceptance import Acceptance
 from uma_core.speculation.heads import HeadModel
@@ -157,9 +154,7 @@ class Answer(NamedTuple):
 def answer(engine: Engine, prompt: list[TokenId], speculator: Speculator | None) -> Answer:
     """Return the answer to a background request, whose drafts need no room in a chat's gaps."""
     clock = MonotonicClock()
-    admission = AdmissionControl(Limits(), clock)
-    cost = guess(device_view(engine))
-    executor = Executor(engine, admission, SchedulerConfig(), cost, new_registry(), clock, speculator)
+    executor = new_executor(engine, speculator=speculator, clock=clock)
     executor._learn = lambda state, plan: None  # type: ignore[method-assign] # whether drafts pay is not left to chance
     request = Request("r", max_tokens=N_TOKENS, ignore_eos=True, priority=Priority.BACKGROUND)
     executor.submit(Submit(1, Peer(1, 1, 1), request, prompt, clock.now_ns()))

@@ -13,17 +13,13 @@ import pytest
 from tests.engine.conftest import DRAFT
 from tests.engine.drive import finish, read_plain, tokens_of
 from tests.engine.graph.conftest import SMALL
+from tests.executor.rig import new_executor
 from uma_core.cache.settings import CacheSettings
-from uma_core.clock import MonotonicClock
 from uma_core.engine.graph.engine import GraphEngine
 from uma_core.engine.graph.store import PAGE
-from uma_core.executor.admission import AdmissionControl, Limits
-from uma_core.executor.executor import Executor, device_view
+from uma_core.executor.admission import Limits
 from uma_core.executor.residency import residency
 from uma_core.executor.view import take
-from uma_core.metrics.catalog import new_registry
-from uma_core.policy.config import SchedulerConfig
-from uma_core.policy.cost.calibrate import guess
 from uma_core.session.events import Final, Submit
 from uma_core.types import FinishReason, Peer, Phase, Request
 
@@ -42,16 +38,7 @@ class Pool:
         """Return a new executor over the engine with all sequences empty."""
         for seq_id in range(N_SEQ):
             self.engine.kv_truncate(seq_id, 0)
-        clock = MonotonicClock()
-        limits = Limits(max_sessions=100, queue=(100, 100))
-        self.executor = Executor(
-            self.engine,
-            AdmissionControl(limits, clock),
-            SchedulerConfig(),
-            guess(device_view(self.engine)),
-            new_registry(),
-            clock,
-        )
+        self.executor = new_executor(self.engine, Limits(max_sessions=100, queue=(100, 100)))
         self.executor.set_cache(CacheSettings(is_on=True, ram_bytes=1 << 24))
         self.n_running = self.n_full = 0
         self.reasons: dict[str, FinishReason] = {}
