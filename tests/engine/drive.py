@@ -1,10 +1,13 @@
-"""Small drivers over the Engine contract."""
+"""Small drivers over the Engine contract, and over the C samplers."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
 from uma_core.engine.api import Batch, DecodeStatus, Engine, PrefillStatus, Transfer
+from uma_core.engine.lib import ffi, lib
 
 FOREVER = 2**62
 
@@ -76,3 +79,8 @@ def generate(engine: Engine, seq_id: int, token: int, n: int) -> list[int]:
     for _ in range(n):
         out += step(engine, [(seq_id, out[-1])])
     return out
+
+
+def draw(row: np.ndarray, sampler: Any) -> int:
+    """Draw from logits that need no engine. `sampler`: the C side's handle; NULL: greedy."""
+    return int(lib.uma_sample(ffi.cast("float *", row.ctypes.data), len(row), sampler))

@@ -1,205 +1,171 @@
-"""What the samplers of every engine promise: masks and log probabilities, for decode rows and for a prompt's last
-row.
-"""
+"""What a llama.cpp model's sampler draws from rows that decide it, and what it leaves behind."""
 
 from __future__ import annotations
+
+import math
+import threading
 
 import numpy as np
 import pytest
 
-from tests.engine.conftest import SLICED
-from tests.engine.drive import FOREVER, finish, read, tokens_of
-from uma_core.engine.api import Batch, Engine, Sampler
+from tests.engine.drive import draw
+from uma_core.engine.lib import ffi
+from uma_core.engine.llama.engine import LlamaEngine
+from uma_core.server.memory.budget import resident_bytes
 from uma_core.types import SamplingParams
 
-HOT = SamplingParams(temperature=1.3, top_k=0)
-COLD = SamplingParams()
-
-on_sliced = pytest.mark.parametrize("engine", SLICED, indirect=True)
+N_VOCAB = 20_011  # not a multiple of any block
 
 
-def mask_of(engine: Engine, allowed: list[int]) -> np.ndarray:
-    mask = np.zeros(-(-engine.info.n_vocab // 32), np.uint32)
-    for token in allowed:
-        mask[token // 32] |= np.uint32(1 << (token % 32))
-    return mask
+def row(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(0.0, 3.0, N_VOCAB).astype(np.float32)
 
 
-def draw(engine: Engine, sampler: Sampler, token: int) -> int:
-    batch = Batch(1)
-    batch.add(token, engine.kv_len(0), 0, True)
-    return engine.decode(batch, [sampler]).tokens[0]
+def test_top_p_keeps_the_likeliest_until_they_add_up(small: LlamaEngine) -> None:
+    """The shares are 0.5, 0.3, 0.15 and little else: p 0.7 needs two of them, whatever the seed."""
+    logits = np.full(N_VOCAB, -40.0, np.float32)
+    logits[[70, 7000, 9000]] = np.log([0.5, 0.3, 0.15])
+    drawn = set()
+    for seed in range(40):
+        sampler = small.sampler(SamplingParams(temperature=1.0, top_k=0, top_p=0.7), seed)
+        drawn.add(draw(logits, sampler.handle))
+        sampler.close()
+    assert drawn == {70, 7000}
 
 
-@pytest.mark.parametrize("params", [COLD, HOT, SamplingParams(repeat_penalty=1.3)], ids=["greedy", "drawn", "penalty"])
-def test_only_allowed_tokens_are_drawn(clean: Engine, params: SamplingParams) -> None:
-    chance = np.random.default_rng(3)
-    sampler, token = clean.sampler(params, 5), read(clean, 0, tokens_of(clean, 30))
-    for i in range(24):
-        allowed = sorted(chance.choice(clean.info.n_vocab, 1 + i % 7, replace=False).tolist())
-        if i % 3 == 0:  # whole words of the mask, and a part of a word
-            allowed = [t for t in range(clean.info.n_vocab - 40) if t // 32 % 2 == i % 2]
-        sampler.set_mask(mask_of(clean, allowed))
-        token = draw(clean, sampler, token)
-        assert token in allowed
-        if params is COLD and clean.info.engine != "fake":
-            assert token == max(allowed, key=lambda t: clean.logits(0)[t])
+@pytest.mark.parametrize("n", [1, 31, 255, 256, 257, 4000])
+def test_greedy_is_the_first_of_the_largest(n: int) -> None:
+    logits = np.round(row(n)[:n])
+    assert draw(logits, ffi.NULL) == int(logits.argmax())
+
+
+@pytest.mark.parametrize("at", [0, 300, N_VOCAB - 1])
+def test_a_row_that_is_no_number_gives_no_token(at: int) -> None:
+    logits = row(1)
+    logits[at] = np.nan
+    assert draw(logits, ffi.NULL) == -1
+    assert draw(np.full(N_VOCAB, -np.inf, np.float32), ffi.NULL) == -1
+
+
+def test_a_row_is_as_it_was_after_more_edits_than_it_has_tokens() -> None:
+    """A small vocabulary can have a bias for each token, and bans of some of them beside that."""
+    n, infinity = 40, float("inf")
+    before = row(2)[:n].copy()
+    logits, mask = before.copy(), np.array([0xFFFF, 0], np.uint32)
+    edits = [(token, 0.5) for token in range(n - 1)] + [(token, -infinity) for token in range(5)] + [(n - 1, -infinity)]
+    kept = [ffi.new("llama_logit_bias[]", edits), ffi.from_buffer("uint32_t *", mask)]
+    sampler = ffi.new("uma_sampler *", {"forced": -1, "edits": kept[0], "n_edits": len(edits), "mask": kept[1]})
+    drawn: list[int] = []
+    thread = threading.Thread(target=lambda: drawn.append(draw(logits, sampler)))  # with memory for this row alone
+    thread.start()
+    thread.join()
+    assert drawn == [5 + int(before[5:16].argmax())]
+    assert (logits == before).all()
+
+
+class Compared(int):
+    """A token of a bias that counts how often it is compared."""
+
+    n = 0
+
+    def __eq__(self, other: object) -> bool:
+        Compared.n += 1
+        return int(self) == other
+
+    __hash__ = int.__hash__
+
+
+def test_whether_a_token_is_banned_costs_the_same_however_many_are(small: LlamaEngine) -> None:
+    n = 1_000
+    biases = tuple((Compared(token), -math.inf if token % 4 else -1.0) for token in range(n))
+    sampler = small.sampler(SamplingParams(logit_bias=biases, min_tokens=2, stop_token_ids=(8,)), 0)
+    sampler.ban([12])
+    Compared.n = 0
+    allowed = [token for token in range(n) if sampler.force(token)]
+    ends = [token for token in small.model.eog if token < n and token % 4 == 0]
+    assert allowed == sorted({*range(0, n, 4)} - {8, 12, *ends}) and Compared.n <= n
+    sampler.allow_end()
+    sampler.ban(())
+    assert all(sampler.force(token) for token in (8, 12, *ends)) and not sampler.force(9)
     sampler.close()
 
 
-@pytest.mark.parametrize("params", [COLD, HOT], ids=["greedy", "drawn"])
-def test_a_mask_that_refuses_nothing_drawn_changes_nothing(clean: Engine, params: SamplingParams) -> None:
-    """Also if the mask is changed in place, or removed again."""
-    everything = np.full(-(-clean.info.n_vocab // 32), 0xFFFFFFFF, np.uint32)
-    prompt = tokens_of(clean, 30)
-    said = []
-    for mask in (None, everything):
-        clean.kv_truncate(0, 0)
-        sampler, token = clean.sampler(params, 5), read(clean, 0, prompt)
-        said.append([token])
-        sampler.set_mask(np.zeros_like(everything))
-        sampler.set_mask(mask)
-        for _ in range(10):
-            said[-1].append(draw(clean, sampler, said[-1][-1]))
+def test_greedy_with_a_penalty_and_banned_ends_takes_the_best_that_is_left(small: LlamaEngine) -> None:
+    logits = np.zeros(small.info.n_vocab, np.float32)
+    ends = [token for token in range(small.info.n_vocab) if small.is_eog(token)]
+    logits[ends] = 20.0
+    logits[300], logits[301] = 9.0, 8.5
+    sampler = small.sampler(SamplingParams(repeat_penalty=4.0, repeat_last_n=8, ban_eog=True), 1)
+    assert ends and [draw(logits, sampler.handle) for _ in range(2)] == [300, 301]
+    sampler.close()
+
+
+def test_candidates_that_penalties_push_down_leave_room_for_others(small: LlamaEngine) -> None:
+    """top_k is 1 and the best token has a penalty, so the next best must be among the candidates."""
+    logits = np.zeros(N_VOCAB, np.float32)
+    logits[300], logits[301], logits[5000] = 9.0, 8.5, 8.0
+    sampler = small.sampler(SamplingParams(temperature=0.7, top_k=1, repeat_penalty=4.0, repeat_last_n=8), 1)
+    assert [draw(logits, sampler.handle) for _ in range(3)] == [300, 301, 5000]
+    sampler.close()
+
+
+@pytest.mark.parametrize("penalty", [4.0, 0.25])
+def test_a_penalty_leaves_everything_else_as_likely_as_it_is(small: LlamaEngine, penalty: float) -> None:
+    """If the best token is lowered far, it no longer decides which tokens are too unlikely. If a token is raised far,
+    it is no longer too unlikely.
+    """
+    logits = np.full(N_VOCAB, -200.0, np.float32)
+    logits[300], logits[[7000, 9000]] = (60.0, 20.0) if penalty > 1 else (24.0, 60.0)
+    drawn = set()
+    for seed in range(30):
+        sampler = small.sampler(SamplingParams(temperature=1.0, top_k=0, repeat_penalty=penalty, repeat_last_n=8), seed)
+        sampler.accept(np.array([300], np.int32))
+        drawn.add(draw(logits, sampler.handle))
         sampler.close()
-    assert said[0] == said[1]
+    assert drawn == ({7000, 9000} if penalty > 1 else {300})
 
 
-def test_a_mask_that_allows_nothing_gives_no_token(clean: Engine) -> None:
-    sampler, token = clean.sampler(HOT, 5), read(clean, 0, tokens_of(clean, 30))
-    mask = mask_of(clean, [])
+def test_the_row_is_as_it_was_after_a_draw(small: LlamaEngine) -> None:
+    logits = np.random.default_rng(1).normal(0.0, 3.0, small.info.n_vocab).astype(np.float32)
+    before = logits.tobytes()
+    sampler = small.sampler(SamplingParams(temperature=1.0, repeat_penalty=1.2, ban_eog=True, logprobs=3), 1)
+    mask = np.full(-(-small.info.n_vocab // 32), 0x10101010, np.uint32)
     sampler.set_mask(mask)
-    assert draw(clean, sampler, token) == -1
-    mask[3] = 1 << 5
-    assert draw(clean, sampler, token) == 101
-    with pytest.raises(ValueError, match="mask"):
-        sampler.set_mask(mask[1:])
+    for _ in range(30):
+        draw(logits, sampler.handle)
+        assert logits.tobytes() == before
     sampler.close()
 
 
-@on_sliced
-def test_a_prompts_last_row_obeys_the_mask_and_has_log_probabilities(clean: Engine) -> None:
-    prompt = tokens_of(clean, 50)
-    sampler = clean.sampler(SamplingParams(logprobs=4), 5)
-    assert clean.prefill_open(0, prompt, True)
-    clean.prefill_run(0, FOREVER, FOREVER // 2, 1)
-    sampler.set_mask(mask_of(clean, [17, 93]))
-    token = clean.prefill_sample(0, sampler)
-    assert token in (17, 93)
-    found, row = sampler.logprobs(), clean.prefill_logits(0).astype(np.float64)
-    assert found is not None and len(found.top) == 4
-    if clean.info.engine != "fake":
-        assert found.logprob == pytest.approx(row[token] - np.log(np.exp(row).sum()), abs=1e-4)
-    finish(clean.handover(0))
+def test_a_thread_that_ends_leaves_no_scratch_behind(small: LlamaEngine) -> None:
+    """Every load of a model samples on a separate thread, and each of these would leave 3 MiB."""
+    logits = np.zeros(1 << 18, np.float32)  # all equal: every token is a candidate, and the scratch is written
+    sampler = small.sampler(SamplingParams(temperature=1.0, top_k=0, top_p=1.0), 1)
+    drawn = []
+
+    def draw_on_a_thread(n: int) -> None:
+        for _ in range(n):
+            thread = threading.Thread(target=lambda: drawn.append(draw(logits, sampler.handle)))
+            thread.start()
+            thread.join()
+
+    draw_on_a_thread(4)
+    before = resident_bytes()
+    draw_on_a_thread(60)
     sampler.close()
+    assert len(drawn) == 64 and -1 not in drawn
+    assert resident_bytes() - before < 90 << 20  # half of what 60 threads hold; the C heap keeps a part of any memory
 
 
-@pytest.mark.parametrize("n_top", [0, 1, 5, 20])
-def test_log_probabilities_are_the_models_own_over_the_whole_vocabulary(clean: Engine, n_top: int) -> None:
-    """No ban, mask or cut changes them."""
-    params = SamplingParams(temperature=0.7, top_k=3, repeat_penalty=1.5, ban_eog=True, logprobs=n_top)
-    sampler, token = clean.sampler(params, 5), read(clean, 0, tokens_of(clean, 30))
-    for i in range(8):
-        sampler.set_mask(mask_of(clean, [17, 93, 200]) if i % 2 else None)
-        token = draw(clean, sampler, token)
-        found, row = sampler.logprobs(), clean.logits(0).astype(np.float64)
-        assert found is not None and len(found.top) == n_top
-        if clean.info.engine == "fake":
-            continue  # its rows are made after the token is chosen
-        logs = row - row.max() - np.log(np.exp(row - row.max()).sum())
-        assert found.logprob == pytest.approx(logs[token], abs=1e-4)
-        assert [t for t, _ in found.top] == np.argsort(-logs, kind="stable")[:n_top].tolist()
-        assert [value for _, value in found.top] == pytest.approx(np.sort(logs)[::-1][:n_top], abs=1e-4)
-    sampler.close()
-
-
-def test_log_probabilities_after_the_samplers_are_those_of_the_draw(clean: Engine) -> None:
-    params = SamplingParams(temperature=0.7, top_k=3, logprobs=20, post_sampling_probs=True)
-    sampler, token = clean.sampler(params, 5), read(clean, 0, tokens_of(clean, 30))
-    for _ in range(8):
-        token = draw(clean, sampler, token)
-        found = sampler.logprobs()
-        assert found is not None and 1 <= len(found.top) <= 3
-        assert (token, found.logprob) in found.top
-        assert sum(np.exp(value) for _, value in found.top) == pytest.approx(1, abs=1e-5)
-        if clean.info.engine != "fake":
-            row = np.sort(clean.logits(0).astype(np.float64))[::-1][:3] / 0.7
-            assert [value for _, value in found.top] == pytest.approx(row - np.log(np.exp(row).sum()), abs=1e-4)
-    sampler.close()
-    greedy = clean.sampler(SamplingParams(logprobs=20, post_sampling_probs=True), 5)
-    token = draw(clean, greedy, token)
-    assert greedy.logprobs() == (0.0, ((token, 0.0),))
-    greedy.close()
-
-
-def test_whoever_asks_for_nothing_has_no_log_probabilities(clean: Engine) -> None:
-    sampler, token = clean.sampler(HOT, 5), read(clean, 0, tokens_of(clean, 30))
-    draw(clean, sampler, token)
-    assert sampler.logprobs() is None
-    sampler.close()
-
-
-@pytest.mark.parametrize("params", [COLD, HOT, SamplingParams(logprobs=3)], ids=["greedy", "drawn", "logprobs"])
-def test_a_forced_token_comes_whatever_the_row_says_and_no_random_number_is_spent(
-    clean: Engine, params: SamplingParams
-) -> None:
-    prompt, said = tokens_of(clean, 30), []
-    for forced in ((), (201, 7)):
-        clean.kv_truncate(0, 0)
-        sampler, token = clean.sampler(params, 5), read(clean, 0, prompt)
-        for each in forced:
-            assert sampler.force(each)
-            assert draw(clean, sampler, token) == each
-            found = sampler.logprobs()
-            if found is not None and clean.info.engine != "fake":
-                row = clean.logits(0).astype(np.float64)
-                assert (
-                    found.logprob == pytest.approx(row[each] - np.log(np.exp(row).sum()), abs=1e-4)
-                    and len(found.top) == 3
-                )
-        assert sampler.force(None)
-        clean.kv_truncate(0, 0)
-        token = read(clean, 0, prompt)
-        said.append([token := draw(clean, sampler, token) for _ in range(6)])
+def test_a_row_that_is_no_number_behind_a_mask_has_no_log_probabilities(small: LlamaEngine) -> None:
+    logits = np.zeros(small.info.n_vocab, np.float32)
+    logits[300], logits[7000] = 9.0, np.nan
+    mask = np.zeros(-(-small.info.n_vocab // 32), np.uint32)
+    mask[300 // 32] = 1 << (300 % 32)
+    for n_logprobs, expected in ((None, 300), (2, -1)):
+        sampler = small.sampler(SamplingParams(temperature=1.0, logprobs=n_logprobs), 1)
+        sampler.set_mask(mask)
+        logits[301] = 8.0
+        found = {draw(logits, sampler.handle) for _ in range(5)}
+        assert found <= {expected, -1} and (n_logprobs is None or found == {-1})
         sampler.close()
-    assert said[0] == said[1], "as if nothing had been forced"
-
-
-def test_a_banned_token_cannot_be_forced(clean: Engine) -> None:
-    sampler = clean.sampler(SamplingParams(logit_bias=((17, -np.inf), (18, -5.0))), 5)
-    token = read(clean, 0, tokens_of(clean, 30))
-    assert not sampler.force(17) and sampler.force(18)
-    sampler.ban([93])
-    assert not sampler.force(93), "and the last word still holds:"
-    assert draw(clean, sampler, token) == 18
-    sampler.close()
-
-
-@pytest.mark.parametrize(
-    "params",
-    [
-        SamplingParams(repeat_penalty=1.7, repeat_last_n=6),
-        SamplingParams(frequency_penalty=2.0, presence_penalty=1.0, repeat_last_n=-1),
-        SamplingParams(dry_multiplier=3.0, dry_allowed_length=1, dry_penalty_last_n=-1, dry_sequence_breakers=()),
-    ],
-    ids=["repeat", "frequency", "dry"],
-)
-def test_penalties_count_anew_after_tokens_were_taken_back(clean: Engine, params: SamplingParams) -> None:
-    """A sampler that is told which tokens are left draws like one that never saw the others."""
-    prompt = tokens_of(clean, 30)
-    told, said = prompt[-params.n_recent(clean.info.n_ctx_seq) :], []
-    for n_taken in (0, 5):
-        clean.kv_truncate(0, 0)
-        sampler, token = clean.sampler(params, 5), read(clean, 0, prompt)
-        sampler.accept(told)
-        first = token
-        for _ in range(n_taken):
-            token = draw(clean, sampler, token)
-        if n_taken:
-            sampler.recount(told)
-            clean.kv_truncate(0, 0)
-            assert read(clean, 0, prompt) == first
-        token = first
-        said.append([token := draw(clean, sampler, token) for _ in range(12)])
-        sampler.close()
-    assert said[0] == said[1]

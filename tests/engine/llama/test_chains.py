@@ -4,18 +4,17 @@ definition.
 
 from __future__ import annotations
 
-import itertools
+import functools
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.engine.conftest import DRAFT
-from uma_core.config.options import EngineOptions
+from tests.engine.drive import draw
 from uma_core.engine.lib import ffi, lib
 from uma_core.engine.llama.engine import LlamaEngine
 from uma_core.types import SamplingParams
@@ -28,6 +27,9 @@ CHAINS = {
     "plain": NEW,
     "usual": replace(NEW, top_k=40, top_p=0.95, min_p=0.05),
     "hot": replace(NEW, temperature=8.0),
+    "hotter": replace(NEW, temperature=20.0),
+    "top-p": replace(NEW, top_p=0.8),
+    "narrow top-p": replace(NEW, top_p=0.05, min_p=0.02),
     "repeat": replace(NEW, repeat_penalty=1.4),
     "repeat raises": replace(NEW, repeat_penalty=0.6, top_k=5),
     "frequency": replace(NEW, frequency_penalty=0.7, presence_penalty=0.4, top_k=20),
@@ -84,14 +86,6 @@ CHAINS = {
         dry_multiplier=0.5, xtc_probability=0.3, xtc_threshold=0.1, dynatemp_range=0.4, logit_bias=((3, 1.5),),
     ),
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def small() -> Iterator[LlamaEngine]:
-    """Chains need a vocabulary. The rows below do not come from this model."""
-    engine = LlamaEngine(DRAFT, EngineOptions(n_ctx=256, n_seq=1))
-    yield engine
-    engine.close()
 
 
 class Whole:
@@ -166,22 +160,21 @@ class Whole:
         lib.llama_sampler_free(self.chain)
 
 
-def draw(row: np.ndarray, sampler: Any) -> int:
-    return int(lib.uma_sample(ffi.cast("float *", row.ctypes.data), len(row), sampler.handle))
-
-
-def rows(n_vocab: int, seed: int) -> Iterator[np.ndarray]:
+@functools.cache  # as much work as many chains
+def rows(n_vocab: int, seed: int) -> list[np.ndarray]:
     """Return rows that favour a few tokens again and again, so that penalties take effect."""
     chance = np.random.default_rng(seed)
     liked = chance.choice(n_vocab, 12, replace=False)
-    while True:
+    out = []
+    for _ in range(N_STEPS):
         row = chance.normal(-4.0, 3.0, n_vocab)
         row[liked] += chance.normal(6.0, 2.0, len(liked))
-        yield row.astype(np.float32)
+        out.append(row.astype(np.float32))
+    return out
 
 
 # These chains depend on every candidate, however unlikely. Only rows with a wider spread show it.
-FAR_APART = {"xtc that keeps nearly all": 4, "min-p that keeps all before sigma": 4}
+FAR_APART = {"hotter": 10, "xtc that keeps nearly all": 4, "min-p that keeps all before sigma": 4}
 
 
 @pytest.mark.parametrize("n_vocab", ["its own", WIDE])
@@ -199,8 +192,9 @@ def test_tokens_are_those_of_llama_cpps_chain_over_all_candidates(
         ours.accept(history)
         for token in history:
             lib.llama_sampler_accept(whole.chain, int(token))
-        spread = (row * FAR_APART.get(name, 1) for row in rows(n, seed))
-        said = [(draw(row, ours), whole.draw(row)) for row in itertools.islice(spread, N_STEPS)]
+        said = [
+            (draw(row, ours.handle), whole.draw(row)) for row in (row * FAR_APART.get(name, 1) for row in rows(n, seed))
+        ]
         ours.close()
         whole.close()
         assert [a for a, _ in said] == [b for _, b in said]
@@ -219,7 +213,7 @@ def test_a_dynamic_temperature_that_comes_to_nothing_takes_the_best(
     params = replace(params, post_sampling_probs=True, samplers=("temperature",))
     for seed in range(5):
         sampler = small.sampler(params, seed)
-        assert draw(row + np.float32(shift), sampler) == 300
+        assert draw(row + np.float32(shift), sampler.handle) == 300
         found = sampler.logprobs()
         assert found is not None and found.logprob == 0.0 and found.top[0] == (300, 0.0)
         sampler.close()

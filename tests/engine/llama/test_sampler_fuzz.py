@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.engine.conftest import DRAFT
-from tests.engine.test_samplers import draw
-from uma_core.config.options import EngineOptions
+from tests.engine.drive import draw
 from uma_core.engine.llama.engine import LlamaEngine
 from uma_core.errors import UmaError
 from uma_core.protocol.fields import Field, Kind, check_fields
 from uma_core.protocol.sampling import SAMPLING_FIELDS, to_params
-
-
-@pytest.fixture(scope="module")
-def small() -> Iterator[LlamaEngine]:
-    engine = LlamaEngine(DRAFT, EngineOptions(n_ctx=256, n_seq=1))
-    yield engine
-    engine.close()
 
 
 def values(field: Field) -> st.SearchStrategy[Any]:
@@ -85,7 +74,7 @@ def test_absurd_values_on_absurd_rows(
     for i, shape in enumerate(shapes):
         row = row_of(shape, small.info.n_vocab, seed + i)
         before = row.tobytes()
-        token = draw(row, sampler)
+        token = draw(row, sampler.handle)
         assert row.tobytes() == before
         assert -1 <= token < small.info.n_vocab
         if token >= 0:
