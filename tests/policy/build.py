@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -12,7 +13,8 @@ from uma_core.policy.config import SchedulerConfig
 from uma_core.policy.cost.curve import Curve
 from uma_core.policy.cost.model import CostModel
 from uma_core.policy.memory import PolicyMemory, TbtMemory
-from uma_core.policy.plan import Plan, PlanItem
+from uma_core.policy.pipeline import compose
+from uma_core.policy.plan import Plan, PlanItem, check_plan
 from uma_core.policy.state import CallReport, DeviceView, SchedulerState, SessionView
 from uma_core.types import Phase, Priority
 
@@ -67,6 +69,13 @@ def state_of(
     return SchedulerState(
         sessions=views, device=DEVICE._replace(**device), config=config or SchedulerConfig(), cost=cost, **plain
     )
+
+
+def planned(stages: Sequence[str], state: SchedulerState) -> Plan:
+    """Return the plan of these stages, which must keep the contract of every plan."""
+    plan = compose(stages)(state)
+    assert check_plan(state, plan) == []
+    return plan
 
 
 def guarded(**fields: Any) -> PolicyMemory:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from perf.simulator import MS, Job, Sim, percentile
-from tests.policy.build import GPU, MIX_ROWS, MIXING, prefill_item, reading, sids, state_of, talking
+from tests.policy.build import GPU, MIX_ROWS, MIXING, planned, prefill_item, reading, sids, state_of, talking
 from uma_core.engine.fake.cost import GPU_SHAPE
 from uma_core.engine.fake.engine import FakeModel
 from uma_core.policy.index import index_of, rows_time
-from uma_core.policy.pipeline import compose
 from uma_core.policy.plan import Plan, PlanItem, check_plan, decode_only
 from uma_core.policy.stages import decode_first
 from uma_core.types import Phase, Priority
@@ -67,8 +66,7 @@ def test_the_plan_that_is_always_sound_keeps_sets_apart():
 def test_a_prompt_rides_in_a_call_of_its_own_set_only(adapters, rides):
     views = talking(0, adapters=TONE), reading(1, n_prompt=1200, adapters=adapters)
     state = apart(*views, cost=MIXING, mixed_rows=MIX_ROWS)
-    plan = compose(("decode_first", "prefill_order", "prefill_budget", "latency_guard"))(state)
-    assert check_plan(state, plan) == []
+    plan = planned(("decode_first", "prefill_order", "prefill_budget", "latency_guard"), state)
     item = prefill_item(plan)
     assert (item is not None and item.call >= 0) == rides
 

@@ -4,12 +4,26 @@ without streams.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import pytest
 
 from perf.simulator import Job, Sim, percentile
-from tests.policy.build import CPU, MIX_ROWS, MIXING, MS, NOW, S, prefill_item, reading, sids, state_of, talking
+from tests.policy.build import (
+    CPU,
+    MIX_ROWS,
+    MIXING,
+    MS,
+    NOW,
+    S,
+    planned,
+    prefill_item,
+    reading,
+    sids,
+    state_of,
+    talking,
+)
 from uma_core.engine.fake.cost import CPU_SHAPE
 from uma_core.engine.fake.engine import FakeModel
 from uma_core.policy.chunks import mixed_rows
@@ -17,7 +31,7 @@ from uma_core.policy.config import SchedulerConfig
 from uma_core.policy.cost.model import MAX_ROWS
 from uma_core.policy.index import index_of
 from uma_core.policy.pipeline import compose
-from uma_core.policy.plan import PrefillMode, check_plan
+from uma_core.policy.plan import PrefillMode
 from uma_core.policy.tbt.limits import tbt_limits
 from uma_core.types import Phase, Priority
 
@@ -35,10 +49,7 @@ def n_mixed(state, view, limit_ns=FOREVER):
     return rows[0] if rows else 0
 
 
-def run(state):
-    plan = compose(STAGES)(state)
-    assert check_plan(state, plan) == []
-    return plan
+run = functools.partial(planned, STAGES)
 
 
 class TestHowMany:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from tests.policy.build import (
     NOW,
     S,
     cost_of,
+    planned,
     prefill_item,
     reading,
     sids,
@@ -25,7 +27,6 @@ from uma_core.engine.fake.cost import CPU_SHAPE
 from uma_core.policy import traffic
 from uma_core.policy.config import SchedulerConfig
 from uma_core.policy.pipeline import compose
-from uma_core.policy.plan import check_plan
 from uma_core.types import Phase, Priority
 
 BACK = Priority.BACKGROUND
@@ -34,10 +35,7 @@ WEIGHTS = DEVICE.weight_bytes
 CELL = DEVICE.kv_bytes_per_cell
 
 
-def run(state):
-    plan = compose(STAGES)(state)
-    assert check_plan(state, plan) == []
-    return plan
+run = functools.partial(planned, STAGES)
 
 
 def gbs(n_bytes, config=None):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import pytest
 
-from tests.policy.build import CPU, GPU, MS, NOW, S, guarded, prefill_item, reading, sids, state_of, talking
+from tests.policy.build import CPU, GPU, MS, NOW, S, guarded, planned, prefill_item, reading, sids, state_of, talking
 from uma_core.policy.config import SchedulerConfig
 from uma_core.policy.pipeline import compose
-from uma_core.policy.plan import check_plan
 from uma_core.types import Phase, Priority
 
 BACK = Priority.BACKGROUND
@@ -18,10 +18,7 @@ SOLO = CPU.solo_step_ns(110)
 STARVED = 64 * SOLO
 
 
-def run(state):
-    plan = compose(STAGES)(state)
-    assert check_plan(state, plan) == []
-    return plan
+run = functools.partial(planned, STAGES)
 
 
 class TestPromptBesideAChat:

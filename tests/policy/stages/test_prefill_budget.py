@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import pytest
 
-from tests.policy.build import CPU, GPU, MS, NOW, S, cost_of, prefill_item, reading, report, sids, state_of, talking
+from tests.policy.build import (
+    CPU,
+    GPU,
+    MS,
+    NOW,
+    S,
+    cost_of,
+    planned,
+    prefill_item,
+    reading,
+    report,
+    sids,
+    state_of,
+    talking,
+)
 from uma_core.engine.fake.cost import CPU_SHAPE
 from uma_core.policy.config import SchedulerConfig
 from uma_core.policy.memory import PolicyMemory
-from uma_core.policy.pipeline import compose
-from uma_core.policy.plan import check_plan
 from uma_core.types import Phase, Priority
 
 BACK = Priority.BACKGROUND
 STAGES = ("decode_first", "prefill_order", "prefill_budget")
 
 
-def run(state):
-    plan = compose(STAGES)(state)
-    assert check_plan(state, plan) == []
-    return plan
+run = functools.partial(planned, STAGES)
 
 
 @pytest.mark.parametrize("cost", [CPU, GPU], ids=["cpu", "gpu"])
@@ -39,8 +49,7 @@ def test_a_chat_whose_beginning_is_restored_waits_for_one_tick_of_a_background_p
     chat = {"n_prompt": 900, "cached_hint": 800, "restore_ns": MS}
     chat |= {"is_transferring": True, "is_ready": False} if moving else {}
     state = state_of(reading(1, BACK, n_prompt=3000, n_chunk=512), reading(2, **chat))
-    plan = compose(("prefix_reuse", *STAGES))(state)
-    assert check_plan(state, plan) == []
+    plan = planned(("prefix_reuse", *STAGES), state)
     assert plan.restore == (() if moving else (2,))
     assert prefill_item(plan).sid == 1
     assert plan.run_ns <= SchedulerConfig().tick_budget_ns
