@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -15,13 +15,13 @@ import pytest
 from tests.daemon.support import DRAFT
 from tests.engine.graph.models import RECURRENT, write
 from tests.executor.rig import new_executor
+from tests.speculation.oracle import Oracle
 from uma_core.clock import MonotonicClock
 from uma_core.config.options import EngineOptions
 from uma_core.constraint.compiler import Compiler
 from uma_core.engine.api import Engine
 from uma_core.engine.select.open import open_engine
 from uma_core.metrics.catalog import new_registry
-from uma_core.session.draft import Draft
 from uma_core.session.events import Submit
 from uma_core.session.session import Session
 from uma_core.speculation.settings import Settings
@@ -54,22 +54,6 @@ class Ask(NamedTuple):
     tokens: list[TokenId]
     constraint: Constraint | None
     cancel_at: int  # tokens after which it is cancelled; 0: never
-
-
-class Oracle:
-    """Drafts an answer that is already known, with a wrong token now and then."""
-
-    def __init__(self, answer: Sequence[TokenId], rng: random.Random, error: float, n_vocab: int) -> None:
-        self._answer, self._rng, self._error, self._n_vocab = answer, rng, error, n_vocab
-
-    def feed(self) -> bool:
-        return True
-
-    def propose(self, generated: Sequence[TokenId], n_most: int, forced: Sequence[TokenId] = ()) -> Draft:
-        n = len(generated) + len(forced)
-        right = self._answer[n : n + min(n_most, self._rng.randrange(8))]
-        wrong = [(t + 1) % self._n_vocab if self._rng.random() < self._error else t for t in right]
-        return Draft(tuple(wrong), tuple(0.99**i for i in range(1, len(wrong) + 1)), "lookup", 8)
 
 
 def random_ask(rng: random.Random, engine: Engine, shared: str) -> Ask:

@@ -184,11 +184,6 @@ def test_a_forced_end_that_is_banned_ends_with_a_code() -> None:
     assert final.error.error is ErrorCode.CONSTRAINT_FAILED
 
 
-@pytest.fixture(scope="module")
-def compiler() -> Compiler:
-    return Compiler(new_registry())
-
-
 def test_a_grammar_goes_back_too(compiler: Compiler) -> None:
     for choices, banned, expected in (
         (("abcd", "axy"), "bc", "axy"),

@@ -25,11 +25,6 @@ SCHEMA = {
 HOT = SamplingParams(temperature=1.0, seed=7)
 
 
-@pytest.fixture(scope="module")
-def compiler() -> Compiler:
-    return Compiler(new_registry())
-
-
 def ask(rig: Rig, compiler: Compiler, name: str, constraint: Constraint, **fields) -> None:
     rig.submit(name, matcher=compiler.compile(rig.engine, constraint), **fields)
 

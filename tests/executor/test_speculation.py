@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.executor.rig import Rig
+from tests.speculation.oracle import Oracle
 from uma_core.clock import ManualClock
 from uma_core.constraint.compiler import Compiler
 from uma_core.engine.api import DecodeOutcome, DecodeStatus
@@ -23,7 +24,6 @@ from uma_core.engine.fake.cost import GPU_SHAPE
 from uma_core.engine.fake.engine import FakeEngine, FakeModel
 from uma_core.engine.fake.text import N_VOCAB
 from uma_core.metrics.catalog import new_registry
-from uma_core.session.draft import Draft
 from uma_core.session.events import End, Token
 from uma_core.session.session import Session
 from uma_core.speculation.model import DraftModel
@@ -33,22 +33,6 @@ from uma_core.types import Constraint, FinishReason, Phase, Priority, SamplingPa
 
 IS_FULL = os.environ.get("UMA_FUZZ") == "full"
 MODEL = FakeModel(n_seq_max=3, n_ctx=768, is_unified=True, eog_every=60)
-
-
-class Oracle:
-    """Drafts an answer that is already known, with a wrong token now and then."""
-
-    def __init__(self, answer: Sequence[TokenId], rng: random.Random, error: float) -> None:
-        self._answer, self._rng, self._error = answer, rng, error
-
-    def feed(self) -> bool:
-        return True
-
-    def propose(self, generated: Sequence[TokenId], n_most: int, forced: Sequence[TokenId] = ()) -> Draft:
-        n = len(generated) + len(forced)
-        right = self._answer[n : n + min(n_most, self._rng.randrange(9))]
-        tokens = tuple((t + 1) % N_VOCAB if self._rng.random() < self._error else t for t in right)
-        return Draft(tokens, tuple(0.99**i for i in range(1, len(tokens) + 1)), "lookup", 8)
 
 
 class Known:
@@ -68,7 +52,7 @@ class Known:
 
     def source(self, seed: int, error: float) -> Callable[[Session], Oracle]:
         rng = random.Random(seed)
-        return lambda session: Oracle(self.answers.get(f"{session.id}/{session.index}", ()), rng, error)
+        return lambda session: Oracle(self.answers.get(f"{session.id}/{session.index}", ()), rng, error, N_VOCAB)
 
 
 def outcome(rig: Rig, names: Sequence[str]) -> dict[str, tuple[Any, ...]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from native.pin import Pin
+from native.progress import Progress
 
 FILES = {
     "CMakeLists.txt": b"project(x)\n",
@@ -51,6 +52,12 @@ def sdist(tmp_path: Path, pin: Pin) -> tuple[Path, Pin]:
     needed = sorted(name for name in FILES if not name.startswith("models/"))
     tree = sha("".join(f"{name} {sha(FILES[name])}\n" for name in needed).encode())
     return path, replace(pin, sha256=sha(path.read_bytes()), source_sha256=tree)
+
+
+@pytest.fixture
+def progress() -> Progress:
+    """Shows its steps to nobody."""
+    return Progress(io.StringIO())
 
 
 @pytest.fixture

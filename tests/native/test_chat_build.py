@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import shutil
 import subprocess
 import sys
@@ -10,11 +9,6 @@ import pytest
 from native import build, chat_build
 from native.pin import load_pin
 from native.progress import Progress
-
-
-@pytest.fixture
-def progress() -> Progress:
-    return Progress(io.StringIO())
 
 
 def exported(path: str) -> set[str]:

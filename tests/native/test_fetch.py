@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import random
 import shutil
 from dataclasses import replace
@@ -12,11 +11,6 @@ from native import fetch
 from native.pin import BuildError, Pin
 from native.progress import Progress
 from tests.native.conftest import FILES, ROOT, sha, write_tar
-
-
-@pytest.fixture
-def progress() -> Progress:
-    return Progress(io.StringIO())
 
 
 @pytest.fixture(autouse=True)
