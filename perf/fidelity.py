@@ -16,6 +16,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
+from perf.gguf_file import save
 from perf.perplexity import N_ROWS, WINDOW, log_probabilities
 from uma_core.config.options import EngineOptions
 from uma_core.engine.lib import ffi, lib
@@ -93,10 +94,7 @@ def rewrite(model: Path, kind: str, path: Path, exactly: Path) -> bool:
         writers[0].add_tensor(tensor.name, blocks, raw_dtype=number)
         writers[1].add_tensor(tensor.name, exact_values(blocks, number, weights.shape))
     for writer in writers:
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        save(writer)
     return True
 
 

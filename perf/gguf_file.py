@@ -134,6 +134,14 @@ def add_vocabulary(writer: gguf.GGUFWriter, n_vocab: int) -> None:
     writer.add_eos_token_id(EOS_ID)
 
 
+def save(writer: gguf.GGUFWriter) -> None:
+    """Write the metadata and the tensors that were added, and close the file."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def cache_dir() -> Path:
     """Return the folder in which generated models are kept, outside the source tree."""
     return cache_root() / "perf"

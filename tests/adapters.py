@@ -8,6 +8,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
+from perf.gguf_file import save
 from uma_core.engine.header import Header
 from uma_core.engine.lora import EMBEDDING
 
@@ -61,8 +62,5 @@ def write_adapter(
             if changed is not None:
                 writer.add_tensor(f"{place.name}.{half}", changed)
     header.close()
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    save(writer)
     return str(path)

@@ -8,7 +8,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from perf.gguf_file import add_vocabulary
+from perf.gguf_file import add_vocabulary, save
 
 N_VOCAB, N_EMBD, N_FF, N_LAYER, N_HEAD = 320, 64, 128, 2, 2
 D_CONV, D_INNER, D_STATE, DT_RANK = 4, 2 * N_EMBD, 16, 8
@@ -59,10 +59,7 @@ def write(arch: str, path: Path) -> None:
     rng = np.random.default_rng(3)
     for name, dims in _tensors(arch):
         writer.add_tensor(name, _values(name, dims, rng))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    save(writer)
 
 
 def _tensors(arch: str) -> Iterator[Tensor]:

@@ -12,6 +12,7 @@ import gguf
 import numpy as np
 import pytest
 
+from perf.gguf_file import save
 from tests.adapters import write_adapter
 from tests.daemon.forked import ANSWERED, Nursery, as_arguments
 from tests.daemon.support import DRAFT, MOE, Event, running
@@ -81,10 +82,7 @@ def unquantized(source: Path, target: Path) -> Path:
             writer.add_key_value(name, entry.contents(), entry.types[0], entry.types[-1] if is_list else None)
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    save(writer)
     return target
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from perf.gguf_file import add_vocabulary
+from perf.gguf_file import add_vocabulary, save
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 LETTERS = [chr(c) for c in range(ord("!"), ord("~") + 1) if chr(c) != "["]
@@ -64,10 +64,7 @@ def write(model: Encoder, path: Path, seed: int = 1) -> str:
     for name, dims in (_bert_tensors(model) if is_bert else _qwen_tensors(model)).items():
         scale = 0.2 if "token_embd.weight" in name else dims[-1] ** -0.5 if len(dims) > 1 else 0.1
         writer.add_tensor(name, (draw.standard_normal(dims) * scale + ("norm.weight" in name)).astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    save(writer)
     return str(path)
 
 

@@ -10,6 +10,7 @@ import gguf
 import numpy as np
 import pytest
 
+from perf.gguf_file import save
 from tests.engine import encoders
 from tests.engine.encoders import Encoder
 from tests.engine.graph.models import MODELS, RECURRENT, write
@@ -23,10 +24,7 @@ def written(path: Path, change: Callable[[gguf.GGUFWriter], object]) -> str:
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_tensor("token_embd.weight", np.zeros((4, 32), np.float16))
     change(writer)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    save(writer)
     return str(path)
 
 
@@ -82,10 +80,7 @@ def test_a_file_that_is_no_model_is_refused_as_what_it_is(
         writer.add_type(kind)
     if "weights" not in words:
         writer.add_tensor("some", np.zeros((4, 32), np.float16))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    save(writer)
     with pytest.raises(UmaError, match=words) as caught:
         is_encoder(str(tmp_path / "model.gguf"))
     assert caught.value.error is ErrorCode.MODEL_LOAD_FAILED

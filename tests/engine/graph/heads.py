@@ -8,7 +8,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from perf.gguf_file import add_vocabulary
+from perf.gguf_file import add_vocabulary, save
 from tests.engine.graph.models import MODELS, N_VOCAB, RECURRENT, Model, write
 
 WITH_HEADS = {
@@ -114,7 +114,4 @@ def _write_eagle(path: Path, tensors: dict[str, np.ndarray], n_vocab: int = N_VO
     writer.add_uint32("eagle3.target_hidden_size", 128)
     for name, data in tensors.items():
         writer.add_tensor(name, data)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    save(writer)

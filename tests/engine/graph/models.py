@@ -10,8 +10,8 @@ from typing import Any
 import gguf
 import numpy as np
 
-from perf.gguf_file import add_vocabulary
-from uma_core.engine.lib import ffi, lib
+from perf import fidelity
+from perf.gguf_file import add_vocabulary, save
 
 N_VOCAB = 320
 WINDOW = {"attention.sliding_window": 24}
@@ -482,10 +482,7 @@ def write(model: Model, path: Path, seed: int = 1) -> str:
             _add(writer, name, dims, model, draw)
     for name, dims in model.tensors.items():
         writer.add_tensor(name, 1 + draw.random(dims, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    save(writer)
     return str(path)
 
 
@@ -582,14 +579,5 @@ def _add(writer: gguf.GGUFWriter, name: str, dims: tuple[int, ...], model: Model
 
 
 def quantised(data: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
-    """Return the bytes of each row.
-
-    Types that the gguf package cannot quantize are quantized by llama.cpp's own code (ggml_quantize_chunk).
-    """
-    if kind not in _BY_LLAMA:
-        return gguf.quants.quantize(data, kind)
-    n_in = data.shape[-1]
-    out = np.zeros((*data.shape[:-1], lib.ggml_row_size(int(kind), n_in)), np.uint8)
-    source, target = (ffi.from_buffer(kind_of, array) for kind_of, array in (("float[]", data), ("char[]", out)))
-    assert lib.ggml_quantize_chunk(int(kind), source, target, 0, data.size // n_in, n_in, ffi.NULL) == out.nbytes
-    return out
+    """Return the bytes of each row. llama.cpp's own code makes the types that the gguf package cannot make."""
+    return fidelity.quantised(data, kind) if kind in _BY_LLAMA else gguf.quants.quantize(data, kind)

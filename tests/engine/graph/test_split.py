@@ -14,6 +14,7 @@ import gguf
 import numpy as np
 import pytest
 
+from perf.gguf_file import save
 from tests.engine.drive import read, step, tokens_of
 from tests.engine.graph.conftest import SMALL, Pair
 from tests.engine.graph.models import MODELS, write
@@ -43,10 +44,7 @@ def split(path: str, folder: Path, n_first: int) -> str:
         writer.add_int32("split.tensors.count", len(tensors))
         for tensor in tensors[begin:end]:
             writer.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        save(writer)
     return str(folder / f"m-00001-of-{N_FILES:05}.gguf")
 
 
