@@ -52,6 +52,7 @@ CASES = [
         "deepseek2-heads",
         "glm4moe",
         "olmo2-windows",
+        "cohere2",
     ),
 ]
 N_SCHEDULES = 10_000 // (2 * len(CASES) + 9) + 1 if IS_FULL else 4
