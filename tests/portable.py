@@ -15,9 +15,9 @@ import zipfile
 from pathlib import Path
 
 from tests.tools import find
+from tests.trained import DRAFT
 
 ROOT = Path(__file__).resolve().parents[1]
-MODEL = ROOT / "tests" / "data" / "models" / "uma-draft-q8_0.gguf"
 CPUS = {
     "Nehalem": "base",
     "SandyBridge": "sandybridge",
@@ -51,7 +51,7 @@ def say(command: list[str], site: Path) -> list[str]:
     """
     environ = {**os.environ, "OPENBLAS_CORETYPE": "Nehalem", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*command, sys.executable, "-c", PROGRAM, str(site), str(MODEL)],
+        [*command, sys.executable, "-c", PROGRAM, str(site), str(DRAFT)],
         env=environ,
         cwd=site,
         capture_output=True,

@@ -18,6 +18,7 @@ import pytest
 
 from perf.simulator import Job, Sim
 from tests.policy.build import CPU, MS, NOW, guarded, reading, state_of, talking, waiting
+from tests.trained import MOE
 from uma_core.config.load import SCHEMA
 from uma_core.config.options import OPTIONS, Config, EngineOptions, Option
 from uma_core.engine.ahead import pays
@@ -152,9 +153,6 @@ def test_every_part_of_an_options_range_changes_plans(name: str) -> None:
 # ---- the engine's options
 
 
-MOE = Path(__file__).parents[1] / "data" / "models" / "uma-moe-q8_0.gguf"  # a dense model has no experts to choose
-
-
 def fields_of(struct: Any) -> tuple[object, ...]:
     """Return the scalar fields of a struct of llama.h."""
     names = [name for name, field in ffi.typeof(struct).fields if field.type.kind in ("primitive", "enum")]
@@ -163,7 +161,7 @@ def fields_of(struct: Any) -> tuple[object, ...]:
 
 def reaches_llama(options: EngineOptions) -> object:
     """Return what llama.cpp is told."""
-    params, overrides = model_params(options, str(MOE))
+    params, overrides = model_params(options, str(MOE))  # a dense model has no experts to choose
     n_experts = overrides[0].val_i64 if overrides else 0
     return (
         fields_of(params),

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
 from tests.constraint import driving, suite
 from tests.constraint.test_answers import BEYOND_RE, accepted
 from tests.executor.rig import new_executor
+from tests.trained import DRAFT
 from uma_core.clock import MonotonicClock
 from uma_core.config.options import EngineOptions
 from uma_core.engine.llama.engine import LlamaEngine
@@ -28,7 +28,6 @@ N_EACH = 27 if IS_FULL else 1  # answers per schema and model: 187 schemas x 2 x
 EVERY = 1 if IS_FULL else 10  # use one of this many schemas
 N_TOKENS = 160
 N_WAITING = 64
-DRAFT = Path(__file__).parents[1] / "data" / "models" / "uma-draft-q8_0.gguf"
 OPTIONS = EngineOptions(n_ctx=16 * 256, n_seq=16, threads=1, n_batch=64, n_ubatch=64)
 PROMPT = "Some JSON: "
 

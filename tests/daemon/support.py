@@ -16,11 +16,11 @@ from typing import Any
 
 from tests.forks import Forked, server_of
 from tests.frames import WAIT_S, Event, Frames
+from tests.trained import DRAFT as DRAFT
+from tests.trained import MOE as MOE
+from tests.trained import TINY as TINY
 
 ROOT = Path(__file__).resolve().parents[2]
-TINY = ROOT / "tests" / "data" / "models" / "uma-tiny-q8_0.gguf"
-MOE = ROOT / "tests" / "data" / "models" / "uma-moe-q8_0.gguf"
-DRAFT = ROOT / "tests" / "data" / "models" / "uma-draft-q8_0.gguf"
 SMALL = ("--threads", "1", "--n-ctx", "2048", "--n-ubatch", "64", "--calibrate", "off")  # quick to load, light to run
 
 # modules that daemons import at their start

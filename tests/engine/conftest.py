@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
+from tests import trained
 from uma_core.clock import ManualClock
 from uma_core.config.options import EngineOptions
 from uma_core.engine.api import Engine
@@ -16,10 +16,8 @@ from uma_core.engine.graph.engine import GraphEngine
 from uma_core.engine.llama.engine import LlamaEngine
 from uma_core.models import default_model_path
 
-MODELS = Path(__file__).parent.parent / "data" / "models"
 TARGET = str(default_model_path())
-DRAFT = str(MODELS / "uma-draft-q8_0.gguf")
-MOE = str(MODELS / "uma-moe-q8_0.gguf")
+DRAFT, MOE = str(trained.DRAFT), str(trained.MOE)
 OPTIONS = EngineOptions(n_ctx=4096, n_seq=4, threads=2, n_batch=256, n_ubatch=256)
 
 

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from native.build import ROOT
 from native.instructions import BASE, VARIANTS
+from tests.engine.conftest import DRAFT
 from tests.tools import need
 from uma_core.engine import processor
 from uma_core.errors import ErrorCode, UmaError
 
-ROOT = Path(__file__).resolve().parents[2]
-DRAFT = ROOT / "tests" / "data" / "models" / "uma-draft-q8_0.gguf"
 RECORD = {"variants": [(each.name, each.needs) for each in VARIANTS]}
 on_x86 = pytest.mark.skipif(
     platform.machine() != "x86_64" or not sys.platform.startswith("linux"), reason="x86-64 Linux alone has variants"
@@ -81,7 +81,7 @@ def test_on_a_processor_of_2008() -> None:
     code = (
         "from uma_core.engine.select.open import estimate_engine\n"
         "from uma_core.config.options import EngineOptions\n"
-        f"estimate_engine(EngineOptions(engine='llama', n_ctx=256), {str(DRAFT)!r})\n"
+        f"estimate_engine(EngineOptions(engine='llama', n_ctx=256), {DRAFT!r})\n"
         "print('served')\n"
     )
     environ = {**os.environ, "OPENBLAS_CORETYPE": "Nehalem", "OPENBLAS_NUM_THREADS": "1"}

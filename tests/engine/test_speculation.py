@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.daemon.support import DRAFT
+from tests.engine.conftest import DRAFT
 from tests.engine.graph.models import RECURRENT, write
 from tests.executor.rig import new_executor
 from tests.speculation.oracle import Oracle
@@ -122,7 +122,7 @@ def is_same(name: str, plain: Answers, fast: Answers) -> bool:
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     name, _, kind = request.param.partition("-")
     recurrent = RECURRENT["qwen35"]
-    path = write(recurrent, tmp_path_factory.mktemp("models") / "recurrent.gguf") if kind else str(DRAFT)
+    path = write(recurrent, tmp_path_factory.mktemp("models") / "recurrent.gguf") if kind else DRAFT
     opened = open_engine(replace(OPTIONS, engine=name, takes_back=True), path)
     yield opened
     opened.close()

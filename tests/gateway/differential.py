@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from native.pin import load_pin
+from tests.trained import TINY
 
 ROOT = Path(__file__).resolve().parents[2]
-TINY = ROOT / "tests" / "data" / "models" / "uma-tiny-q8_0.gguf"
 RECORDED = ROOT / "tests" / "data" / "llama-server.json"
 GUIDE = ROOT / "docs" / "GATEWAY.md"
 ALIAS = "tiny"

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.kernels import build
+from tests.trained import DRAFT, MOE
 from uma_core.models import default_model_path
 
-MODELS = Path(__file__).parents[1] / "data" / "models"
 N_TEXT = 1024
 pytestmark = pytest.mark.model
 
@@ -49,11 +49,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=["target", "draft", "moe"])
 def report(request: pytest.FixtureRequest, program: Path) -> Report:
-    names = {
-        "target": default_model_path(),
-        "draft": MODELS / "uma-draft-q8_0.gguf",
-        "moe": MODELS / "uma-moe-q8_0.gguf",
-    }
+    names = {"target": default_model_path(), "draft": DRAFT, "moe": MOE}
     command = [str(program), str(names[request.param]), str(N_TEXT)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from perf import batches
 from perf.batches import Found, Size, advice, table
 from perf.cli import main
-from tests.daemon.support import DRAFT
+from tests.trained import DRAFT
 
 
 def found(row_ms: list[float], chunk_speeds: list[float]) -> Found:

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.daemon.support import ROOT
+from native.build import ROOT
 from tests.engine.graph.conftest import SMALL
 from tests.engine.graph.models import MODELS, TYPED
 from tests.engine.graph.test_arranged import has_arranged, logits_of, opened

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.daemon.support import TINY
 from tests.engine.encoders import ENCODERS, Encoder, write
 from tests.engine.graph import models as graph_models
+from tests.trained import TINY
 from uma_core.config.options import EngineOptions
 from uma_core.engine.api import ROWS_OF, Batch, DecodeStatus, Engine, PrefillStatus, Rows
 from uma_core.engine.lib import ffi, lib
