@@ -13,6 +13,7 @@ import numpy as np
 from uma_core.constraint.compiler import Compiler
 from uma_core.constraint.matcher import Matcher
 from uma_core.constraint.vocabulary import Text
+from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import Constraint
 
 N_TOKENS_MOST = 400
@@ -50,6 +51,20 @@ def write(
     return bytes(out), "length"
 
 
+def can_begin(text: Text, matcher: Matcher, data: bytes) -> bool:
+    """Whether these bytes, each of them a token, may come next."""
+    for byte in data:
+        if matcher.is_done or byte not in allowed(matcher, text.n_vocab):
+            return False
+        matcher.accept(byte)
+    return True
+
+
+def can_write(text: Text, matcher: Matcher, data: bytes) -> bool:
+    """Whether the whole rest of the answer may consist of these bytes."""
+    return can_begin(text, matcher, data) and (matcher.is_done or any(map(text.is_eog, allowed(matcher, text.n_vocab))))
+
+
 def even(text: Text) -> np.ndarray:
     return np.ones(text.n_vocab)
 
@@ -83,6 +98,18 @@ def answer(compiler: Compiler, text: Text, constraint: Constraint, seed: int = 0
     data, end = write(text, compiler.compile(text, constraint), hasty(text), seed, n_most)
     assert end == "stop"
     return data.decode()
+
+
+def keyword_of(compiler: Compiler, text: Text, value: Any) -> str:
+    """Return the keyword for which the schema is refused; "" if it is accepted."""
+    try:
+        compiler.compile(text, schema(value))
+    except UmaError as error:
+        keyword: str = error.detail["keyword"]
+        assert error.error is ErrorCode.CONSTRAINT_REFUSED
+        assert error.detail["field"] == "constraint.json_schema" and error.detail["path"].endswith(keyword)
+        return keyword
+    return ""
 
 
 def check_valid(value: Any, schema: Any) -> None:

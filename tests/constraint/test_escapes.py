@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from tests.constraint import driving
-from tests.constraint.test_answers import can_write
 from uma_core.errors import ErrorCode, UmaError
 
 INTEGER = {"type": "integer"}
@@ -13,7 +12,7 @@ CLOSED = {"additionalProperties": False}
 
 
 def writes(compiler, fake, schema, answer):
-    return can_write(fake, compiler.compile(fake, driving.schema(schema)), answer.encode())
+    return driving.can_write(fake, compiler.compile(fake, driving.schema(schema)), answer.encode())
 
 
 @pytest.mark.parametrize(

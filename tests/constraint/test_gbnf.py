@@ -70,7 +70,7 @@ def test_what_llama_cpp_writes_is_accepted(compiler, fake, tiny, name):
                 tokens = theirs.allowed()
                 ends = [token for token in tokens if token in tiny.model.eog]
                 if ends and rng.random() < 0.3:
-                    assert can_write(fake, compiler.compile(fake, constraint), text), text
+                    assert driving.can_write(fake, compiler.compile(fake, constraint), text), text
                     break
                 others = [token for token in tokens if token not in ends]
                 if not others:
@@ -78,21 +78,7 @@ def test_what_llama_cpp_writes_is_accepted(compiler, fake, tiny, name):
                 token = rng.choice(others)
                 theirs.accept(token)
                 text += tiny.piece(token)
-        assert can_begin(fake, compiler.compile(fake, constraint), text), text
-
-
-def can_begin(text, matcher, data: bytes) -> bool:
-    for byte in data:
-        if matcher.is_done or byte not in driving.allowed(matcher, text.n_vocab):
-            return False
-        matcher.accept(byte)
-    return True
-
-
-def can_write(text, matcher, data: bytes) -> bool:
-    return can_begin(text, matcher, data) and (
-        matcher.is_done or any(map(text.is_eog, driving.allowed(matcher, text.n_vocab)))
-    )
+        assert driving.can_begin(fake, compiler.compile(fake, constraint), text), text
 
 
 ITEMS = st.sampled_from(
@@ -125,7 +111,7 @@ def test_regular_grammars_allow_exactly_what_llama_cpp_allows(tiny, compiler, fa
     except UmaError as error:
         assert "only the empty answer" in error.message or "no token can follow" in error.message
         return
-    assert can_write(fake, matcher, text.encode()) == expected
+    assert driving.can_write(fake, matcher, text.encode()) == expected
 
 
 @pytest.mark.parametrize(("prefix", "is_complete"), [("ab", True), ("b", None)])

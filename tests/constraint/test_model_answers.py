@@ -12,7 +12,6 @@ from collections import Counter
 import pytest
 
 from tests.constraint import driving, suite
-from tests.constraint.test_answers import BEYOND_RE, accepted
 from tests.executor.rig import new_executor
 from tests.trained import DRAFT
 from uma_core.clock import MonotonicClock
@@ -39,7 +38,7 @@ def test_what_a_model_writes_parses_and_validates(compiler, path):
     engine, clock = LlamaEngine(str(path), OPTIONS), MonotonicClock()
     executor = new_executor(engine, Limits(max_sessions=10_000, queue=(10_000, 10_000)), clock=clock)
     tokens = engine.tokenize(PROMPT, True, False)
-    asked = [(case, seed) for case in accepted(compiler, engine)[::EVERY] for seed in range(N_EACH)]
+    asked = [(case, seed) for case in suite.accepted(compiler, engine)[::EVERY] for seed in range(N_EACH)]
     waiting, running, ends = list(enumerate(asked)), {}, Counter()
     while waiting or running:
         while waiting and len(running) < N_WAITING:
@@ -65,9 +64,7 @@ def check(final: Final, case: suite.Case) -> str:
     have continued.
     """
     if final.reason is FinishReason.STOP:
-        value = driving.parse(final.text)
-        if not BEYOND_RE.search(str(case.schema)):
-            driving.check_valid(value, case.schema)
+        suite.check_answer(final.text, case)
         return "valid"
     if final.reason is FinishReason.LENGTH:
         assert final.usage["completion_tokens"] == N_TOKENS
