@@ -112,9 +112,15 @@ class Rig:
 
     def check_cached(self, prompt: str, n: int) -> None:
         """Check that more than n tokens of a prompt are in the cache, and that what follows them is right."""
-        alone = Rig()
-        for rig in (self, alone):
-            rig.submit("again", prompt, max_tokens=20)
-            rig.run()
+        self.submit("again", prompt, max_tokens=20)
+        self.run()
         assert self.finals("again")[0].usage["cached_tokens"] > n
-        assert self.text("again") == alone.text("again")
+        assert self.text("again") == alone(prompt, max_tokens=20)
+
+
+def alone(prompt: str = "hello", model: FakeModel | None = None, **fields: Any) -> str:
+    """Return the text of a request that nothing is beside."""
+    rig = Rig(model)
+    rig.submit("alone", prompt, **fields)
+    rig.run()
+    return rig.text("alone")

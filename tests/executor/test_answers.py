@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.executor.rig import Rig
+from tests.executor.rig import Rig, alone
 from uma_core.cache.settings import CacheSettings
 from uma_core.engine.api import DecodeStatus
 from uma_core.engine.fake.engine import FakeModel
@@ -32,11 +32,8 @@ def ends(rig: Rig) -> dict[int, FinishReason]:
     return found
 
 
-def alone(seed: int, n: int = 12, **fields: Any) -> str:
-    rig = Rig()
-    rig.submit("one", PROMPT, max_tokens=n, sampling=SamplingParams(temperature=1.0, seed=seed), **fields)
-    rig.run()
-    return rig.text("one")
+def drawn_alone(seed: int, n: int = 12, **fields: Any) -> str:
+    return alone(PROMPT, max_tokens=n, sampling=SamplingParams(temperature=1.0, seed=seed), **fields)
 
 
 @pytest.mark.parametrize("n_prefill_slots", [0, 2])
@@ -48,7 +45,7 @@ def test_each_answer_is_that_of_its_own_seed_and_the_prompt_is_read_once(
     rig = Rig(FakeModel(n_prefill_slots=n_prefill_slots, is_unified=is_unified))
     rig.submit("a", PROMPT, max_tokens=12, n=4, priority=priority, sampling=HOT)
     rig.run()
-    assert texts(rig, 4) == [alone(11 + i) for i in range(4)]
+    assert texts(rig, 4) == [drawn_alone(11 + i) for i in range(4)]
     assert ends(rig) == dict.fromkeys(range(4), FinishReason.LENGTH)
     (final,) = rig.finals("a")
     assert rig.seen[-1] is final and final.reason is FinishReason.LENGTH and final.answers is None
@@ -79,7 +76,7 @@ def test_without_a_stream_all_answers_come_at_the_end() -> None:
     assert [type(e) for e in rig.seen] == [Accepted, type(final)]
     assert final.answers is not None
     assert [(a.which, a.text, a.reason) for a in final.answers] == [
-        (i, alone(11 + i), FinishReason.LENGTH) for i in range(3)
+        (i, drawn_alone(11 + i), FinishReason.LENGTH) for i in range(3)
     ]
 
 
@@ -151,7 +148,7 @@ def test_the_others_go_on_when_the_one_that_reads_the_prompt_is_cancelled(n_tick
         rig.tick()
     rig.executor.cancel(1, "a", 0)
     rig.run()
-    assert texts(rig, 3)[1:] == [alone(12, 8), alone(13, 8)]
+    assert texts(rig, 3)[1:] == [drawn_alone(12, 8), drawn_alone(13, 8)]
     rig.check_one_final_each()
     rig.check_all_free()
 
@@ -170,7 +167,7 @@ def test_answers_share_a_prompt_that_is_kept_for_nobody_else(settings: CacheSett
     rig.executor.set_cache(settings)
     rig.submit("a", PROMPT, max_tokens=12, n=3, sampling=HOT, cache_prompt=False)
     rig.run()
-    assert texts(rig, 3) == [alone(11 + i) for i in range(3)]
+    assert texts(rig, 3) == [drawn_alone(11 + i) for i in range(3)]
     assert rig.executor.meters.prefill_tokens.value == len(PROMPT) + 1 + 2
     assert all(not holding.n for holding in rig.executor.cache.holdings) and not rig.executor.cache.trees
     rig.check_all_free()
@@ -252,7 +249,7 @@ def test_answers_begin_with_what_they_echo(n: int, stream: bool) -> None:
     rig.run()
     told = [e.text for e in rig.finals("a")[0].answers or ()] or [rig.text("a")]
     said = texts(rig, n) if stream and n > 1 else told
-    assert said == [PROMPT + alone(11 + i, 6) for i in range(n)]
+    assert said == [PROMPT + drawn_alone(11 + i, 6) for i in range(n)]
 
 
 def test_no_tokens_are_made_where_none_are_wanted() -> None:

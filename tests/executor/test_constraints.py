@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from tests.executor.rig import Rig
+from tests.executor.rig import Rig, alone
 from uma_core.cache.settings import CacheSettings
 from uma_core.constraint.compiler import Compiler
 from uma_core.engine.fake.engine import FakeModel
@@ -85,14 +85,12 @@ def test_a_stop_text_ends_it_before_the_grammar_does(compiler):
 
 def test_free_text_until_the_trigger_and_then_the_grammar(compiler):
     constraint = Constraint("regex", "[0-9]{3}!", triggers=(Trigger("pattern", "[aeiou]", True),))
-    free, rig = Rig(), Rig()
-    free.submit("a", max_tokens=60)
-    free.run()
+    rig = Rig()
     ask(rig, compiler, "a", constraint, max_tokens=60)
     rig.run()
     text = rig.text("a")
     n_free = next(i for i, c in enumerate(text) if c in "aeiou") + 1
-    assert text[:n_free] == free.text("a")[:n_free], "until then it is what it would have been"
+    assert text[:n_free] == alone(max_tokens=60)[:n_free], "until then it is what it would have been"
     assert len(text) == n_free + 4 and text[n_free:-1].isdigit() and text[-1] == "!"
 
 
@@ -109,10 +107,8 @@ def test_a_token_that_no_grammar_after_its_trigger_takes_is_drawn_again(compiler
     for name in "abc":
         assert [final.error for final in rig.finals(name)] == [None]
         assert rig.text(name) and not set("abcdefghijklm") & set(rig.text(name))
-    alone = Rig(FakeModel(n_prefill_slots=n_prefill_slots, n_ctx=256))
-    alone.submit("free", max_tokens=90, ignore_eos=True)
-    alone.run()
-    assert rig.text("free") == alone.text("free")
+    model = FakeModel(n_prefill_slots=n_prefill_slots, n_ctx=256)
+    assert rig.text("free") == alone(model=model, max_tokens=90, ignore_eos=True)
 
 
 def test_answers_do_not_change_each_other_nor_free_ones(compiler):

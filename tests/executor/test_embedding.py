@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.executor.rig import Rig
+from tests.executor.rig import Rig, alone
 from uma_core.engine.fake.cost import CPU_SHAPE
 from uma_core.engine.fake.engine import FakeModel, _hidden_rows
 from uma_core.engine.fake.kv import FakeKV
@@ -91,14 +91,11 @@ def test_vectors_are_cut_and_then_normalized() -> None:
 @pytest.mark.parametrize("ride_rows", [(), (4, 8, 16)])
 def test_a_stream_beside_them_says_what_it_says_alone(n_prefill_slots: int, ride_rows: tuple[int, ...]) -> None:
     model = FakeModel(n_prefill_slots=n_prefill_slots, ride_rows=ride_rows)
-    alone = Rig(model)
-    alone.submit("chat", "hello there", max_tokens=60)
-    alone.run()
     rig, inputs = Rig(model), inputs_of(*[90] * 20)
     rig.submit("chat", "hello there", max_tokens=60)
     submit(rig, "e", inputs)
     rig.run()
-    assert rig.text("chat") == alone.text("chat")
+    assert rig.text("chat") == alone("hello there", model, max_tokens=60)
     for found, tokens in zip(vectors(rig, "e"), inputs, strict=True):
         np.testing.assert_allclose(found, normalized(pooled(tokens, "last")), rtol=1e-5)
     rig.check_all_free()

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.executor.rig import Rig
+from tests.executor.rig import Rig, alone
 from uma_core.engine.api import DecodeStatus
 from uma_core.engine.fake.engine import FakeEngine, FakeModel
 from uma_core.errors import ErrorCode
@@ -13,13 +13,6 @@ from uma_core.executor.admission import Limits
 from uma_core.session.events import Accepted, Token
 from uma_core.trace.recorder import Recorder
 from uma_core.types import FinishReason, Peer, Priority
-
-
-def solo_text(prompt: str, n: int, model: FakeModel | None = None) -> str:
-    rig = Rig(model)
-    rig.submit("solo", prompt, max_tokens=n)
-    rig.run()
-    return rig.text("solo")
 
 
 def test_one_request_from_acceptance_to_final() -> None:
@@ -35,12 +28,12 @@ def test_one_request_from_acceptance_to_final() -> None:
 
 
 def test_streams_do_not_change_each_other() -> None:
-    alone = [solo_text(f"prompt {i} " * (i + 1), 20) for i in range(9)]
+    texts = [alone(f"prompt {i} " * (i + 1), max_tokens=20) for i in range(9)]
     rig = Rig()
     for i in range(9):
         rig.submit(f"r{i}", f"prompt {i} " * (i + 1), max_tokens=20)
     rig.run()
-    assert [rig.text(f"r{i}") for i in range(9)] == alone
+    assert [rig.text(f"r{i}") for i in range(9)] == texts
     rig.check_all_free()
 
 
@@ -49,7 +42,7 @@ def test_streams_do_not_change_each_other() -> None:
 def test_long_prompts_read_in_any_way_give_one_text(n_prefill_slots: int, is_unified: bool) -> None:
     prompt = "a long prompt, " * 120
     model = FakeModel(n_prefill_slots=n_prefill_slots, is_unified=is_unified)
-    assert solo_text(prompt, 5, model) == solo_text(prompt, 5)
+    assert alone(prompt, model, max_tokens=5) == alone(prompt, max_tokens=5)
 
 
 @pytest.fixture
@@ -79,11 +72,11 @@ def test_without_streaming_the_text_comes_in_the_final() -> None:
     rig.submit("a", max_tokens=6, stream=False)
     rig.run()
     assert not any(isinstance(e, Token) for e in rig.seen)
-    assert rig.finals("a")[0].text == solo_text("hello", 6)
+    assert rig.finals("a")[0].text == alone(max_tokens=6)
 
 
 def test_stop_string_ends_before_itself() -> None:
-    whole = solo_text("hello", 30)
+    whole = alone(max_tokens=30)
     stop = whole[8:11]
     rig = Rig()
     rig.submit("a", max_tokens=30, stop=(stop,))
@@ -240,7 +233,7 @@ def test_a_held_reader_pauses_alone() -> None:
     assert rig.finals("fast") and not rig.finals("slow")
     rig.executor.hold(1, False)
     rig.run()
-    assert rig.text("slow") == solo_text("hello", 40)
+    assert rig.text("slow") == alone(max_tokens=40)
 
 
 # failures
@@ -252,7 +245,7 @@ def test_full_is_soft() -> None:
     for i in range(3):
         rig.submit(f"r{i}", f"p{i}", max_tokens=10)
     rig.run()
-    assert [rig.text(f"r{i}") for i in range(3)] == [solo_text(f"p{i}", 10) for i in range(3)]
+    assert [rig.text(f"r{i}") for i in range(3)] == [alone(f"p{i}", max_tokens=10) for i in range(3)]
 
 
 def test_aborted_call_is_repeated() -> None:
@@ -261,7 +254,7 @@ def test_aborted_call_is_repeated() -> None:
     rig.tick()
     rig.faults.statuses.extend([DecodeStatus.ABORTED] * 3)
     rig.run()
-    assert rig.text("a") == solo_text("hello", 10)
+    assert rig.text("a") == alone(max_tokens=10)
 
 
 def test_fatal_decode_ends_its_sessions_and_no_others() -> None:
@@ -276,7 +269,7 @@ def test_fatal_decode_ends_its_sessions_and_no_others() -> None:
     assert (
         final.reason is FinishReason.ERROR and final.error is not None and final.error.error is ErrorCode.DECODE_FAILED
     )
-    assert rig.text("later") == solo_text("other", 10)
+    assert rig.text("later") == alone("other", max_tokens=10)
     rig.check_all_free()
 
 
@@ -313,7 +306,7 @@ def test_a_failing_stage_falls_back_to_decode_only(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(rig.executor, "_pipeline", broken)
     rig.run()
-    assert rig.text("a") == solo_text("hello", 99)
+    assert rig.text("a") == alone(max_tokens=99)
     assert rig.executor.meters.violations.value > 0
 
 
