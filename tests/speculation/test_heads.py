@@ -14,10 +14,10 @@ import gguf
 import numpy as np
 import pytest
 
+from tests.engine.asks import WORDS, is_same, random_ask, run
 from tests.engine.drive import tokens_of
 from tests.engine.graph.heads import DEEP, WITH_HEADS, one_token_more, some_tokens, with_eagle, with_heads
 from tests.engine.graph.models import MODELS, Model, write
-from tests.engine.test_speculation import WORDS, is_same, random_ask, run
 from tests.executor.rig import new_executor
 from uma_core.clock import ManualClock, MonotonicClock
 from uma_core.config.options import EngineOptions, SpeculationOptions

@@ -4,55 +4,19 @@ them as they are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from tests.engine.conftest import DRAFT
-from tests.engine.drive import read, step
-from tests.engine.graph.conftest import SMALL
+from tests.engine.graph.loading import has_arranged, logits_of, opened
 from tests.engine.graph.models import BLOCKS_OF_32, MODELS, TYPED
 from uma_core.engine.graph import load
-from uma_core.engine.graph.engine import GraphEngine
 from uma_core.engine.header import Header
 from uma_core.engine.kernels import use_kernels
-from uma_core.engine.lib import lib
 
-PROMPT = np.arange(40, 80, dtype=np.int32)
 # in standard deviations of the logits: sums have another order if a processor's table leaves single rows to ggml
 KERNEL_NOISE = 1e-4
-
-
-@contextmanager
-def opened(path: str, load_mode: str, **options: object) -> Iterator[GraphEngine]:
-    engine = GraphEngine(path, replace(SMALL, load_mode=load_mode, **options))  # type: ignore[arg-type]
-    try:
-        yield engine
-    finally:
-        engine.close()
-
-
-def logits_of(engine: GraphEngine) -> np.ndarray:
-    """Return the logits after a prompt of several rows, then of one row and of four."""
-    rows = []
-    for seq in range(4):
-        read(engine, seq, PROMPT + seq)
-    step(engine, [(0, 50)])
-    rows.append(engine.logits(0).copy())
-    step(engine, [(seq, 60 + seq) for seq in range(4)])
-    rows.extend(engine.logits(i).copy() for i in range(4))
-    return np.array(rows)
-
-
-def has_arranged() -> bool:
-    header = Header(DRAFT)
-    try:
-        return use_kernels(True) != "" and int(lib.uma_accel_arranged_bytes(header.tensor("token_embd.weight"))) > 0
-    finally:
-        header.close()
 
 
 ONLY_ARRANGED = [*(f"llama-{quant}" for quant in (*BLOCKS_OF_32, "q5_k", "iq4_xs")), "mixtral-mxfp4"]

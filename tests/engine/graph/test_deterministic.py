@@ -7,8 +7,8 @@ from __future__ import annotations
 import itertools
 import os
 import random
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +18,7 @@ from tests.engine.conftest import DRAFT, MOE, OPTIONS, TARGET
 from tests.engine.drive import generate, read, step, tokens_of
 from tests.engine.graph.conftest import SMALL
 from tests.engine.graph.models import BLOCKS_OF_32, BLOCKS_OF_256, MODELS, TYPED, Model
-from tests.engine.graph.test_mixtures import World
+from tests.engine.graph.world import World
 from uma_core.config.options import EngineOptions
 from uma_core.engine.graph.engine import GraphEngine
 from uma_core.engine.kernels import use_kernels
@@ -67,8 +67,7 @@ def has_promise(engine: GraphEngine) -> bool:
 def check(path: str, options: EngineOptions, seed: int) -> None:
     """The reference reads each sequence alone, with another number of threads."""
     world = World(path, seed, False, options)
-    plain = GraphEngine(path, replace(options, threads=1))
-    try:
+    with closing(world.engine), closing(GraphEngine(path, replace(options, threads=1))) as plain:
         if not has_promise(world.engine):
             pytest.skip("this processor's kernels leave single rows to ggml")
         for _ in range(N_SCHEDULES):
@@ -87,9 +86,6 @@ def check(path: str, options: EngineOptions, seed: int) -> None:
                     f"sequence {seq} of {len(tokens)} tokens"
                 )
                 tokens.append(100)
-    finally:
-        world.engine.close()
-        plain.close()
 
 
 @pytest.mark.fuzz
@@ -114,21 +110,12 @@ def test_random_schedules_of_trained_models(path: str) -> None:
     check(path, replace(OPTIONS, threads=3), 7)
 
 
-@contextmanager
-def opened(path: str, options: EngineOptions) -> Iterator[GraphEngine]:
-    engine = GraphEngine(path, options)
-    try:
-        yield engine
-    finally:
-        engine.close()
-
-
 def test_deep_sequences_that_share_their_beginning() -> None:
     """They are deep enough for parts of every size, and for tasks of one part each."""
     options = replace(OPTIONS, n_ctx=4 * 6144, threads=4)
     with (
-        opened(DRAFT, options) as engine,
-        opened(DRAFT, replace(options, n_seq=1, n_ctx=6144, threads=1, prefill_lanes=1)) as plain,
+        closing(GraphEngine(DRAFT, options)) as engine,
+        closing(GraphEngine(DRAFT, replace(options, n_seq=1, n_ctx=6144, threads=1, prefill_lanes=1))) as plain,
     ):
         if not has_promise(engine):
             pytest.skip("this processor's kernels leave single rows to ggml")
@@ -148,7 +135,7 @@ def test_deep_sequences_that_share_their_beginning() -> None:
 
 
 def test_texts_of_chats_together_are_those_of_each_alone() -> None:
-    with opened(TARGET, OPTIONS) as engine:
+    with closing(GraphEngine(TARGET, OPTIONS)) as engine:
         if not has_promise(engine):
             pytest.skip("this processor's kernels leave single rows to ggml")
         prompts = [tokens_of(engine, 60 + 70 * i, i) for i in range(4)]
@@ -169,13 +156,10 @@ def test_texts_of_chats_together_are_those_of_each_alone() -> None:
 def test_who_asks_for_the_promise_gets_the_engine_that_keeps_it() -> None:
     wanted = replace(SMALL, model=DRAFT, deterministic=True)
     assert choose(DRAFT, replace(wanted, engine="auto", calibrate="off")).engine == "graph"
-    with ExitStack() as stack:
-        engine = open_engine(replace(wanted, engine="auto"))
-        stack.callback(engine.close)
+    with closing(open_engine(replace(wanted, engine="auto"))) as engine:
         assert engine.info.engine == "graph" and engine.info.is_deterministic
-    plain = open_engine(replace(wanted, deterministic=False, engine="llama"))
-    assert not plain.info.is_deterministic
-    plain.close()
+    with closing(open_engine(replace(wanted, deterministic=False, engine="llama"))) as plain:
+        assert not plain.info.is_deterministic
 
 
 @pytest.mark.parametrize(
@@ -195,7 +179,7 @@ def test_where_it_cannot_be_kept_nothing_starts(options: dict[str, object], word
 
 def test_weights_that_our_products_cannot_read_where_they_are_break_it(written: Callable[[Model], str]) -> None:
     path = written(TYPED["llama-q5_k"])
-    with opened(path, replace(SMALL, load_mode="mmap")) as engine:
+    with closing(GraphEngine(path, replace(SMALL, load_mode="mmap"))) as engine:
         assert not engine.info.is_deterministic
     with pytest.raises(UmaError, match=r"attn_k\.weight in its memory layout"):
         GraphEngine(path, replace(SMALL, load_mode="mmap", deterministic=True))

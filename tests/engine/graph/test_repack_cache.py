@@ -22,8 +22,8 @@ import pytest
 
 from native.build import ROOT
 from tests.engine.graph.conftest import SMALL
+from tests.engine.graph.loading import has_arranged, logits_of, opened
 from tests.engine.graph.models import MODELS, TYPED
-from tests.engine.graph.test_arranged import has_arranged, logits_of, opened
 from uma_core import kept_files
 from uma_core.engine.graph import repack, repack_cache
 from uma_core.engine.graph.engine import GraphEngine
