@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,20 +59,15 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[str
 
 @pytest.fixture(params=KINDS)
 def open_engine(request: pytest.FixtureRequest, files: Any) -> Iterator[Open]:
-    opened: list[Engine] = []
-
-    def make(name: str) -> Engine:
+    def new(name: str) -> Engine:
         path, lora = files(name)
         options = replace(SMALL, lora=lora, prefill_lanes=0 if "chunked" in request.param else 2)
         if request.param.startswith("llama"):
-            opened.append(LlamaEngine(path, options))
-        else:
-            opened.append(GraphEngine(path, options, is_stock=request.param == "stock"))
-        return opened[-1]
+            return LlamaEngine(path, options)
+        return GraphEngine(path, options, is_stock=request.param == "stock")
 
-    yield make
-    for engine in opened:
-        engine.close()
+    with ExitStack() as stack:
+        yield lambda name: stack.enter_context(closing(new(name)))
 
 
 class Reference:
@@ -103,15 +99,8 @@ class Reference:
 
 @pytest.fixture
 def reference(files: Any) -> Iterator[Callable[[str], Reference]]:
-    opened: list[Reference] = []
-
-    def make(name: str) -> Reference:
-        opened.append(Reference(*files(name)))
-        return opened[-1]
-
-    yield make
-    for each in opened:
-        each.close()
+    with ExitStack() as stack:
+        yield lambda name: stack.enter_context(closing(Reference(*files(name))))
 
 
 def distance(ours: np.ndarray, theirs: np.ndarray) -> float:

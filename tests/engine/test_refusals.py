@@ -4,6 +4,7 @@ count.
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -23,8 +24,7 @@ POOL = replace(SMALL, kv_mode="unified")
     "kind, options", [(LlamaEngine, SMALL), (LlamaEngine, POOL), (GraphEngine, SMALL), (GraphEngine, POOL)]
 )
 def test_a_batch_without_cells_is_counted(kind: type[Engine], options: object) -> None:
-    engine = kind(DRAFT, options)  # type: ignore[call-arg]
-    try:
+    with closing(kind(DRAFT, options)) as engine:  # type: ignore[call-arg]
         n = engine.info.n_ctx_seq
         before = engine.slot_warnings()
         read(engine, 0, tokens_of(engine, n))
@@ -33,13 +33,10 @@ def test_a_batch_without_cells_is_counted(kind: type[Engine], options: object) -
         batch.add(1, n, 0, True)
         assert engine.decode(batch, [None]).status is DecodeStatus.FULL
         assert engine.slot_warnings() == before + 1
-    finally:
-        engine.close()
 
 
 def test_a_chunk_without_pages_is_counted() -> None:
-    engine = GraphEngine(DRAFT, SMALL)
-    try:
+    with closing(GraphEngine(DRAFT, SMALL)) as engine:
         before = engine.slot_warnings()
         taken, engine._pages._free[:] = engine._pages._free[:], []
         with pytest.raises(UmaError) as caught:
@@ -47,5 +44,3 @@ def test_a_chunk_without_pages_is_counted() -> None:
         assert caught.value.error is ErrorCode.KV_FULL and engine.slot_warnings() == before + 1
         engine._pages._free[:] = taken
         assert engine.prefill_open(0, tokens_of(engine, 64), False)
-    finally:
-        engine.close()

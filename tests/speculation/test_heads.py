@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -100,17 +101,14 @@ Opened = Callable[[Model, bool], tuple[Engine, HeadModel]]
 
 @pytest.fixture(params=[GraphEngine, LlamaEngine])
 def opened(request: pytest.FixtureRequest, kept: Kept) -> Iterator[Opened]:
-    made: list[HeadModel] = []
+    with ExitStack() as stack:
 
-    def make(model: Model, says_next: bool) -> tuple[Engine, HeadModel]:
-        engine = kept.engine(request.param, kept.heads(model, says_next), OPTIONS)
-        heads = HeadModel(open_heads(OPTIONS, "", engine), ManualClock(1))  # it is asked, because it takes no time
-        made.append(heads)
-        return engine, heads
+        def make(model: Model, says_next: bool) -> tuple[Engine, HeadModel]:
+            engine = kept.engine(request.param, kept.heads(model, says_next), OPTIONS)
+            heads = HeadModel(open_heads(OPTIONS, "", engine), ManualClock(1))  # it is asked, because it takes no time
+            return engine, stack.enter_context(closing(heads))
 
-    yield make
-    for heads in made:
-        heads.close()
+        yield make
 
 
 @pytest.mark.parametrize("kind", [GraphEngine, LlamaEngine])
@@ -268,7 +266,6 @@ Paired = Callable[[bool, bool], tuple[Engine, HeadModel]]
 @pytest.fixture(params=[GraphEngine, LlamaEngine])
 def paired(request: pytest.FixtureRequest, kept: Kept) -> Iterator[Paired]:
     """Return a model and its EAGLE 3 model."""
-    made: list[HeadModel] = []
 
     def make(says_next: bool, has_own: bool) -> tuple[Engine, HeadModel]:
         folder = kept.eagle(says_next, has_own)
@@ -276,12 +273,10 @@ def paired(request: pytest.FixtureRequest, kept: Kept) -> Iterator[Paired]:
         options = for_drafts(replace(OPTIONS, mtp=False, model=target), SpeculationOptions(draft_model=path))
         engine = kept.engine(request.param, target, options)
         heads = HeadModel(open_heads(options, path, engine), ManualClock(1))
-        made.append(heads)
-        return engine, heads
+        return engine, stack.enter_context(closing(heads))
 
-    yield make
-    for heads in made:
-        heads.close()
+    with ExitStack() as stack:
+        yield make
 
 
 @pytest.mark.parametrize("n_prompt", [2, 100])
@@ -374,11 +369,7 @@ def test_an_eagle_model_of_another_model_is_refused(kept: Kept, tmp_path: Path, 
 
 def test_a_file_without_heads_is_refused(tmp_path: Path) -> None:
     path = write(MODELS["llama"], tmp_path / "plain.gguf")
-    engine = GraphEngine(path, replace(OPTIONS, mtp=False))
-    try:
-        with pytest.raises(UmaError) as refused:
-            open_heads(OPTIONS, "", engine)
-    finally:
-        engine.close()
+    with closing(GraphEngine(path, replace(OPTIONS, mtp=False))) as engine, pytest.raises(UmaError) as refused:
+        open_heads(OPTIONS, "", engine)
     assert refused.value.error is ErrorCode.CONFIG_INVALID
     assert "no prediction heads" in refused.value.message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from dataclasses import replace
 
 import pytest
@@ -26,16 +27,13 @@ def is_stock(request: pytest.FixtureRequest) -> bool:
 @pytest.fixture
 def pair(is_stock: bool) -> Iterator[Pair]:
     """Opens (graph engine, llama engine) on a path with the same options, and closes both."""
-    opened: list[GraphEngine | LlamaEngine] = []
+    with ExitStack() as stack:
 
-    def open_both(path: str, options: EngineOptions) -> tuple[GraphEngine, LlamaEngine]:
-        graph, llama = GraphEngine(path, options, is_stock=is_stock), LlamaEngine(path, options)
-        opened.extend((graph, llama))
-        return graph, llama
+        def open_both(path: str, options: EngineOptions) -> tuple[GraphEngine, LlamaEngine]:
+            graph = stack.enter_context(closing(GraphEngine(path, options, is_stock=is_stock)))
+            return graph, stack.enter_context(closing(LlamaEngine(path, options)))
 
-    yield open_both
-    for engine in opened:
-        engine.close()
+        yield open_both
 
 
 @pytest.fixture(scope="session")

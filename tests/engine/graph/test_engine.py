@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -163,8 +164,7 @@ def test_a_prompt_that_rides_changes_nothing_for_anybody(engine: GraphEngine) ->
 
 def test_graphs_of_riding_rows_are_there_from_the_beginning() -> None:
     """No step waits until one is built."""
-    engine = GraphEngine(DRAFT, SMALL)
-    try:
+    with closing(GraphEngine(DRAFT, SMALL)) as engine:
         sizes = engine.info.capabilities.ride_rows
         assert sizes == tuple(sorted(sizes)) and sizes[-1] <= SMALL.n_batch
         assert engine.decoder is not None
@@ -175,8 +175,6 @@ def test_graphs_of_riding_rows_are_there_from_the_beginning() -> None:
             assert engine.decode(batch, [None]).status is DecodeStatus.OK
             empty(engine)
         assert engine.decoder.forwards.n_bytes == before
-    finally:
-        engine.close()
 
 
 def test_transfers_that_are_given_up_take_no_room(engine: GraphEngine) -> None:

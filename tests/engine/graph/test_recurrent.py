@@ -5,6 +5,7 @@ written.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -48,8 +49,7 @@ def alone(engine: GraphEngine, tokens: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("name", RECURRENT)
 def test_logits_are_llama_cpps(name: str, written: Callable[[Model], str]) -> None:
     path = written(replace(RECURRENT[name], quant="f32"))
-    graph, llama = GraphEngine(path, SMALL), LlamaEngine(path, SMALL)
-    try:
+    with closing(GraphEngine(path, SMALL)) as graph, closing(LlamaEngine(path, SMALL)) as llama:
         prompt = tokens_of(graph, 150)
         for engine in (graph, llama):
             read(engine, 0, prompt)
@@ -61,9 +61,6 @@ def test_logits_are_llama_cpps(name: str, written: Callable[[Model], str]) -> No
             for i in range(len(rows)):
                 ours, theirs = graph.logits(i), llama.logits(i)
                 assert np.abs(ours - theirs).max() < TOLERANCE * theirs.std()
-    finally:
-        graph.close()
-        llama.close()
 
 
 def test_bits_do_not_depend_on_company_or_chunks(engine: GraphEngine) -> None:
@@ -173,8 +170,7 @@ def test_drafts_are_taken_back_to_where_they_held(engine: GraphEngine, n_held: i
 
 def test_drafts_leave_the_states_of_a_prompt(written: Callable[[Model], str]) -> None:
     """A single sequence has few states, and those of eight rows are not the kept ones."""
-    engine = GraphEngine(written(RECURRENT["qwen35"]), replace(SMALL, n_seq=1, n_ctx=256))
-    try:
+    with closing(GraphEngine(written(RECURRENT["qwen35"]), replace(SMALL, n_seq=1, n_ctx=256))) as engine:
         tokens = tokens_of(engine, 60)
         engine.keep_states(0, [20, 40, 59])
         read(engine, 0, tokens)
@@ -185,8 +181,6 @@ def test_drafts_leave_the_states_of_a_prompt(written: Callable[[Model], str]) ->
             batch.verify([4, 5, 6, 7, 8, 9, 10], n + 1, 0, WANT_IF_HELD)
             assert engine.decode(batch, [None] * batch.n_rows).status is DecodeStatus.OK
         assert [engine.resumable(0, n) for n in (20, 40, 59)] == [20, 40, 59]
-    finally:
-        engine.close()
 
 
 def test_a_copy_has_the_state_of_its_end_though_the_source_goes_on(engine: GraphEngine) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -127,13 +128,10 @@ def test_loading_can_be_given_up(is_stock: bool) -> None:
 def test_the_estimate_is_what_is_taken(load_mode: str, is_stock: bool) -> None:
     options = replace(SMALL, engine="graph", load_mode=load_mode)
     expected = estimate(DRAFT, options, is_stock)
-    engine = GraphEngine(DRAFT, options, is_stock=is_stock)
-    try:
+    with closing(GraphEngine(DRAFT, options, is_stock=is_stock)) as engine:
         used = engine.memory()
         assert (used.weights, used.kv) == (expected.weights, expected.kv)
         assert 0 < used.compute <= expected.compute
-    finally:
-        engine.close()
 
 
 def test_a_context_that_nobody_says_how_long_it_is(written: Callable[[Model], str]) -> None:

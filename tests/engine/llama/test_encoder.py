@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -94,24 +95,13 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture
 def opened(paths: dict[str, str]) -> Iterator[Open]:
-    engines: list[Engine] = []
+    small = EngineOptions(engine="llama", threads=1, n_ctx=2048, n_ubatch=64, n_batch=64, calibrate="off")
+    with ExitStack() as stack:
 
-    def start(name: str, **options: Any) -> Engine:
-        chosen = {
-            "engine": "llama",
-            "threads": 1,
-            "n_ctx": 2048,
-            "n_ubatch": 64,
-            "n_batch": 64,
-            "calibrate": "off",
-            **options,
-        }
-        engines.append(open_engine(EngineOptions(model=paths[name], **chosen)))
-        return engines[-1]
+        def start(name: str, **options: Any) -> Engine:
+            return stack.enter_context(closing(open_engine(replace(small, model=paths[name], **options))))
 
-    yield start
-    for engine in engines:
-        engine.close()
+        yield start
 
 
 def inputs_of(engine: Engine, sizes: tuple[int, ...] = SIZES) -> list[np.ndarray]:

@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import os
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -47,21 +48,17 @@ def greedy_by_llama_cpp(engine: LlamaEngine, tokens: list[int], n: int) -> list[
 @pytest.mark.parametrize("n_repeat", [1, 25])
 def test_greedy_equals_llama_cpp(path: str, n_repeat: int) -> None:
     """Token for token with ggml's own kernels. Ours round differently: see test_our_kernels_choose_alike."""
-    engine = LlamaEngine(path, dataclasses.replace(OPTIONS, cpu_kernels=False))
-    try:
+    with closing(LlamaEngine(path, dataclasses.replace(OPTIONS, cpu_kernels=False))) as engine:
         tokens = engine.tokenize(PROMPT * n_repeat, True, False)
         expected = greedy_by_llama_cpp(engine, tokens, 40)
         sliced = generate(engine, 0, read_sliced(engine, 0, np.array(tokens, np.int32), 1), 39)
         assert sliced == expected
-    finally:
-        engine.close()
 
 
 @pytest.mark.parametrize("path", [TARGET, DRAFT, MOE])
 def test_our_kernels_choose_alike(path: str) -> None:
     """With our kernels, greedy text may part from ggml's, but only where two tokens are nearly equal."""
-    engine = LlamaEngine(path, OPTIONS)
-    try:
+    with closing(LlamaEngine(path, OPTIONS)) as engine:
         tokens = engine.tokenize(PROMPT, True, False)
         expected = greedy_by_llama_cpp(engine, tokens, 40)
         token = read(engine, 0, np.array(tokens, np.int32))
@@ -71,8 +68,6 @@ def test_our_kernels_choose_alike(path: str) -> None:
                 assert logits[token] - logits[other] < 0.05 * logits.std()
                 return
             token = step(engine, [(0, token)])[0]
-    finally:
-        engine.close()
 
 
 def test_direct_kv_is_proven_on_our_models() -> None:
@@ -84,33 +79,26 @@ def test_direct_kv_is_proven_on_our_models() -> None:
 
 def test_an_unproven_cache_falls_back_to_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("uma_core.engine.llama.engine.proves_direct_kv", lambda engine: False)
-    engine = LlamaEngine(DRAFT, OPTIONS)
-    try:
+    with closing(LlamaEngine(DRAFT, OPTIONS)) as engine:
         assert engine.info.capabilities.n_prefill_slots == 0
         assert any("sized chunks" in note for note in engine.info.notes)
         assert read(engine, 0, np.array(engine.tokenize(PROMPT, True, False), np.int32)) >= 0
-    finally:
-        engine.close()
 
 
 @pytest.mark.parametrize("options", [{"kv_mode": "unified"}, {"flash_attn": "off"}, {"n_seq": 1}])
 def test_other_memory_modes_generate_the_same_beginning(options: dict[str, object]) -> None:
-    plain, other = LlamaEngine(TARGET, OPTIONS), LlamaEngine(TARGET, dataclasses.replace(OPTIONS, **options))  # type: ignore[arg-type]
-    try:
+    changed = dataclasses.replace(OPTIONS, **options)  # type: ignore[arg-type]
+    with closing(LlamaEngine(TARGET, OPTIONS)) as plain, closing(LlamaEngine(TARGET, changed)) as other:
         tokens = np.array(plain.tokenize(PROMPT, True, False), np.int32)
         expected = generate(plain, 0, read(plain, 0, tokens), 3)
         assert generate(other, 0, read(other, 0, tokens), 3) == expected
         can_copy = other.info.capabilities.can_copy_prefix
         assert can_copy == ("n_seq" in options) and can_copy != any("no snapshots" in n for n in other.info.notes)
-    finally:
-        plain.close()
-        other.close()
 
 
 def test_a_chunk_that_never_began_is_cancelled_in_silence(caplog: pytest.LogCaptureFixture) -> None:
     """Its slot does not have the prompt's beginning yet, so llama.cpp would complain about the positions."""
-    engine = LlamaEngine(DRAFT, OPTIONS)
-    try:
+    with closing(LlamaEngine(DRAFT, OPTIONS)) as engine:
         tokens = tokens_of(engine, 150)
         read(engine, 0, tokens[:120])
         for slot in engine.prefill_slots:
@@ -122,14 +110,11 @@ def test_a_chunk_that_never_began_is_cancelled_in_silence(caplog: pytest.LogCapt
         assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
         expected = read(engine, 1, tokens)
         assert read(engine, 0, tokens[120:]) == expected
-    finally:
-        engine.close()
 
 
 def test_copied_cells_are_what_llama_cpp_would_save() -> None:
     """llama_state_seq_get_data's blob holds the same K and V bytes as our export, layer by layer."""
-    engine = LlamaEngine(DRAFT, OPTIONS)
-    try:
+    with closing(LlamaEngine(DRAFT, OPTIONS)) as engine:
         tokens = np.array(engine.tokenize(PROMPT, True, False), np.int32)
         read(engine, 2, tokens)
         export = engine.export_state(2, len(tokens))
@@ -143,8 +128,6 @@ def test_copied_cells_are_what_llama_cpp_would_save() -> None:
         n_layer, row = engine.info.n_layer, len(export.blob) // (2 * engine.info.n_layer)
         for part in range(2 * n_layer):
             assert bytes(export.blob[part * row : (part + 1) * row]) in blob
-    finally:
-        engine.close()
 
 
 def test_bad_files_are_coded_errors(tmp_path: pytest.TempPathFactory) -> None:
@@ -194,14 +177,10 @@ def test_metal_residency_reaches_the_environment(monkeypatch: pytest.MonkeyPatch
 
 
 def test_fewer_experts_per_token_reach_the_model() -> None:
-    engine = LlamaEngine(MOE, dataclasses.replace(OPTIONS, moe_top_k=1))
-    plain = LlamaEngine(MOE, OPTIONS)
-    try:
+    one = dataclasses.replace(OPTIONS, moe_top_k=1)
+    with closing(LlamaEngine(MOE, one)) as engine, closing(LlamaEngine(MOE, OPTIONS)) as plain:
         tokens = np.array(plain.tokenize(PROMPT, True, False), np.int32)
         assert generate(engine, 0, read(engine, 0, tokens), 20) != generate(plain, 0, read(plain, 0, tokens), 20)
-    finally:
-        engine.close()
-        plain.close()
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not tell what is resident")

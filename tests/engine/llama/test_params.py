@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,14 +63,11 @@ def test_positions_take_the_bytes_of_layers_with_attention(name: str, sizes: dic
     """Layer 0 is recurrent: with its heads positions took no bytes, and the calibration ended the daemon's start."""
     options = replace(OPTIONS, threads=1, **sizes)  # type: ignore[arg-type]
     path = write(RECURRENT[name], tmp_path / "model.gguf")
-    engine, graph = LlamaEngine(path, options), GraphEngine(path, replace(options, flash_attn="auto"))
-    try:
+    on_graph = replace(options, flash_attn="auto")
+    with closing(LlamaEngine(path, options)) as engine, closing(GraphEngine(path, on_graph)) as graph:
         assert engine.info.kv_bytes_per_cell == graph.info.kv_bytes_per_cell > 0
         assert engine.memory().kv > engine.info.n_ctx * engine.info.kv_bytes_per_cell, "states are memory too"
         assert calibration_shapes(device_view(engine))
-    finally:
-        engine.close()
-        graph.close()
 
 
 @pytest.mark.parametrize("name", ["qwen35", "lfm2", "gemma2"])
@@ -77,9 +75,6 @@ def test_no_memory_is_asked_for_slots_that_a_model_never_gets(name: str, tmp_pat
     """Two slots' contexts were counted, half as much KV again: models that fit were refused."""
     path = write((MODELS | RECURRENT)[name], tmp_path / "model.gguf")
     options = replace(OPTIONS, threads=1, prefill_lanes=2)
-    engine = LlamaEngine(path, options)
-    try:
+    with closing(LlamaEngine(path, options)) as engine:
         assert not engine.prefill_slots
         assert estimate(path, options) == engine.memory()
-    finally:
-        engine.close()
