@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.cache.trouble import failing, make_read_only
 from uma_core.cache import disk as disk_module
 from uma_core.cache import files
 from uma_core.cache.disk import BACK_OFF_NS, PENDING_MOST, Blob, DiskTier, Found
@@ -324,13 +325,6 @@ def test_a_file_larger_than_what_may_wait_is_written_when_none_waits(
     assert bench.write(blob()) is True
 
 
-def failing(number: int) -> Callable[..., None]:
-    def fail(*args: object, **kwargs: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    return fail
-
-
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
 def test_a_full_disk_switches_writing_off_for_a_while(
     bench: Bench, number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -362,14 +356,7 @@ def test_a_directory_that_cannot_be_written_still_serves(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.write(blob(1))
-    real_open = os.open
-
-    def read_only(path: str, flags: int, *rest: int) -> int:
-        if flags & (os.O_WRONLY | os.O_CREAT):
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-        return real_open(path, flags, *rest)
-
-    monkeypatch.setattr(disk_module.os, "open", read_only)
+    make_read_only(monkeypatch)
     monkeypatch.setattr(disk_module.os, "unlink", failing(errno.EROFS))
     monkeypatch.setattr(disk_module.os, "utime", failing(errno.EROFS))
     assert set(bench.index()) == {blob(1).name}

@@ -15,6 +15,7 @@ import pytest
 
 import uma_core.metrics.catalog as m
 from tests.cache.asking import computed, model, text, until
+from tests.cache.trouble import failing, make_read_only
 from tests.cache.world import CELL, Crowd, World, answer, check_idle
 from uma_core.cache import disk as disk_module
 from uma_core.cache.admin import cache_admin
@@ -444,10 +445,7 @@ def test_a_restore_that_failed_is_no_hit_of_its_tier(tmp_path: Path) -> None:
 def test_a_full_disk_does_not_stop_service(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def full(*args: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(disk_module.os, "fsync", full)
+    monkeypatch.setattr(disk_module.os, "fsync", failing(errno.ENOSPC))
     w = world(tmp_path)
     crowd = Crowd(w, seed=4)
     crowd.live(30)
@@ -489,14 +487,7 @@ def test_a_read_only_directory_serves_what_it_has(
     w.ask("a", text(300))
     w.restart()
     before = names(tmp_path)
-    real_open = os.open
-
-    def read_only(path: str, flags: int, *rest: int) -> int:
-        if flags & os.O_CREAT:
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-        return real_open(path, flags, *rest)
-
-    monkeypatch.setattr(disk_module.os, "open", read_only)
+    make_read_only(monkeypatch)
     w.ask("b", text(300))
     assert w.cached("b") == 299
     for i in range(5):
