@@ -101,6 +101,12 @@ def link(command: Sequence[str], output: Path) -> Path:
     return output
 
 
+def link_with_llama(made: Sequence[Path], output: Path) -> Path:
+    """Link with the libraries that the product ships."""
+    libraries = [str(path) for path in library_paths(LIB_DIR)]
+    return link([*host().cxx, *map(str, made), *libraries, f"-Wl,-rpath,{LIB_DIR}", "-lm", "-pthread"], output)
+
+
 def shipped_check_program(output: Path) -> list[str]:
     """Return the command line of check_kernels for the product's own kernels."""
     made = [*shipped(KERNELS), *objects(CHECKS, host(), ["-O2"])]
@@ -133,5 +139,4 @@ def kernel_library(output: Path) -> Path:
 def llama_program(output: Path) -> Path:
     """Return check_llama, linked with the libraries that the product ships."""
     made = [*shipped([*KERNELS, *DEVICE]), *objects([HERE / "check_llama.c"], host(), ["-O2"])]
-    libraries = [str(path) for path in library_paths(LIB_DIR)]
-    return link([*host().cxx, *map(str, made), *libraries, f"-Wl,-rpath,{LIB_DIR}", "-lm", "-pthread"], output)
+    return link_with_llama(made, output)

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from native.build import LIB_DIR, ROOT
-from native.probe import library_paths
+from native.build import ROOT
 from tests.kernels import build
 
 HERE = Path(__file__).parent
@@ -16,15 +15,12 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compilers = build.host()
     made = build.objects(
         [ROOT / "native" / "graph" / "pieces.c", HERE / "check_pieces.c"],
-        compilers,
+        build.host(),
         ["-O2", f"-I{ROOT / 'native' / 'graph'}", f"-I{ROOT / 'native'}"],
     )
-    libraries = [str(path) for path in library_paths(LIB_DIR)]
-    output = tmp_path_factory.mktemp("pieces") / "check_pieces"
-    return build.link([*compilers.cxx, *map(str, made), *libraries, f"-Wl,-rpath,{LIB_DIR}", "-lm", "-pthread"], output)
+    return build.link_with_llama(made, tmp_path_factory.mktemp("pieces") / "check_pieces")
 
 
 @pytest.mark.parametrize(
