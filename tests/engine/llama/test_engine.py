@@ -193,3 +193,12 @@ def test_a_pretended_context_lies_in_real_memory() -> None:
     engine.pretend(1, 16000)
     assert resident_bytes() - before > 0.9 * 16000 * engine.info.kv_bytes_per_cell
     engine.close()
+
+
+def test_a_batch_smaller_than_the_rows_of_drafts() -> None:
+    """llama.cpp's batch is no larger than the context that was asked for, though the context itself is."""
+    engine = LlamaEngine(DRAFT, dataclasses.replace(OPTIONS, n_ctx=4, n_seq=1, takes_back=True))
+    try:
+        assert engine.info.n_ctx_seq > engine.info.n_batch == engine.info.capabilities.n_verify_rows == 4
+    finally:
+        engine.close()

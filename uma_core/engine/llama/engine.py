@@ -126,7 +126,8 @@ class LlamaEngine(GeneratorBase[PrefillSlot]):
         n_layer = int(lib.llama_model_n_layer(model.handle))
         is_rollback = not model.is_recurrent and int(lib.llama_model_n_swa(model.handle)) == 0
         n_undo = options.n_batch if is_rollback else int(lib.llama_n_rs_seq(context.handle))
-        n_verify = min(n_outputs(options), options.n_batch, n_undo + 1) if n_undo else 0
+        n_batch = int(lib.llama_n_batch(context.handle))  # no more than the context that was asked for
+        n_verify = min(n_outputs(options), n_batch, n_undo + 1) if n_undo else 0
         n_ctx = int(lib.llama_n_ctx(context.handle))
         n_ctx_train = int(lib.llama_model_n_ctx_train(model.handle))
         n_ctx_orig = model.meta_int("rope.scaling.original_context_length") or n_ctx_train
@@ -149,7 +150,7 @@ class LlamaEngine(GeneratorBase[PrefillSlot]):
             n_ctx=n_ctx,
             n_ctx_seq=self.n_ctx_seq,
             n_seq_max=options.n_seq,
-            n_batch=int(lib.llama_n_batch(context.handle)),
+            n_batch=n_batch,
             n_ubatch=int(lib.llama_n_ubatch(context.handle)),
             n_threads=n_threads_of(options),
             is_unified=is_unified(options),
