@@ -261,10 +261,11 @@ def test_answers_are_the_same_with_a_draft_model(asks: list[dict[str, Any]]) -> 
     assert outcome(fast, list(named)) == outcome(plain, list(named))
 
 
-def test_a_parked_session_gives_up_its_cells_of_prediction_heads() -> None:
-    """Others take its place, and the heads have no more cells than the model that verifies."""
+@pytest.mark.parametrize("reads_states", [False, True])
+def test_a_parked_session_gives_up_its_place_in_the_draft_model(reads_states: bool) -> None:
+    """Others take it, and prediction heads have no more cells than the model that verifies."""
     model = draft_model()
-    model.reads_states = True  # as prediction heads do
+    model.reads_states = reads_states  # as prediction heads do
     ask: dict[str, Any] = {"max_tokens": 60, "ignore_eos": True, "speculate": "draft"}
     rig = Rig(replace(MODEL, n_seq_max=1), speculator=Speculator(Settings("off"), True, model=model))
     rig.submit("a", priority=Priority.BACKGROUND, **ask)
@@ -277,6 +278,22 @@ def test_a_parked_session_gives_up_its_cells_of_prediction_heads() -> None:
     assert not any(model.engine.kv_len(seq_id) for seq_id in (0, 1))
     rig.run()
     assert len(rig.finals("a")) == 1 and rig.finals("a")[0].usage["accepted_prediction_tokens"] > 15
+
+
+def test_texts_too_long_for_the_draft_model_leave_it_to_others() -> None:
+    model = draft_model()
+    model.n_ctx_seq = 40
+    rig = Rig(MODEL, speculator=Speculator(Settings("off"), True, model=model))
+    ask: dict[str, Any] = {"ignore_eos": True, "priority": Priority.BACKGROUND, "speculate": "draft"}
+    for name in ("a", "b"):
+        rig.submit(name, "x" * 45, max_tokens=200, **ask)
+    while len(rig.finals("a") + rig.finals("b")) < 2:
+        rig.tick()
+        if rig.executor.n_ticks == 20:
+            rig.submit("c", "short", max_tokens=30, **ask)
+    rig.run()
+    assert rig.finals("c")[0].usage["accepted_prediction_tokens"] > 5
+    assert "accepted_prediction_tokens" not in rig.finals("a")[0].usage
 
 
 def test_a_failing_draft_model_is_done_without() -> None:

@@ -214,6 +214,11 @@ class ModelSource:
     def _survival(self, n: int) -> tuple[float, ...]:
         return tuple(self._rates.survival(MODEL, 1, (Agreement.ONE,) * n))
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it drafts nothing more for this text."""
+        return self._is_over or len(self._given) + self._n_known + 1 >= self._model.n_ctx_seq
+
     def rates(self, n_most: int) -> tuple[float, ...]:
         """Return, for each token that it would draft now, the probability that it is drawn; () if it cannot draft."""
         if self._is_over or self._model.is_broken:

@@ -100,8 +100,8 @@ class Speculator:
                     best = max(best, session.draft.survival[0])
             elif session.phase is Phase.PREFILL and session.looks_up:
                 self._source(session).feed()
-            elif session.phase is Phase.PARKED and self.reads_states:
-                self._close_model(session)  # others get its cells, and heads have no more than the model that verifies
+            elif session.phase is Phase.PARKED:
+                self._close_model(session)  # others get its sequence, and its cells of prediction heads
         return best
 
     def _source(self, session: Session) -> DraftSource:
@@ -140,6 +140,10 @@ class Speculator:
         drafted = model.draft(known)
         if drafted.tokens and (not session.draft.survival or drafted.survival[0] > session.draft.survival[0]):
             session.draft = Draft(drafted.tokens[:n_most], drafted.survival[:n_most], drafted.source, drafted.n_match)
+        if model.is_over:
+            self._close_model(session)  # another stream gets its sequence
+            session.asks_model = False
+            return
         rates = model.rates(max(0, n_most - 1))
         is_beaten = session.draft.survival and rates and session.draft.survival[0] >= rates[0]
         session.draft_rates = () if is_beaten and session.draft.source != drafted.source else rates
