@@ -24,7 +24,7 @@ from uma_core.clock import ManualClock, MonotonicClock
 from uma_core.config.options import EngineOptions, SpeculationOptions
 from uma_core.constraint.compiler import Compiler
 from uma_core.engine.api import WANT_IF_HELD, Batch, Engine
-from uma_core.engine.draft import check_draft, for_drafts, open_heads
+from uma_core.engine.draft import check_draft, estimate_with_draft, for_drafts, open_heads
 from uma_core.engine.graph.engine import GraphEngine
 from uma_core.engine.llama.engine import LlamaEngine
 from uma_core.engine.llama.log import tap
@@ -362,7 +362,8 @@ def test_an_eagle_model_of_another_model_is_refused(kept: Kept, tmp_path: Path, 
         reader.fields[f"llama.{key}"].parts[-1][0] = value
     reader.data.flush()
     with pytest.raises(UmaError) as refused:
-        check_draft(replace(OPTIONS, mtp=False, model=target), path)
+        options = replace(OPTIONS, engine="graph", mtp=False, model=target)
+        estimate_with_draft(options, SpeculationOptions(draft_model=path))
     assert refused.value.error is ErrorCode.CONFIG_INVALID
     assert "cannot draft for this model" in refused.value.message
 

@@ -98,6 +98,8 @@ def estimate_with_draft(engine: EngineOptions, speculation: SpeculationOptions) 
     Raises as `check_draft` and `estimate_engine` do, and CONFIG_INVALID if the heads for `engine.mtp` are missing.
     """
     path = speculation.draft_model
+    if path:  # first: the engine's own refusal of layers that a misfit would read misleads
+        check_draft(engine, path)
     need = estimate_engine(for_drafts(engine, speculation))
     if engine.engine != "fake":
         engine, _ = as_trained(engine, engine.model or str(default_model_path()))
@@ -105,7 +107,6 @@ def estimate_with_draft(engine: EngineOptions, speculation: SpeculationOptions) 
         need = _sum(need, _estimate_heads(engine))
     if not path:
         return need
-    check_draft(engine, path)
     if is_eagle(engine, path):  # its file is mapped, and its KV is that of one layer
         return need._replace(weights=need.weights + os.path.getsize(path), kv=need.kv + _one_layer(engine, path))
     return _sum(need, estimate_engine(_options(engine, path)))
