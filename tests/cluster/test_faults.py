@@ -104,11 +104,13 @@ def alone(daemon: DaemonProcess, number: int, n: int = 30) -> str:
     )
 
 
-async def in_the_middle(cluster: Cluster, tasks: list[asyncio.Task[Answer]], daemon_name: str) -> None:
+async def in_the_middle(cluster: Cluster, transport: Sockets, daemon_name: str) -> None:
     """Wait until a daemon has some streams that have begun and some that have not."""
     while not any(row["unit"] == daemon_name and row["requests"] > 8 for row in cluster.table()):
         await asyncio.sleep(0.01)
-    await asyncio.sleep(0.3)
+    while not (await transport.daemons[daemon_name].daemon.call("status"))["sessions"]["decode"]:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)  # their first tokens are on the way
 
 
 @pytest.mark.parametrize("is_resumed", [True, pytest.param(False, marks=pytest.mark.fuzz)])
@@ -122,7 +124,7 @@ def test_a_daemon_is_killed_in_the_middle_of_100_streams(
 
     async def work(cluster: Cluster, transport: Sockets) -> tuple[list[Answer], dict[str, int]]:
         tasks = [asyncio.ensure_future(ask(cluster, i, x_resume=is_resumed)) for i in range(100)]
-        await in_the_middle(cluster, tasks, "n1")
+        await in_the_middle(cluster, transport, "n1")
         daemons[1].signal(signal.SIGKILL)
         answers = await asyncio.gather(*tasks)
         return answers, dict(cluster.counts)
@@ -154,7 +156,7 @@ def test_a_daemon_that_drains_loses_nothing(fakes: Callable[..., list[DaemonProc
 
     async def work(cluster: Cluster, transport: Sockets) -> list[Answer]:
         tasks = [asyncio.ensure_future(ask(cluster, i)) for i in range(60)]
-        await in_the_middle(cluster, tasks, "n0")
+        await in_the_middle(cluster, transport, "n0")
         await transport.daemons["n0"].call("drain", 5.0, {})
         return await asyncio.gather(*tasks)
 
@@ -170,7 +172,7 @@ def test_a_daemon_that_is_cut_off_ends_in_errors_within_the_time(fakes: Callable
 
     async def work(cluster: Cluster, transport: Sockets) -> tuple[list[Answer], list[Answer]]:
         tasks = [asyncio.ensure_future(ask(cluster, i)) for i in range(40)]
-        await in_the_middle(cluster, tasks, "n1")
+        await in_the_middle(cluster, transport, "n1")
         transport.cut.add("n1")
         answers = await asyncio.gather(*tasks)
         after = await asyncio.gather(*(ask(cluster, 100 + i, 5) for i in range(4)))

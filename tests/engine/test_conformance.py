@@ -175,6 +175,8 @@ def test_an_import_given_up_leaves_nothing(clean: Engine) -> None:
 def test_no_room_is_soft_and_changes_nothing(clean: Engine) -> None:
     n = clean.info.n_ctx_seq
     clean.pretend(0, n - 3)
+    if clean.info.is_unified:
+        clean.pretend(1, clean.info.n_ctx - n)  # the rest of the pool
     batch = Batch(8)
     batch.extend(tokens_of(clean, 5), n - 3, 0, True)
     assert clean.decode(batch, [None]).status is DecodeStatus.FULL
