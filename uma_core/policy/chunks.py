@@ -28,8 +28,7 @@ def sized(state: SchedulerState, item: PlanItem, view: SessionView, room: Room) 
 
     That time is one piece (SLICED), the whole call (OWN_CALL), or what the rows add to the streams' call (MIXED). If it
     exceeds the room, the chunk is the smallest possible, or it is already in progress. An item planned as SLICED
-    becomes MIXED where that reads more. MIXED rows always fit `room.in_everyday_ns`; only chunks
-    may need a long gap.
+    becomes MIXED where that reads more. MIXED rows always fit `room.in_everyday_ns`; only chunks may need a long gap.
     """
     cost = state.cost
     if item.mode is PrefillMode.OWN_CALL:
