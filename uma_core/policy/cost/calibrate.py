@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from uma_core.policy.cost.curve import Curve, fit_curve
+from uma_core.policy.cost.curve import Curve, fit_curve, slope_of
 from uma_core.policy.cost.model import MAX_ROWS, NOISE, REGIMES, CostModel, best_splits, decode_line
 from uma_core.policy.state import DeviceView
 
@@ -91,7 +91,7 @@ def fit(samples: Iterable[Sample], device: DeviceView) -> CostModel:
         return start
     decode = _fit_decode(by_kind[DECODE], start, device) if DECODE in by_kind else start.decode
     prefill = _fit_prefill(by_kind.get(CHUNK, {}), decode, start)
-    piece = fit_curve(by_kind[PIECE], 0.0, False) if PIECE in by_kind else _scaled(prefill, 1 / 64)
+    piece = fit_curve(by_kind[PIECE], 0.0) if PIECE in by_kind else _scaled(prefill, 1 / 64)
     transfer = _fit_transfer(by_kind.get(TRANSFER, {}), start)
     model = build(decode, prefill, piece, transfer, device.n_layer, True)
     return model._replace(mixed=_fit_mixed(by_kind.get(MIXED, {}), decode))
@@ -157,12 +157,13 @@ def _fit_decode(points: dict[int, list[tuple[int, float]]], start: CostModel, de
     A measured slope may be too small: the few per cent of a short context drown in noise, and cells that were never
     written are read from the cache.
     """
-    curve = fit_curve(points, start.decode.slope[0], True)
-    shortest = [min(points[n]) for n in curve.sizes]  # (n_kv, ns)
-    measured = min(curve.slope)
+    slopes = [slope for at in points.values() if (slope := slope_of(at)) is not None]
+    measured = min(slopes, default=start.decode.slope[0])
+    sizes = tuple(sorted(points))
+    shortest = [min(points[n]) for n in sizes]  # (n_kv, ns)
     base = tuple(max(1.0, ns - measured * n_kv) for n_kv, ns in shortest)
     least = device.kv_bytes_per_cell * base[0] / max(1, device.weight_bytes)
-    return Curve(curve.sizes, base, (max(least, measured),) * len(base))
+    return Curve(sizes, base, (max(least, measured),) * len(base))
 
 
 def _fit_prefill(points: dict[int, list[tuple[int, float]]], decode: Curve, start: CostModel) -> Curve:
@@ -171,12 +172,12 @@ def _fit_prefill(points: dict[int, list[tuple[int, float]]], decode: Curve, star
         return _scaled(start.prefill, decode.base[0] / start.decode.base[0])
     if 1 not in points and decode.sizes[0] == 1:
         points = {1: [(0, decode.base[0])], **points}
-    return fit_curve(points, decode.slope[0] / 2, False)
+    return fit_curve(points, decode.slope[0] / 2)
 
 
 def _fit_mixed(points: dict[int, list[tuple[int, float]]], decode: Curve) -> Curve | None:
     """Fit mixed calls. A call without a prompt's rows is a decode row. None if no mixed call was measured."""
-    return fit_curve({1: [(0, decode.base[0])], **points}, decode.slope[0], False) if points else None
+    return fit_curve({1: [(0, decode.base[0])], **points}, decode.slope[0]) if points else None
 
 
 def _scaled(curve: Curve, by: float) -> Curve:

@@ -31,26 +31,26 @@ class Curve(NamedTuple):
         return at_left + (at_right - at_left) * (n - sizes[i - 1]) / (sizes[i] - sizes[i - 1])
 
 
-def fit_curve(points: dict[int, list[tuple[int, float]]], slope_guess: float, is_per_row: bool) -> Curve:
+def fit_curve(points: dict[int, list[tuple[int, float]]], slope_guess: float) -> Curve:
     """Fit a curve to `points[size] = [(n_kv, ns), ...]`.
 
     A size that was measured at a single context length takes the slope of the nearest size that has one, else
-    `slope_guess`. Both scale with the size unless `is_per_row` (n_kv counts cells over all rows).
+    `slope_guess`. Both scale with the size.
     """
-    slopes = {n: s for n, at in points.items() if (s := _slope(at)) is not None}
+    slopes = {n: s for n, at in points.items() if (s := slope_of(at)) is not None}
     sizes = sorted(points)
     base, slope = [], []
     for n in sizes:
         own = slopes.get(n)
         if own is None:
             near = min(slopes, key=lambda m: abs(m - n), default=0)
-            own = slopes[near] * (1 if is_per_row else n / near) if near else slope_guess * (1 if is_per_row else n)
+            own = slopes[near] * n / near if near else slope_guess * n
         base.append(max(1.0, median([ns - own * n_kv for n_kv, ns in points[n]])))
         slope.append(own)
     return Curve(tuple(sizes), tuple(base), tuple(slope))
 
 
-def _slope(at: list[tuple[int, float]]) -> float | None:
+def slope_of(at: list[tuple[int, float]]) -> float | None:
     """Slope between the medians at the shortest and the longest context; None for a single context length."""
     low, high = min(kv for kv, _ in at), max(kv for kv, _ in at)
     if high == low:
