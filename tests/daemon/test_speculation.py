@@ -175,7 +175,7 @@ def test_an_eagle_model_drafts(serve_model: Serve, folder: Path, engine: str) ->
     plain, _ = answer(daemon, speculate="off")
     fast, n_drafted = drafted_answer(daemon, folder, target)
     assert fast == plain and n_drafted
-    assert daemon.status()["speculation"]["draft_model"]
+    assert daemon.status()["speculation"]["draft_model"] == Path(path).name
     again = str(shutil.copy(target, folder / "again.gguf"))
     assert daemon.ask("reload", model=again)["event"] == "reply"
     eventually(lambda: not daemon.status()["retiring"], "what draft and verify is closed")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import gguf
 import numpy as np
@@ -149,12 +149,12 @@ class Answer(NamedTuple):
     n_held: int
 
 
-def answer(engine: Engine, prompt: list[TokenId], speculator: Speculator | None) -> Answer:
+def answer(engine: Engine, prompt: list[TokenId], speculator: Speculator | None, **fields: Any) -> Answer:
     """Return the answer to a background request, whose drafts need no room in a chat's gaps."""
     clock = MonotonicClock()
     executor = new_executor(engine, speculator=speculator, clock=clock)
     executor._learn = lambda state, plan: None  # type: ignore[method-assign] # whether drafts pay is not left to chance
-    request = Request("r", max_tokens=N_TOKENS, ignore_eos=True, priority=Priority.BACKGROUND)
+    request = Request("r", ignore_eos=True, priority=Priority.BACKGROUND, **{"max_tokens": N_TOKENS, **fields})
     executor.submit(Submit(1, Peer(1, 1, 1), request, prompt, clock.now_ns()))
     (session,) = executor.table
     while len(executor.table):
@@ -258,6 +258,21 @@ def test_texts_longer_than_what_is_kept_are_drafted_for(opened: Opened, model: M
     assert len(source.draft([3]).tokens) == 2
     source.run([3, 4, 5], 2, 2**62)
     assert source.draft([3, 4, 5]).tokens == (), "states of the last tokens are not there"
+
+
+def test_drafting_goes_on_when_the_context_was_shifted(opened: Opened, model: Model) -> None:
+    engine, heads = opened(model, True)
+    prompt = [int(token) for token in tokens_of(engine, 400)]
+    n_before = engine.info.n_ctx_seq - len(prompt)
+    answers = {
+        n: answer(engine, prompt, Speculator(Settings("draft"), True, model=heads), max_tokens=n, overflow="shift")
+        for n in (n_before, n_before + 2 * N_TOKENS)
+    }
+    (before, n_drafted, n_held), (longer, n_more, n_more_held) = answers.values()
+    assert longer == answer(engine, prompt, None, max_tokens=len(longer), overflow="shift").tokens
+    assert longer[:n_before] == before and len(longer) == n_before + 2 * N_TOKENS
+    assert n_more_held - n_held > N_TOKENS / 2
+    assert n_more_held - n_held > 0.9 * (n_more - n_drafted)
 
 
 Paired = Callable[[bool, bool], tuple[Engine, HeadModel]]

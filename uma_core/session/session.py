@@ -75,10 +75,10 @@ ATTRIBUTES = (
     "client conn_id deadline_ns draft draft_rates drafts echo embedding first_sid first_token gaps_ns generated given "
     "group id index is_forced is_kv_good is_plain is_private is_shifting is_silent is_waiting priority logprob_sum "
     "logprobs looks_up matcher message_ends model_drafts n_accepted n_cached n_cells n_chunk n_drafted n_dropped "
-    "n_folded n_full n_given n_head n_max n_past n_prompt n_rest n_seen n_settled n_told n_unverified parked parts "
-    "phase pid preserved_tokens prompt reason request restore_ns sampler scoring seed seq_id sid speculates "
-    "stop_tokens t_admitted_ns t_back_ns t_first_ns t_held_ns t_last_ns t_progress_ns t_queued_ns t_received_ns text "
-    "thinking transfer uid was_forced"
+    "n_folded n_full n_given n_head n_max n_model_begun n_past n_prompt n_rereads n_rest n_seen "
+    "n_settled n_told n_unverified parked parts phase pid preserved_tokens prompt reason request restore_ns sampler "
+    "scoring seed seq_id sid speculates stop_tokens t_admitted_ns t_back_ns t_first_ns t_held_ns t_last_ns "
+    "t_progress_ns t_queued_ns t_received_ns text thinking transfer uid was_forced"
 )
 
 
@@ -100,6 +100,7 @@ class Session:
         self.n_given = len(tokens)  # length of the request's prompt
         self.generated: list[TokenId] = []
         self.n_folded = 0  # generated tokens that are part of `prompt`
+        self.n_rereads = 0  # times that `prompt` became other tokens than the request's: see `reread`
         self.n_max = grant.n_max
         self.n_cells = self.n_prompt + grant.n_max
         self.index = -1  # of this answer, if its request has several
@@ -144,6 +145,7 @@ class Session:
         self.draft = NO_DRAFT
         self.asks_model = False  # the draft model may draft for it
         self.model_drafts: Any = None  # uma_core.speculation.model.ModelSource
+        self.n_model_begun = -1  # `n_rereads` when that was opened; -1: it can be opened
         self.draft_rates: tuple[float, ...] = ()  # probability that each token drafted now is drawn
         self.ahead = 0.0  # tokens gained by drafts, less those that longer steps cost
         self.n_settled = 0  # generated tokens that `ahead` includes
@@ -309,6 +311,7 @@ class Session:
     def reread(self, tokens: np.ndarray) -> None:
         """Read these tokens, which are everything before the next one."""
         self.prompt, self.n_prompt = tokens, len(tokens)
+        self.n_rereads += 1
         self.n_folded = max(0, len(self.generated) - 1)
         self.cache_version = 0
         self._view = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -102,6 +102,7 @@ class Speculator:
                 self._source(session).feed()
             elif session.phase is Phase.PARKED:
                 self._close_model(session)  # others get its sequence, and its cells of prediction heads
+                session.n_model_begun = -1
         return best
 
     def _source(self, session: Session) -> DraftSource:
@@ -131,28 +132,34 @@ class Speculator:
 
     def _guess(self, session: Session, n_most: int) -> None:
         """Take the likelier draft, from a lookup or from the draft model. Decide whether to ask the model for more."""
-        known = _known(session)
         if session.looks_up:
-            session.draft = self._source(session).propose(known, n_most)
+            session.draft = self._source(session).propose(_known(session), n_most)
         model = self._model_source(session) if session.asks_model else None
         if model is None:
             return
-        drafted = model.draft(known)
+        drafted = model.draft(_new(session))
         if drafted.tokens and (not session.draft.survival or drafted.survival[0] > session.draft.survival[0]):
             session.draft = Draft(drafted.tokens[:n_most], drafted.survival[:n_most], drafted.source, drafted.n_match)
         if model.is_over:
             self._close_model(session)  # another stream gets its sequence
-            session.asks_model = False
             return
         rates = model.rates(max(0, n_most - 1))
         is_beaten = session.draft.survival and rates and session.draft.survival[0] >= rates[0]
         session.draft_rates = () if is_beaten and session.draft.source != drafted.source else rates
 
     def _model_source(self, session: Session) -> ModelSource | None:
-        source: Any = session.model_drafts
-        if source is None and self.model is not None:
-            source = session.model_drafts = self.model.open(session.given, Acceptance(self._rates))
-        return source  # type: ignore[no-any-return]
+        """Return the model's source for the text in the session's context, which begins anew once that was shifted.
+
+        None: all of the model's sequences are taken, or this text is too long for it.
+        """
+        if self.model is not None and session.n_model_begun != session.n_rereads:
+            self._close_model(session)
+            given = session.prompt if session.n_rereads else session.given  # a scored prompt is read token by token
+            session.model_drafts = self.model.open(given, Acceptance(self._rates))
+            if session.model_drafts is not None:
+                session.n_model_begun = session.n_rereads
+        source: ModelSource | None = session.model_drafts
+        return source
 
     @property
     def reads_states(self) -> bool:
@@ -169,7 +176,7 @@ class Speculator:
         """Let the draft model draft for a session's next step, for `ns` at most."""
         session = self._live.get(sid)
         if session is not None and session.phase is Phase.DECODE and session.model_drafts is not None:
-            session.model_drafts.run(_known(session), n_tokens, ns)
+            session.model_drafts.run(_new(session), n_tokens, ns)
 
     def end(self, session: Session) -> None:
         """Clean up after a session that has ended."""
@@ -197,3 +204,9 @@ def _settle(session: Session, stretch: float) -> None:
 def _known(session: Session) -> Sequence[TokenId]:
     """Return the answer so far, as its reader will see it."""
     return session.generated if session.first_token is None else [session.first_token]
+
+
+def _new(session: Session) -> Sequence[TokenId]:
+    """Return the part of the answer that is not part of the session's prompt: what follows the model source's text."""
+    known = _known(session)
+    return known[session.n_folded :] if session.n_folded else known

@@ -42,7 +42,7 @@ class LlamaHeads:
         """
         info = engine.info
         self._owner = engine if isinstance(engine, LlamaEngine) else None
-        self.name = f"the prediction heads of {os.path.basename(path)}"
+        self.name = os.path.basename(path) if option == EAGLE else f"the prediction heads of {os.path.basename(path)}"
         self.n_seq, self.n_batch = info.n_seq_max, N_BATCH
         self._models: list[Any] = []
         self._contexts: list[Any] = []
