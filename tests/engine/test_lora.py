@@ -14,6 +14,7 @@ import pytest
 from tests.adapters import write_adapter
 from tests.engine.conftest import DRAFT, MOE, OPTIONS
 from tests.engine.drive import finish, read, read_plain, step, tokens_of
+from tests.engine.graph.heads import WITH_HEADS, with_heads
 from tests.engine.graph.models import MODELS, write
 from uma_core.engine.api import Batch, DecodeStatus, Engine, PrefillStatus
 from uma_core.engine.graph.engine import GraphEngine
@@ -330,3 +331,12 @@ def refused(kind: str, path: str, file: str) -> None:
         opened(kind, path, file)
     assert caught.value.error is ErrorCode.ADAPTER_LOAD_FAILED, caught.value
     assert caught.value.detail["adapter"] == "bad"
+
+
+def test_an_adapter_that_changes_prediction_heads_is_served_by_llama_cpp(tmp_path: Path) -> None:
+    path = with_heads(WITH_HEADS["glm4moe"], tmp_path / "heads.gguf", says_next=True)
+    options = replace(SMALL, mtp=True, lora={"one": write_adapter(path, tmp_path / "one.gguf")})
+    with pytest.raises(UmaError, match="does not support a LoRA adapter's use of blk") as caught:
+        GraphEngine(path, options)
+    assert caught.value.error is ErrorCode.CONFIG_INVALID, "with `--engine auto` llama.cpp's engine is opened instead"
+    LlamaEngine(path, options).close()

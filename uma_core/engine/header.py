@@ -153,6 +153,7 @@ class Header:
         self._handles: list[Any] = []
         self.contexts: list[Any] = []
         self.tensors: dict[str, TensorPlace] = {}
+        self.unread: dict[str, TensorPlace] = {}  # see `leave_out`
         try:
             self._open(path)
             self.meta = self._read_meta()
@@ -306,13 +307,14 @@ class Header:
         return sum(place.n_bytes for place in self.tensors.values() if "_exps" in place.name)
 
     def leave_out(self, first_layer: int) -> None:
-        """Drop the tensors of this layer and all after it, which are not read."""
+        """Move the tensors of this layer and all after it, which are not read, to `unread`."""
         layers = ((name, name.split(".")) for name in self.tensors)
         unread = {
             name
             for name, (kind, *rest) in layers
             if kind == "blk" and rest and rest[0].isdecimal() and int(rest[0]) >= first_layer
         }
+        self.unread = {name: self.tensors[name] for name in unread}
         self.tensors = {name: place for name, place in self.tensors.items() if name not in unread}
 
     def tensor(self, name: str) -> Any:

@@ -107,7 +107,7 @@ class AdapterFile:
         if not self.pairs:
             raise self._refusal(f"{path}: it holds no matrices")
         for name, pair in self.pairs.items():
-            base = model.tensors.get(name)
+            base = model.tensors.get(name) or model.unread.get(name)  # llama.cpp's engine reads it for `engine.mtp`
             if base is None:
                 raise self._refusal(f"{path}: the model has no {name}; is it for another model?")
             if name == EMBEDDING and "output.weight" not in model.tensors:
