@@ -294,6 +294,24 @@ def paired(request: pytest.FixtureRequest, kept: Kept) -> Iterator[Paired]:
         yield make
 
 
+@pytest.mark.parametrize(("name", "gives"), [("gpt-oss", True), ("gemma4", True), ("qwen2", False), ("phi3", False)])
+def test_layers_inputs_are_kept_where_llama_cpp_gives_them(name: str, gives: bool, tmp_path: Path) -> None:
+    """To ask llama.cpp for them elsewhere would end the process. The graph engine gives them for all these models."""
+    path = write(MODELS[name], tmp_path / "target.gguf")
+    options = replace(OPTIONS, mtp=False, hidden_layers=(0, 1))
+    states = {}
+    for kind in (GraphEngine, LlamaEngine):
+        with closing(kind(path, options)) as engine:
+            batch = Batch(engine.info.n_batch)
+            batch.extend(tokens_of(engine, 1), 0, 0, True)
+            assert engine.decode(batch, [None]).tokens
+            if engine.info.capabilities.keeps_hidden:
+                states[kind] = engine.hidden()
+    assert states[GraphEngine].shape == (1, 256)
+    assert (LlamaEngine in states) is gives
+    assert not gives or np.abs(states[LlamaEngine] - states[GraphEngine]).max() < 0.001
+
+
 @pytest.mark.parametrize("n_prompt", [2, 100])
 def test_an_eagle_model_drafts_what_the_model_says(paired: Paired, n_prompt: int) -> None:
     """Only its first draft each time: the second one follows from the state that it made itself, which has no more

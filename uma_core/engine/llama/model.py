@@ -40,6 +40,14 @@ SPECIALS = (
 )
 VOCAB_TYPES = dict(enumerate(("none", "spm", "bpe", "wpm", "ugm", "rwkv", "plamo2")))  # llama.h: enum llama_vocab_type
 POOLING = {1: "mean", 2: "cls", 3: "last", 4: "rank"}  # llama.h: enum llama_pooling_type
+# architectures whose graphs in llama.cpp name the inputs of their layers; to ask another one for them ends the process
+NAMES_INPUTS = frozenset(
+    (
+        "bailingmoe3", "deepseek4", "gemma4", "gpt-oss", "hunyuan-dense", "hunyuan_vl", "lfm2", "lfm2moe", "llama",
+        "mimo2", "minimax-01", "minimax-m2", "muse-glimmer", "nanbeige", "nemotron_h", "nemotron_h_moe", "qwen3",
+        "qwen35", "qwen35moe", "qwen3moe", "qwen3next", "qwen4exp",
+    )
+)  # fmt: skip
 
 
 class Parts(enum.Enum):
@@ -71,8 +79,7 @@ class LlamaModel:
         )
         params.progress_callback = callback
         self.handle = load_model(path, params, kept)
-        n_layer = int(lib.llama_model_n_layer(self.handle))
-        self.hidden_layers = (n_layer,) if options.mtp else options.hidden_layers  # layers that contexts on it keep
+        self.hidden_layers = self._kept_layers(options)
         self.vocab = lib.llama_model_get_vocab(self.handle)
         self.n_vocab = lib.llama_vocab_n_tokens(self.vocab)
         scratch = ffi.new("char[]", PIECE_BYTES)
@@ -82,6 +89,14 @@ class LlamaModel:
         n = ffi.new("int32_t *")
         found = lib.llama_vocab_get_suppress_tokens(self.vocab, n)
         self.suppressed: tuple[TokenId, ...] = tuple(found[i] for i in range(n[0]))  # never to be generated
+
+    def _kept_layers(self, options: EngineOptions) -> tuple[int, ...]:
+        """List the layers whose inputs contexts on it keep; (): none, or llama.cpp cannot give them."""
+        n_layer = int(lib.llama_model_n_layer(self.handle))
+        if options.mtp:
+            return (n_layer,)
+        wanted = options.hidden_layers
+        return wanted if self.arch in NAMES_INPUTS and all(layer <= n_layer for layer in wanted) else ()
 
     def piece(self, token: TokenId, unparse_special: bool) -> bytes:
         """The token's bytes; b"" for control tokens unless `unparse_special`, because they are not text.
