@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.executor.rig import Rig, alone
+from tests.speculation.oracle import Oracle
 from uma_core.engine.fake.cost import CPU_SHAPE
 from uma_core.engine.fake.engine import FakeModel, _hidden_rows
 from uma_core.engine.fake.kv import FakeKV
@@ -19,6 +21,9 @@ from uma_core.errors import ErrorCode
 from uma_core.executor.admission import Limits
 from uma_core.session.embedding import normalized
 from uma_core.session.events import Submit, Token
+from uma_core.session.session import Session
+from uma_core.speculation.settings import Settings
+from uma_core.speculation.speculator import Speculator
 from uma_core.types import Embed, FinishReason, Peer, Priority, Request
 
 RNG = np.random.default_rng(5)
@@ -262,3 +267,18 @@ def test_every_request_ends_once_whatever_happens(
     rig.run()
     rig.check_one_final_each()
     rig.check_all_free()
+
+
+def test_nothing_is_looked_up_for_inputs() -> None:
+    asked: list[str] = []
+
+    def source(session: Session) -> Oracle:
+        asked.append(session.id)
+        return Oracle((), random.Random(1), 0.0, 200)
+
+    rig = Rig(speculator=Speculator(Settings("lookup"), True, source))
+    submit(rig, "vector", inputs_of(300, 20))
+    rig.submit("text", "hello" * 20, max_tokens=5)
+    rig.run()
+    assert len(vectors(rig, "vector")) == 2
+    assert set(asked) == {"text"}

@@ -78,7 +78,8 @@ class Speculator:
         is_auto = mode == AUTO and self._is_exact
         session.looks_up = mode == LOOKUP or is_auto
         session.asks_model = self.model is not None and (mode == DRAFT or is_auto)
-        session.speculates = mode != OFF and session.bans is None  # bans take back tokens that the sources have seen
+        # bans take back tokens that the sources have seen; an input that becomes a vector has no answer
+        session.speculates = mode != OFF and session.bans is None and session.embedding is None
         if session.speculates:
             session.ahead = AHEAD_FIRST
             self._live[session.sid] = session
