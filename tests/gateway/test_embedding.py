@@ -246,6 +246,16 @@ def test_reranking_in_jinas_form(rank_gateway: GatewayProcess, path: str) -> Non
     assert [result["index"] for result in objects["results"]] == [result["index"] for result in found["results"]]
 
 
+def test_cohere_lets_long_documents_be_cut(rank_gateway: GatewayProcess) -> None:
+    """Haystack's client sends `max_tokens_per_doc` with every request, LiteLLM's with null."""
+    asked = {"query": "the", "documents": ["the " * 300, "a"]}
+    cut = rank_gateway.post("/v2/rerank", **asked, max_tokens_per_doc=4096).json
+    assert cut == rank_gateway.post("/v2/rerank", **asked, truncate=True).json and len(cut["results"]) == 2
+    assert rank_gateway.post("/v2/rerank", **asked, max_tokens_per_doc=4096, truncate=False).status == 400
+    assert rank_gateway.post("/v2/rerank", **asked, max_tokens_per_doc=None).status == 400
+    assert rank_gateway.post("/v2/rerank", **asked, max_tokens_per_doc=0).error["message"].startswith("`max_tokens")
+
+
 def test_scores_of_a_reranker_are_not_normalized_to_one(rank_gateway: GatewayProcess) -> None:
     expected = [item["embedding"] for item in rank_gateway.post("/v1/embeddings", input=TEXTS).json["data"]]
     found = rank_gateway.post("/embed", inputs=TEXTS).json

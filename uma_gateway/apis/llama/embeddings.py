@@ -81,7 +81,7 @@ async def _scores(exchange: Exchange, body: dict[str, Any], query: str, document
     fields = {
         "query": query,
         "documents": documents,
-        "truncate": wants_cut(body) or False,
+        "truncate": _may_cut(body),
         **({"top_n": top_n} if top_n else {}),
     }
     reply = await ask(exchange, "rerank", body, fields, {"documents": "texts"} if is_tei else {})
@@ -97,6 +97,14 @@ async def _scores(exchange: Exchange, body: dict[str, Any], query: str, document
     await exchange.send_json(
         {"model": model_name(body, model), "object": "list", "usage": usage(reply), "results": results}
     )
+
+
+def _may_cut(body: dict[str, Any]) -> bool:
+    """Whether long documents are cut to what the model takes. Cohere's clients ask for it with a number of tokens that
+    many send with every request, and that often exceeds the model's context. Raises: GatewayError.
+    """
+    most, wish = integer(body, "max_tokens_per_doc", 1), wants_cut(body)
+    return most is not None if wish is None else wish
 
 
 def tei_object(result: dict[str, Any], documents: list[str], has_text: bool) -> dict[str, Any]:
