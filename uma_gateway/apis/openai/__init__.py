@@ -24,6 +24,7 @@ FAMILY = Family(
             Route("POST", path, responses.on_input_tokens)
             for path in ("/v1/responses/input_tokens", "/responses/input_tokens")
         ),
+        *(Route("POST", path, responses.on_compact) for path in ("/v1/responses/compact", "/responses/compact")),
         Route("GET", "/v1/responses/{id}", responses.on_get),
         Route("DELETE", "/v1/responses/{id}", responses.on_delete),
         Route("POST", "/v1/responses/{id}/cancel", responses.on_cancel),

@@ -116,6 +116,11 @@ async def on_cancel(exchange: Exchange) -> None:
     raise invalid("a response that is kept has ended: only those of `background` can be cancelled", "background")
 
 
+async def on_compact(exchange: Exchange) -> None:
+    """Refuse it. Raises: GatewayError."""
+    raise unsupported("responses/compact is not supported: ask for a summary as for any answer")
+
+
 # ---- the request
 
 

@@ -466,6 +466,13 @@ def test_a_kept_response_is_neither_streamed_again_nor_cancelled(gateway):
     assert gateway.post("/v1/responses/resp_none/cancel").status == 404
 
 
+def test_compacting_a_conversation_is_refused_in_words(gateway):
+    """OpenAI's agents can ask for it after each turn. `compact` is no response's id."""
+    answer = gateway.post("/v1/responses/compact", model="any", input="hello")
+    assert answer.status == 501 and "compact" in answer.error["message"]
+    assert answer.headers["x-should-retry"] == "false"
+
+
 def test_llama_server_s_shorter_paths(gateway):
     fields = {"input": "hello", "temperature": 0, "max_output_tokens": 8}
     assert text_of(gateway.post("/responses", **fields).json) == text_of(respond(gateway).json)
