@@ -70,12 +70,17 @@ static inline struct uma_type_info uma_type_info(enum uma_type type) {
         [UMA_Q6_K] = { 256, Q6_K_BYTES, 16, 256, 32, 0, 0, 6, 1, 16 },
         [UMA_IQ4_NL] = { 32, IQ4_NL_BYTES, 32, 32, 0, 0, 1, 4, 1, 0 },
         [UMA_IQ4_XS] = { 256, IQ4_XS_BYTES, 32, 256, 0, 0, 1, 4, 1, 8 },
-        [UMA_MXFP4] = { 32, MXFP4_BYTES, 32, 32, 0, 0, 1, 4, 0, 1 },
+        [UMA_MXFP4] = { 32, MXFP4_BYTES, 32, 32, 12, 0, 0, 4, 0, 1 }, // unpacked to its table's values plus 12
         [UMA_F16] = { 1, 2, 1, 1, 0, 0, 0, 16, 0, 0 },
         [UMA_BF16] = { 1, 2, 1, 1, 0, 0, 0, 16, 0, 0 },
         [UMA_F32] = { 1, 2, 1, 1, 0, 0, 0, 16, 0, 0 },
     };
     return infos[type];
+}
+
+// True if a weight of 4 bits stands for a value of a table: one of the two above.
+static inline int uma_has_table(enum uma_type type) {
+    return type == UMA_IQ4_NL || type == UMA_IQ4_XS || type == UMA_MXFP4;
 }
 
 static inline int uma_is_float(enum uma_type type) { return type == UMA_F16 || type == UMA_BF16 || type == UMA_F32; }

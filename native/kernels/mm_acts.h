@@ -3,7 +3,8 @@
 //
 // A tile of r rows holds q [n_in / ACT_GROUP][r][ACT_GROUP] s8, then for each group of `sub` columns d [r] f32 and c
 // [r]. c is the s32 value from which the product starts. For types with a minimum it is an f32 instead: the sum of q,
-// times d if d belongs to that group alone. Tiles follow each other.
+// times d if d belongs to that group alone. If products are summed by block, the c of each even group holds the sums of
+// q of this group and the next, as s16. Tiles follow each other.
 #ifndef UMA_MM_ACTS_H
 #define UMA_MM_ACTS_H
 
@@ -26,6 +27,17 @@ struct part { // of a tile, from some column on
 // True if activations have one scale per 256 columns; otherwise they have one per 32.
 static inline bool is_by_256(enum uma_type type) { return uma_type_info(type).act_block == 256; }
 
+#ifdef V_HAS_PAIRS
+enum { V_SUMS_PAIRS = 1 };
+#else
+enum { V_SUMS_PAIRS = 0 };
+#endif
+
+// True if products are summed in integers over a block of 256 columns; see block_sums.
+static inline bool is_summed_by_block(const struct uma_mm * mm) {
+    return V_SUMS_PAIRS && mm->is_arranged && is_by_256(mm->type);
+}
+
 static inline size_t acts_row_bytes(enum uma_type type, int64_t n_in) {
     return (size_t)n_in + (size_t)(n_in / uma_type_info(type).sub) * 8;
 }
@@ -35,16 +47,20 @@ static inline size_t acts_row_bytes(enum uma_type type, int64_t n_in) {
 // weights in memory: products of 10, 16, 24 and 32 rows take 0.79, 0.80, 0.89 and 0.93 of the time by Q4_K, and 0.77,
 // 0.77, 0.83 and 0.91 by Q6_K.)
 static inline bool multiplies_bits(const struct uma_mm * mm) {
-    return mm->is_arranged && uma_type_info(mm->type).bits < 8 && mm->n_rows <= V_MOST_IN_PLACE;
+    const bool is_for_few_rows = mm->is_arranged && uma_type_info(mm->type).bits < 8 && mm->n_rows <= V_MOST_IN_PLACE;
+    return is_for_few_rows || is_summed_by_block(mm);
 }
 
-// Panels multiplied at once: two if a tile of rows leaves registers for them.
+// Panels multiplied at once. Two share the loads of the activations, if a tile of rows leaves registers for them.
 static inline int panels_at_once(const struct uma_mm * mm) {
-    return mm->n_rows <= V_TILE_ROWS || multiplies_bits(mm) ? 1 : V_QUANT_PANELS;
+    if (mm->n_rows > V_TILE_ROWS && !multiplies_bits(mm)) return V_QUANT_PANELS;
+    if (mm->n_rows > V_ROWS_BY_TWO && mm->n_rows <= V_TILE_ROWS) return 1; // one tile holds all rows
+    const int bits = uma_type_info(mm->type).bits;
+    return multiplies_bits(mm) && (bits == 5 || bits == 6) ? 1 : V_FEW_PANELS; // unpacking these takes registers, too
 }
 
 static inline int most_tile_rows(const struct uma_mm * mm) {
-    return panels_at_once(mm) == 2 ? V_TILE_ROWS * 3 / 4 : V_TILE_ROWS;
+    return panels_at_once(mm) == 2 ? V_ROWS_BY_TWO : V_TILE_ROWS;
 }
 
 static inline int64_t n_tiles(const struct uma_mm * mm) {
@@ -126,9 +142,9 @@ static inline int32_t sum_s8(const int8_t * q, int n) {
 }
 
 // Lays out n quantised columns from column `col` on of row r of a tile.
-static inline void put_acts(const struct part * t, int r, int64_t col, const int8_t * q, int n, float d,
-    enum uma_type type) {
-    const struct uma_type_info info = uma_type_info(type);
+static inline void put_acts(const struct uma_mm * mm, const struct part * t, int r, int64_t col, const int8_t * q,
+    int n, float d) {
+    const struct uma_type_info info = uma_type_info(mm->type);
     const int32_t offset = info.is_signed ? V_S8_BIAS : info.offset;
     for (int j = 0; j < n / ACT_GROUP; j++)
         memcpy(t->q + ((col / ACT_GROUP + j) * t->n_rows + r) * ACT_GROUP, q + ACT_GROUP * j, ACT_GROUP);
@@ -136,8 +152,13 @@ static inline void put_acts(const struct part * t, int r, int64_t col, const int
         float * dc = t->dc + (col / info.sub + s) * 2 * t->n_rows + r;
         const int32_t sum = sum_s8(q + s * info.sub, info.sub);
         const int32_t start = -offset * sum;
-        const float scaled = is_by_256(type) ? (float)sum : d * (float)sum;
+        const float scaled = is_by_256(mm->type) ? (float)sum : d * (float)sum;
         dc[0] = d;
+        if (is_summed_by_block(mm)) {
+            const int16_t narrow = (int16_t)sum;
+            memcpy((char *)(dc + (1 - s % 2 * 2) * t->n_rows) + s % 2 * 2, &narrow, 2);
+            continue;
+        }
         memcpy(dc + t->n_rows, info.has_min ? (const void *)&scaled : (const void *)&start, 4);
     }
 }
@@ -153,7 +174,7 @@ static void pack_columns(const struct uma_mm * mm, const struct part * t, int64_
         const float * x = x_row(mm, t->row + r) + col;
         int8_t q[Q8_K_WEIGHTS];
         const float d = n == 32 ? quantise_32(x, q) : quantise_256(x, q);
-        put_acts(t, r, col, q, n, d, mm->type);
+        put_acts(mm, t, r, col, q, n, d);
     }
 }
 

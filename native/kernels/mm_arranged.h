@@ -16,6 +16,7 @@
 #define UMA_MM_ARRANGED_H
 
 #include "cpu.h"
+#include "mm_acts.h"
 #include "mm_formats.h"
 #include "mm_panel.h"
 
@@ -166,27 +167,20 @@ V_INLINE void open_all_scales(const enum uma_type type, const uint8_t * w, int64
 // Unpacks groups 0 to 7 of 32 columns to bytes, for a product of the kind `kind_of_bytes`.
 static inline void open_32(enum uma_type type, struct panel * p, const uint8_t * q, int64_t group) {
     const struct uma_type_info info = uma_type_info(type);
-    struct fifth_bits fifth = { vi_set1(0), vi_set1(0) };
-    if (info.bits == 5) fifth = fifth_bits_at(q + 16 * V_LANES);
-    for (int k = 0; k < 4; k++) {
-        vi low, high;
-        nibbles(q + k * V_LANES * 4, &low, &high);
-        if (info.bits == 5) {
-            add_fifth(&fifth, &low, &high);
-        } else if (info.is_signed) {
-            low = vi_lookup(p->table, low);
-            high = vi_lookup(p->table, high);
-        }
-        put4(p, group + k, low);
-        put4(p, group + 4 + k, high);
+    V_UNROLL for (int g = 0; g < 8; g++) {
+        vi w = nibbles(q + g % 4 * V_LANES * 4, g / 4);
+        if (info.bits == 5) w = vi_or(w, fifth_bits(q + 16 * V_LANES, g));
+        else if (uma_has_table(type)) w = vi_lookup(p->table, w);
+        put4(p, group + g, w);
     }
 }
 
 // Returns a format's table as bytes for the product: its 16 values, repeated to fill the vector.
 static inline vi table_of(enum uma_type type) {
     const int8_t * values = type == UMA_MXFP4 ? UMA_FP4_VALUES : UMA_IQ4_VALUES;
+    const int added = type == UMA_MXFP4 ? uma_type_info(type).offset : V_S8_BIAS;
     uint8_t bytes[V_LANES * 4];
-    for (int i = 0; i < V_LANES * 4; i++) bytes[i] = (uint8_t)(values[i % 16] + V_S8_BIAS);
+    for (int i = 0; i < V_LANES * 4; i++) bytes[i] = (uint8_t)(values[i % 16] + added);
     return vi_load(bytes);
 }
 
@@ -200,7 +194,9 @@ static void open_arranged(const struct uma_mm * mm, int64_t out, int64_t col, in
     const uint8_t * q = arranged_at(mm, out) + arranged_scales(type, mm->n_in) + (size_t)(col / 32)
         * arranged_run(type);
     const int64_t n_blocks = n / info.block;
-    switch (type) { // one loop for each type, so that the type is not checked per block
+    p->scales = scales;
+    switch (is_summed_by_block(mm) ? UMA_N_TYPES : type) { // one loop per type: it is not checked for each block
+        case UMA_N_TYPES: break;
         case UMA_Q4_K:
         case UMA_Q5_K: open_all_scales(UMA_Q4_K, scales, n_blocks, p); break;
         case UMA_Q6_K: open_all_scales(UMA_Q6_K, scales, n_blocks, p); break;
@@ -210,7 +206,7 @@ static void open_arranged(const struct uma_mm * mm, int64_t out, int64_t col, in
         case UMA_Q5_1: open_all_scales(UMA_Q4_1, scales, n_blocks, p); break;
         default: open_all_scales(UMA_Q8_0, scales, n_blocks, p); break;
     }
-    if (info.is_signed && info.bits == 4) p->table = table_of(type);
+    if (uma_has_table(type)) p->table = table_of(type);
     const int per_32 = (int)(arranged_panel(type, mm->n_in) / (size_t)(mm->n_in / 32));
     if (is_in_place) {
         p->q = q;
@@ -227,9 +223,7 @@ static void open_arranged(const struct uma_mm * mm, int64_t out, int64_t col, in
             continue;
         }
         for (int h = 0; h < 2; h++) {
-            vi v[4];
-            six_bits(q + h * 12 * V_LANES, v);
-            for (int g = 0; g < 4; g++) put4(p, b * 8 + h * 4 + g, v[g]);
+            V_UNROLL for (int g = 0; g < 4; g++) put4(p, b * 8 + h * 4 + g, six_bits(q + h * 12 * V_LANES, g));
         }
     }
 }

@@ -11,6 +11,7 @@ struct panel {
     uint8_t * unpacked;
     float * scale;
     float * min;
+    const uint8_t * scales; // of arranged weights whose products are summed by block, as they are stored
     uintptr_t ahead; // the address that is read one panel later: everything before it was prefetched
     uintptr_t until; // the end of the bytes to prefetch now
     size_t lead;     // distance from `ahead` back to the bytes that are read soon; 0: not known
@@ -19,15 +20,23 @@ struct panel {
     int is_sparse;   // one or two rows of bytes prefetch one line in four; the hardware's prefetcher brings the others
 };
 
+#ifdef V_FETCHES_ONCE
+enum { V_FETCHES_TWICE = 0 };
+#else
+enum { V_FETCHES_TWICE = 1 };
+#endif
+
 // Prefetches one line. Reading 16 rows side by side defeats the hardware's prefetchers, but the panel after this one is
 // one run of bytes. Lines come from memory into the second-level cache. In the first-level cache a panel would drive
 // out the unpacked one before it is used (2.2 times slower with a first-level cache of 32 KiB), and the few requests
 // that a first-level cache keeps open would wait for memory. Bytes that are read soon come from the second level into
 // the first. Products of eight rows by arranged Q8_0 then take 1.07 of one row's time (1.19 without the second step,
-// 1.20 if lines come from memory into the first level at once).
+// 1.20 if lines come from memory into the first level at once). With AVX2 the second step costs more than it brings.
+// (Zen 3, 2 cores that each read 200 MiB of weights at once, measured alternately: without it, products of 1, 2, 4 and
+// 8 rows take 0.97, 0.90, 0.95 and 0.99 of the time by Q8_0, and 0.98, 0.96, 0.96 and 0.96 by Q4_K.)
 static inline void fetch_line(const struct panel * p, uintptr_t at) {
     __builtin_prefetch((const void *)at, 0, 2);
-    if (p->lead) __builtin_prefetch((const void *)(at - p->lead), 0, 3);
+    if (V_FETCHES_TWICE && p->lead) __builtin_prefetch((const void *)(at - p->lead), 0, 3);
 }
 
 static inline void fetch_rest(struct panel * p) {
@@ -61,39 +70,23 @@ static inline void fetch_sparsely(struct panel * p, int bytes) {
     p->ahead = end;
 }
 
-// Unpacks groups k and k + 4 from one vector of arranged 4-bit weights.
-V_INLINE void nibbles(const uint8_t * q, vi * low, vi * high) {
-    const vi v = vi_load(q), nibble = vi_set1(0x0f0f0f0f);
-    *low = vi_and(v, nibble);
-    *high = vi_and(vi_srl(v, 4), nibble);
+// Unpacks the low or the high nibbles of one vector of arranged weights.
+V_INLINE vi nibbles(const uint8_t * q, const bool is_high) {
+    const vi v = vi_load(q);
+    return vi_and(is_high ? vi_srl(v, 4) : v, vi_set1(0x0f0f0f0f));
 }
 
-// The fifth bits of groups k and k + 4 as bit 4, for k = 0, 1, 2, 3 in turn.
-struct fifth_bits {
-    vi low, high;
-};
-
-V_INLINE struct fifth_bits fifth_bits_at(const uint8_t * q) {
+// The fifth bits of group g as bit 4: bit g of a byte of `q` is for group g.
+V_INLINE vi fifth_bits(const uint8_t * q, const int g) {
     const vi bits = vi_load(q);
-    return (struct fifth_bits){ vi_sll(bits, 4), bits };
+    return vi_and(g < 4 ? vi_sll(bits, 4 - g) : vi_srl(bits, g - 4), vi_set1(0x10101010));
 }
 
-V_INLINE void add_fifth(struct fifth_bits * f, vi * low, vi * high) {
-    const vi fifth = vi_set1(0x10101010);
-    *low = vi_or(*low, vi_and(f->low, fifth));
-    *high = vi_or(*high, vi_and(f->high, fifth));
-    f->low = vi_srl(f->low, 1);
-    f->high = vi_srl(f->high, 1);
-}
-
-// Unpacks the four groups of 16 columns of 6-bit weights.
-V_INLINE void six_bits(const uint8_t * q, vi out[4]) {
-    const vi nibble = vi_set1(0x0f0f0f0f), pair = vi_set1(0x30303030);
-    const vi a = vi_load(q), b = vi_load(q + V_LANES * 4), high = vi_load(q + V_LANES * 8);
-    out[0] = vi_or(vi_and(a, nibble), vi_and(vi_sll(high, 4), pair));
-    out[1] = vi_or(vi_and(b, nibble), vi_and(vi_sll(high, 2), pair));
-    out[2] = vi_or(vi_and(vi_srl(a, 4), nibble), vi_and(high, pair));
-    out[3] = vi_or(vi_and(vi_srl(b, 4), nibble), vi_and(vi_srl(high, 2), pair));
+// Unpacks group g of 16 columns of 6-bit weights.
+V_INLINE vi six_bits(const uint8_t * q, const int g) {
+    const vi low = vi_load(q + V_LANES * 4 * (g % 2)), high = vi_load(q + V_LANES * 8);
+    const vi nibble = vi_and(g < 2 ? low : vi_srl(low, 4), vi_set1(0x0f0f0f0f));
+    return vi_or(nibble, vi_and(g < 2 ? vi_sll(high, 4 - 2 * g) : vi_srl(high, 2 * g - 4), vi_set1(0x30303030)));
 }
 
 static inline void put4(struct panel * p, int64_t group, vi v) { vi_store(p->unpacked + group * V_LANES * 4, v); }

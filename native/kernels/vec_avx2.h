@@ -18,7 +18,18 @@
 // On a Xeon they take 0.83, 0.86, 0.82 and 0.97 by Q4_K, and 0.82, 0.86, 1.01 and 1.05 by Q6_K; with AVX-VNNI 0.78,
 // 0.78, 0.68 and 0.80 by Q4_K, and 0.79, 0.91, 0.94 and 1.03 by Q5_K.)
 #define V_TILE_ROWS 8
+#define V_ROWS_BY_TWO 6
+#ifdef V_HAS_VNNI
 #define V_QUANT_PANELS 1
+#define V_FEW_PANELS 1
+#else
+// Two panels share each load of activations, of which a core has two per cycle. (One core of a Zen 3, weights in a
+// cache: 2, 3, 4, 5, 6, 10 and 12 rows by Q8_0 take 1.00, 0.91, 0.95, 0.93, 0.95, 0.94 and 0.93 of the time; 7 and 8
+// rows, which one tile of one panel holds, would take 1.02 and 1.01.)
+#define V_QUANT_PANELS 2
+#define V_FEW_PANELS 2
+#define V_FETCHES_ONCE // see fetch_line
+#endif
 #define V_MOST_IN_PLACE 32
 #define V_FETCHES_AT_ONCE // see is_spread
 #define V_MIN_ROWS 1 // as fast as ggml, and a row's result does not depend on how many other rows a call has
@@ -75,6 +86,7 @@ static inline void vi_store(void * p, vi a) { _mm256_storeu_si256(p, a); }
 static inline vi vi_set1(int32_t x) { return _mm256_set1_epi32(x); }
 static inline vi vi_bcast(const void * p) { return _mm256_set1_epi32((int32_t)uma_u32(p)); }
 static inline vi vi_add(vi a, vi b) { return _mm256_add_epi32(a, b); }
+static inline vi vi_sub(vi a, vi b) { return _mm256_sub_epi32(a, b); }
 static inline vi vi_and(vi a, vi b) { return _mm256_and_si256(a, b); }
 static inline vi vi_or(vi a, vi b) { return _mm256_or_si256(a, b); }
 #define vi_srl(a, n) _mm256_srli_epi32(a, n)
@@ -139,21 +151,35 @@ static inline vi vi_dot_u6(vi acc, vi w, vi x) { return _mm256_dpbusd_avx_epi32(
 static inline vi vi_bias_s8(vi w) { return w; }
 static inline vi vi_pairs_u6(vi acc, vi w, vi x) {
     acc = _mm256_add_epi16(acc, _mm256_maddubs_epi16(w, x));
-    __asm__("" : "+x"(acc)); // see vi_dot_u6
+    __asm__("" : "+x"(acc)); // see vi_dot_s16
     return acc;
 }
-static inline vi vi_widen_pairs(vi acc, vi pairs) {
-    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-}
-// The pair sums of maddubs fit into 16 bits: 2 * 63 * 127 here, 2 * 128 * 127 below.
-static inline vi vi_dot_u6(vi acc, vi w, vi x) {
-    acc = _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
+static inline vi vi_dot_s16(vi acc, vi a, vi b) {
+    acc = _mm256_add_epi32(acc, _mm256_madd_epi16(a, b));
     // otherwise gcc adds the products of a sub-block in pairs first, and 16 registers do not hold them
     __asm__("" : "+x"(acc));
     return acc;
 }
+// The pair sums of maddubs fit into 16 bits: 2 * 128 * 127 here, 2 * 63 * 127 below.
+static inline vi vi_pairs_s8(vi w, vi x) {
+    return _mm256_maddubs_epi16(_mm256_sign_epi8(w, w), _mm256_sign_epi8(x, w));
+}
 static inline vi vi_dot_s8(vi acc, vi w, vi x) {
-    return vi_dot_u6(acc, _mm256_sign_epi8(w, w), _mm256_sign_epi8(x, w));
+    return vi_dot_s16(acc, vi_pairs_s8(w, x), _mm256_set1_epi16(1));
+}
+static inline vi vi_dot_u6(vi acc, vi w, vi x) {
+    return vi_dot_s16(acc, _mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1));
+}
+static inline vi vi_load_s8_twice(const void * p) {
+    const __m256i upper = _mm256_setr_epi8(-1, 0, -1, 0, -1, 1, -1, 1, -1, 2, -1, 2, -1, 3, -1, 3,
+        -1, 4, -1, 4, -1, 5, -1, 5, -1, 6, -1, 6, -1, 7, -1, 7);
+    long long bytes;
+    memcpy(&bytes, p, 8);
+    return _mm256_srai_epi16(_mm256_shuffle_epi8(_mm256_set1_epi64x(bytes), upper), 8);
+}
+static inline vi vi_load_s8_pairs(const void * p) {
+    const __m128i v = _mm_loadu_si128(p);
+    return _mm256_cvtepi8_epi16(_mm_unpacklo_epi8(v, _mm_srli_si128(v, 8)));
 }
 #endif
 

@@ -12,7 +12,9 @@
 
 #define V_LANES 16
 #define V_TILE_ROWS 8  // activation rows kept in registers at once
+#define V_ROWS_BY_TWO 6
 #define V_QUANT_PANELS 2
+#define V_FEW_PANELS 1
 #define V_MOST_IN_PLACE 32
 #define V_MIN_ROWS 1
 #define V_BLOCK_COLS 4 // vectors per row in a register block of f32 products
@@ -75,6 +77,7 @@ static inline vf vf_bcast(const float * p) { return _mm512_set1_ps(*p); }
 static inline void vi_store(void * p, vi a) { _mm512_storeu_si512(p, a); }
 static inline vi vi_set1(int32_t x) { return _mm512_set1_epi32(x); }
 static inline vi vi_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
+static inline vi vi_sub(vi a, vi b) { return _mm512_sub_epi32(a, b); }
 static inline vi vi_and(vi a, vi b) { return _mm512_and_si512(a, b); }
 static inline vi vi_or(vi a, vi b) { return _mm512_or_si512(a, b); }
 #define vi_srl(a, n) _mm512_srli_epi32(a, n)
@@ -158,15 +161,25 @@ V_INLINE vi vi_dot_at(vi acc, vi w, const int8_t * x) {
 #define V_HAS_PAIRS
 static inline vi vi_bias_s8(vi w) { return w; }
 static inline vi vi_pairs_u6(vi acc, vi w, vi x) { return _mm512_add_epi16(acc, _mm512_maddubs_epi16(w, x)); }
-static inline vi vi_widen_pairs(vi acc, vi pairs) {
-    return _mm512_add_epi32(acc, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
-}
-static inline vi vi_dot_u6(vi acc, vi w, vi x) {
-    return _mm512_add_epi32(acc, _mm512_madd_epi16(_mm512_maddubs_epi16(w, x), _mm512_set1_epi16(1)));
+static inline vi vi_dot_s16(vi acc, vi a, vi b) { return _mm512_add_epi32(acc, _mm512_madd_epi16(a, b)); }
+static inline vi vi_pairs_s8(vi w, vi x) {
+    const vi signed_x = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w), _mm512_setzero_si512(), x);
+    return _mm512_maddubs_epi16(_mm512_abs_epi8(w), signed_x);
 }
 static inline vi vi_dot_s8(vi acc, vi w, vi x) {
-    const vi signed_x = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w), _mm512_setzero_si512(), x);
-    return vi_dot_u6(acc, _mm512_abs_epi8(w), signed_x);
+    return vi_dot_s16(acc, vi_pairs_s8(w, x), _mm512_set1_epi16(1));
+}
+static inline vi vi_dot_u6(vi acc, vi w, vi x) {
+    return vi_dot_s16(acc, _mm512_maddubs_epi16(w, x), _mm512_set1_epi16(1));
+}
+static inline vi vi_load_s8_twice(const void * p) {
+    const vi v = _mm512_cvtepi8_epi32(_mm_loadu_si128(p));
+    return _mm512_mask_blend_epi16(0xaaaaaaaa, v, _mm512_slli_epi32(v, 16));
+}
+static inline vi vi_load_s8_pairs(const void * p) {
+    const vi low = _mm512_cvtepi8_epi32(_mm_loadu_si128(p)),
+        high = _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p + 1));
+    return _mm512_mask_blend_epi16(0xaaaaaaaa, low, _mm512_slli_epi32(high, 16));
 }
 #endif
 

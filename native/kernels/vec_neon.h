@@ -25,7 +25,9 @@
 
 #define V_LANES 4
 #define V_TILE_ROWS 8
+#define V_ROWS_BY_TWO 6
 #define V_QUANT_PANELS 2
+#define V_FEW_PANELS 1
 #ifdef V_HAS_I8MM
 #define V_MOST_IN_PLACE 0 // smmla needs bytes
 #else
@@ -70,6 +72,7 @@ static inline vi vi_set1(int32_t x) { return vdupq_n_s32(x); }
 static inline vi vi_bcast(const void * p) { return vdupq_n_s32((int32_t)uma_u32(p)); }
 static inline vi vi_add(vi a, vi b) { return vaddq_s32(a, b); }
 static inline vi vi_and(vi a, vi b) { return vandq_s32(a, b); }
+static inline vi vi_sub(vi a, vi b) { return vsubq_s32(a, b); }
 static inline vi vi_or(vi a, vi b) { return vorrq_s32(a, b); }
 static inline vi vi_srl(vi a, int n) {
     return vreinterpretq_s32_u32(vshlq_u32(vreinterpretq_u32_s32(a), vdupq_n_s32(-n)));

@@ -20,7 +20,9 @@
 #define V_END          // ends the compiler's target section that the header began
 #define V_LANES 8
 #define V_TILE_ROWS 4  // activation rows kept in registers at once: 4 or 8
+#define V_ROWS_BY_TWO 3  // activation rows kept in registers if two panels are multiplied at once
 #define V_QUANT_PANELS 1 // quantised panels multiplied at once when there are many rows: 1 or 2, as registers allow
+#define V_FEW_PANELS 1   // the same for few rows, and for weights of 4 bits in place
 #define V_MOST_IN_PLACE 8 // up to this many rows, weights below 8 bits are unpacked per tile, not stored as bytes
 #define V_MIN_ROWS 2     // with fewer rows these kernels are no faster than ggml
 #define V_BLOCK_COLS 1 // vectors per row in a register block of f32 products
@@ -70,6 +72,7 @@ static inline vi vi_set1(int32_t x) { vi r; V_EACH r.i[l] = x; return r; }
 static inline vi vi_bcast(const void * p) { int32_t x; memcpy(&x, p, 4); return vi_set1(x); } // 4 bytes to every lane
 static inline vi vi_add(vi a, vi b) { V_EACH a.u[l] += b.u[l]; return a; }
 static inline vi vi_and(vi a, vi b) { V_EACH a.u[l] &= b.u[l]; return a; }
+static inline vi vi_sub(vi a, vi b) { V_EACH a.u[l] -= b.u[l]; return a; }
 static inline vi vi_or(vi a, vi b) { V_EACH a.u[l] |= b.u[l]; return a; }
 static inline vi vi_srl(vi a, int n) { V_EACH a.u[l] >>= n; return a; }
 static inline vi vi_sll(vi a, int n) { V_EACH a.u[l] <<= n; return a; }
@@ -110,7 +113,8 @@ static inline vi vi_dot_s8(vi acc, vi w, vi x) {
     return acc;
 }
 static inline vi vi_dot_u6(vi acc, vi w, vi x) { return vi_dot_s8(acc, w, x); }
-// If V_HAS_PAIRS is defined there are also vi_pairs_u6, acc + the sums of pairs of such products in twice as many s16
-// lanes, and vi_widen_pairs, acc + the sums of two of those.
+// If V_HAS_PAIRS is defined there are also these, with twice as many s16 lanes: vi_pairs_s8, the sums of pairs of such
+// products; vi_pairs_u6, acc + those; vi_dot_s16, acc + the sums of two products of s16; vi_load_s8_twice, the s8 of
+// each lane at p, in both s16 of the lane; and vi_load_s8_pairs, the s8 of each lane at p and at p + V_LANES.
 
 #endif
