@@ -1,4 +1,5 @@
 // Runs llama_decode with ggml's own kernels and with ours, on one model: check_llama MODEL [N_PERPLEXITY_TOKENS]
+// (a multiple of 128: each of four windows is read 32 tokens at a time)
 // It prints one line per scenario: name, rms of the logits, rows; then our difference from ggml, and the difference
 // between two of ggml's own ways. Each difference is an rms and a widest gap: the largest distance, in the second one's
 // logits, between the tokens that the two prefer in the same row. Last come the counts of our operations and both
@@ -109,13 +110,14 @@ static void scenario(const char * name, const llama_token * tokens, int depth, i
 
 static void scenarios(struct llama_model * model, const llama_token * tokens, enum ggml_type kv_type, bool is_unified) {
     // the deepest first: each reads from the beginning that the one before has left
-    static const int SHAPES[][3] = { { 600, 1, 1 }, { 600, 4, 1 }, { 200, 1, 65 }, { 100, 1, 5 }, { 70, 4, 9 }, {
+    static const int SHAPES[][3] = { { 600, 1, 1 }, { 300, 4, 1 }, { 200, 1, 65 }, { 100, 1, 5 }, { 70, 4, 9 }, {
         0, 1, 1 } };
     open_context(model, kv_type, is_unified);
     uma_ggml_enable(0);
     for (int s = 0; s < N_SEQ; s++) {
-        for (int p = 0; p < SHAPES[0][0]; p += MAX_BATCH)
-            decode(tokens, s, s + 1, p, SHAPES[0][0] - p < MAX_BATCH ? SHAPES[0][0] - p : MAX_BATCH, NULL);
+        const int depth = SHAPES[s > 0][0];
+        for (int p = 0; p < depth; p += MAX_BATCH)
+            decode(tokens, s, s + 1, p, depth - p < MAX_BATCH ? depth - p : MAX_BATCH, NULL);
     }
     for (size_t i = 0; i < sizeof SHAPES / sizeof *SHAPES; i++) {
         char name[64];
@@ -145,41 +147,48 @@ static double surprise(const float * row, llama_token t) {
     return log(sum) - (double)(row[t] - max);
 }
 
-static double perplexity(const llama_token * text, int n, uint32_t ops) {
-    float * rows = malloc((size_t)128 * (size_t)n_vocab * 4);
+// `text`: windows of `n_window` tokens, N_CTX apart
+static double perplexity(const llama_token * text, int n_windows, int n_window, uint32_t ops) {
+    enum { N_EACH = 32 };
+    float * rows = malloc((size_t)(N_SEQ * N_EACH) * (size_t)n_vocab * 4);
     double sum = 0;
     int count = 0;
     uma_ggml_enable(ops);
-    for (int start = 0; start + N_CTX <= n; start += N_CTX) {
+    for (int w = 0; w < n_windows; w += N_SEQ, text += N_SEQ * N_CTX) {
         forget(0);
-        for (int p = 0; p < N_CTX; p += 128) {
-            decode(text + start, 0, 1, p, 128, rows);
-            for (int i = 0; i < 128 && p + i + 1 < N_CTX; i++, count++)
-                sum += surprise(rows + (size_t)i * (size_t)n_vocab, text[start + p + i + 1]);
+        for (int p = 0; p < n_window; p += N_EACH) {
+            decode(text, 0, N_SEQ, p, N_EACH, rows);
+            for (int i = 0; i < N_SEQ * N_EACH; i++) {
+                const int at = p + i % N_EACH + 1;
+                if (at == n_window) continue;
+                sum += surprise(rows + (size_t)i * (size_t)n_vocab, text[i / N_EACH * N_CTX + at]);
+                count++;
+            }
         }
     }
     free(rows);
     return exp(sum / count);
 }
 
-// Draws the model's own text at temperature 1, in windows. Its perplexity follows from the model's entropy, and any
-// damage raises it.
-static llama_token * own_text(int n) {
-    llama_token * text = malloc((size_t)n * sizeof *text);
-    float * row = malloc((size_t)n_vocab * 4);
+// Draws the model's own text at temperature 1, in windows, as many at once as there are sequences. Its perplexity
+// follows from the model's entropy, and any damage raises it.
+static llama_token * own_text(int n_windows, int n_window) {
+    llama_token * whole = malloc((size_t)(n_windows * N_CTX) * sizeof *whole);
+    float * rows = malloc((size_t)N_SEQ * (size_t)n_vocab * 4);
     uma_ggml_enable(0);
     llama_set_n_threads(ctx, 1, 1); // many tiny graphs: a second thread would mostly wait
-    for (int i = 0; i < n; i++) {
-        if (i % N_CTX == 0) {
-            forget(0);
-            text[i] = (llama_token)rand_below((uint32_t)n_vocab);
+    for (int w = 0; w < n_windows; w += N_SEQ) {
+        llama_token * text = whole + w * N_CTX;
+        forget(0);
+        for (int s = 0; s < N_SEQ; s++) text[s * N_CTX] = (llama_token)rand_below((uint32_t)n_vocab);
+        for (int i = 0; i + 1 < n_window; i++) {
+            decode(text, 0, N_SEQ, i, 1, rows);
+            for (int s = 0; s < N_SEQ; s++) text[s * N_CTX + i + 1] = draw(rows + (size_t)s * (size_t)n_vocab);
         }
-        decode(text + i / N_CTX * N_CTX, 0, 1, i % N_CTX, 1, row);
-        if ((i + 1) % N_CTX && i + 1 < n) text[i + 1] = draw(row);
     }
-    free(row);
+    free(rows);
     llama_set_n_threads(ctx, 2, 2);
-    return text;
+    return whole;
 }
 
 int main(int argc, char ** argv) {
@@ -199,11 +208,14 @@ int main(int argc, char ** argv) {
     scenarios(model, tokens, GGML_TYPE_Q8_0, false);
     printf("counts");
     for (int i = 0; i < UMA_GGML_N_OPS; i++) printf(" %llu", (unsigned long long)uma_ggml_count((enum uma_ggml_op)i));
-    const int n_text = argc > 2 ? atoi(argv[2]) / N_CTX * N_CTX : 0;
-    if (n_text > 0) {
+    // windows of at most N_CTX tokens; few tokens make shorter ones, which all sequences read at once
+    const int n_text = argc > 2 ? atoi(argv[2]) : 0, n_window = n_text < N_SEQ * N_CTX ? n_text / N_SEQ : N_CTX;
+    if (n_window > 0) {
+        const int n_windows = n_text / n_window / N_SEQ * N_SEQ;
         open_context(model, GGML_TYPE_F16, false);
-        const llama_token * text = own_text(n_text);
-        printf("\nperplexity %d %.6f %.6f", n_text, perplexity(text, n_text, 0), perplexity(text, n_text, ALL_OPS));
+        const llama_token * text = own_text(n_windows, n_window);
+        printf("\nperplexity %d %.6f %.6f", n_windows * n_window, perplexity(text, n_windows, n_window, 0),
+            perplexity(text, n_windows, n_window, ALL_OPS));
         llama_free(ctx);
     }
     printf("\n");
