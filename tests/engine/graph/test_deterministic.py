@@ -55,7 +55,7 @@ CASES = [
         "cohere2",
     ),
 ]
-N_SCHEDULES = 10_000 // (2 * len(CASES) + 9) + 1 if IS_FULL else 4
+N_SCHEDULES = 10_000 // (2 * len(CASES) + 9) + 1 if IS_FULL else 2
 
 pytestmark = pytest.mark.skipif(not use_kernels(True), reason="no kernels of ours for this processor")
 

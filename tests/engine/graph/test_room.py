@@ -4,6 +4,7 @@ of reserved pages.
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -142,7 +143,8 @@ def test_residency_counts_whole_pages_that_are_computed(pool: Pool) -> None:
     pool.run()
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.fuzz
+@pytest.mark.parametrize("seed", range(60 if os.environ.get("UMA_FUZZ") == "full" else 3))
 def test_nobody_runs_out_of_what_was_reserved(pool: Pool, seed: int) -> None:
     """Random requests with a common prefix, some of them cancelled: all others get all their tokens."""
     rng = random.Random(seed)
