@@ -128,13 +128,23 @@ static void scenarios(struct llama_model * model, const llama_token * tokens, en
     llama_free(ctx);
 }
 
-static llama_token draw(const float * row) {
-    const float max = row[best(row)];
+// Returns the sum of exp(logit - max); the terms go to `terms` if it is given. expf: in f64 this took most of the time
+// of small models.
+static double exp_sum(const float * row, float max, float * terms) {
     double sum = 0;
-    for (int i = 0; i < n_vocab; i++) sum += exp((double)(row[i] - max));
-    double left = sum * (rand_below(1 << 30) / (double)(1 << 30));
     for (int i = 0; i < n_vocab; i++) {
-        left -= exp((double)(row[i] - max));
+        const float e = expf(row[i] - max);
+        if (terms) terms[i] = e;
+        sum += (double)e;
+    }
+    return sum;
+}
+
+// Draws a token, and overwrites the logits.
+static llama_token draw(float * row) {
+    double left = exp_sum(row, row[best(row)], row) * (rand_below(1 << 30) / (double)(1 << 30));
+    for (int i = 0; i < n_vocab; i++) {
+        left -= (double)row[i];
         if (left < 0) return i;
     }
     return n_vocab - 1;
@@ -142,9 +152,7 @@ static llama_token draw(const float * row) {
 
 static double surprise(const float * row, llama_token t) {
     const float max = row[best(row)];
-    double sum = 0;
-    for (int i = 0; i < n_vocab; i++) sum += exp((double)(row[i] - max));
-    return log(sum) - (double)(row[t] - max);
+    return log(exp_sum(row, max, NULL)) - (double)(row[t] - max);
 }
 
 // `text`: windows of `n_window` tokens, N_CTX apart
