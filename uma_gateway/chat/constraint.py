@@ -36,6 +36,7 @@ class Schemas:
         self.one_call = one_call  # the answer calls one tool at most
         self.tools = {tool["function"]["name"]: tool["function"] for tool in tools}
         self._json_schema, self._is_strict = json_schema, is_strict
+        self._made: dict[str, Schema] = {}
 
     @lazy
     def _text(self) -> str:
@@ -56,7 +57,14 @@ class Schemas:
         return found
 
     def __call__(self, name: str) -> Schema:
-        """Return the schema in the daemon's form; any JSON if the name is unknown."""
+        """Return the schema in the daemon's form; any JSON if the name is unknown. Not to be changed: a parser is read
+        several times, and gets the same schema each time.
+        """
+        if name not in self._made:
+            self._made[name] = self._make(name)
+        return self._made[name]
+
+    def _make(self, name: str) -> Schema:
         if name.startswith("response-format") and self._json_schema is not None:
             return constrained(self._json_schema, self._is_strict)
         tool = self.tools.get(name.removeprefix("tool-").removesuffix("-schema"))

@@ -121,7 +121,7 @@ class Sequence(Node):
 
     @lazy
     def more(self) -> Letters:
-        ends = _reached(self.items[::-1])  # the last item that takes text, and those after it
+        ends = list(_reached(self.items[::-1]))  # the last item that takes text, and those after it
         # if an item can take text of the next one, a text can be split, and then continue, in two ways
         unclear = [item.alphabet for i, item in enumerate(self.items[:-1]) if runs_into(item, self.items[i + 1 :])]
         return union(
@@ -215,7 +215,12 @@ def union(sets: Iterable[Letters]) -> Letters:
 
 def first_of(items: Iterable[Node]) -> Letters:
     """Return the characters that can begin a text of these items, one after the other."""
-    return union(item.first for item in _reached(tuple(items)))
+    found = NONE
+    for item in items:  # most often there is one item to look at
+        found = found | item.first if found else item.first
+        if not item.nullable:
+            break
+    return found
 
 
 def shorter(text: str, texts: Set[str]) -> list[int]:
@@ -225,7 +230,7 @@ def shorter(text: str, texts: Set[str]) -> list[int]:
 
 def begins_of(items: Iterable[Node]) -> Texts:
     """Return texts such that each text of these items in sequence begins with one of them, if it is not empty."""
-    return frozenset().union(*(item.begins for item in _reached(tuple(items))))
+    return frozenset().union(*(item.begins for item in _reached(items)))
 
 
 def runs_into(node: Node, rest: Collection[Node]) -> bool:
@@ -243,10 +248,12 @@ def _apart(some: Texts, others: Texts) -> bool:
     )
 
 
-def _reached(items: tuple[Node, ...]) -> list[Node]:
-    """Return the items up to and including the first one that is not nullable."""
-    n_nullable = next((i for i, item in enumerate(items) if not item.nullable), len(items))
-    return list(items[: n_nullable + 1])
+def _reached(items: Iterable[Node]) -> Iterator[Node]:
+    """Yield the items up to and including the first one that is not nullable."""
+    for item in items:
+        yield item
+        if not item.nullable:
+            return
 
 
 class Grammar:
@@ -400,10 +407,7 @@ class Grammar:
         if isinstance(node, Until):
             return self._bounded(node, rest, settled_rest)
         if isinstance(node, Sequence):
-            for item in reversed(node.items):
-                settled_rest = self._settle(item, rest, settled_rest)
-                rest = self.sequence(item, rest)
-            return settled_rest
+            return self._settle_items(node.items, rest, settled_rest)
         if isinstance(node, Choice):
             return self.choice(*(self._settle(item, rest, settled_rest) for item in node.items))
         assert isinstance(node, Repeat)
@@ -411,16 +415,25 @@ class Grammar:
             return self.choice(self._settle(node.item, rest, settled_rest), settled_rest)
         return self._loop(node, rest, settled_rest)
 
+    def _settle_items(self, items: tuple[Node, ...], rest: Node, settled_rest: Node) -> Node:
+        """Settle the items of a sequence. What follows an item is put together only for one that ends open: a call has
+        many items, and each of them would copy all those behind it.
+        """
+        settled = [settled_rest]  # from the last to the first
+        for i in reversed(range(len(items))):
+            if _is_open(items[i]):
+                behind = self.sequence(*items[i + 1 :], rest)
+                settled = [self._settle(items[i], behind, self.sequence(*reversed(settled)))]
+            else:
+                settled.append(self._inside(items[i]))
+        return self.sequence(*reversed(settled))
+
     def _inside(self, node: Node) -> Node:
         """Settle a node that does not end with an open text, so the text after it does not matter."""
         if node not in self._settled:
             result = node
             if isinstance(node, Sequence):
-                result = self.empty
-                rest = self.empty
-                for item in reversed(node.items):
-                    result = self._settle(item, rest, result)
-                    rest = self.sequence(item, rest)
+                result = self._settle_items(node.items, self.empty, self.empty)
             elif isinstance(node, Choice):
                 result = self.choice(*(self._inside(item) for item in node.items))
             elif isinstance(node, Repeat):

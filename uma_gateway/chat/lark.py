@@ -150,8 +150,9 @@ class _Writer:
         lexeme = make.empty
         waiting = _items(node)
         while waiting:
+            goes_on = lexeme is not make.empty and _goes_on(lexeme, waiting)
             item = waiting.pop(0)
-            if lexeme is not make.empty and _goes_on(lexeme, [item, *waiting]):
+            if goes_on:
                 if item.regular:
                     lexeme = make.sequence(lexeme, item)
                     continue
@@ -293,6 +294,10 @@ def _items(node: Node) -> Parts:
     return list(node.items) if isinstance(node, Sequence) else [node]
 
 
+def _last(node: Node) -> Node:
+    return node.items[-1] if isinstance(node, Sequence) else node
+
+
 def _before_literal(make: Grammar, parts: Parts) -> Node:
     """Return the part of an alternative before its first literal; all of it if there is none."""
     items = _items(parts[0]) if parts else []
@@ -348,9 +353,8 @@ def _is_over(lexeme: Node, text: str) -> bool:
 
 def _goes_on(lexeme: Node, rest: list[Node]) -> bool:
     """Whether no cut is possible between the lexeme and the rest."""
-    if _ends_with_delimiter(lexeme):
-        return False  # if it can continue, it should, because the delimiter was then inside the thought
-    return runs_into(lexeme, rest)
+    # a lexeme that ends with a delimiter and can continue should do so: the delimiter was then inside the thought
+    return runs_into(lexeme, rest) and not _ends_with_delimiter(lexeme)
 
 
 def _is_loop(node: Node) -> TypeGuard[Repeat]:
@@ -359,10 +363,10 @@ def _is_loop(node: Node) -> TypeGuard[Repeat]:
 
 
 def _ends_with_delimiter(node: Node) -> bool:
-    last = _items(node)[-1]
+    last = _last(node)
     if isinstance(last, Choice):
         return any(map(_ends_with_delimiter, last.items)) and all(
-            _ends_with_delimiter(item) or isinstance(_items(item)[-1], Literal) for item in last.items
+            _ends_with_delimiter(item) or isinstance(_last(item), Literal) for item in last.items
         )
     return isinstance(last, UpTo)
 
