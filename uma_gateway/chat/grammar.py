@@ -364,10 +364,11 @@ class Grammar:
             return self._until_after(node, character)
         if isinstance(node, Sequence):
             head, *tail = node.items
+            left = self._after(head, character)
+            if left is None and not head.nullable:
+                return None
             rest = self.sequence(*tail)
-            return self._either(
-                self._then(self._after(head, character), rest), self._after(rest, character) if head.nullable else None
-            )
+            return self._either(self._then(left, rest), self._after(rest, character) if head.nullable else None)
         if isinstance(node, Choice):
             return self._either(*(self._after(item, character) for item in node.items))
         if isinstance(node, Repeat):

@@ -34,7 +34,6 @@ from uma_gateway.chat.templates import Applied
 
 pytestmark = pytest.mark.usefixtures("each_request_once")
 
-WITH_CONSTRAINT = [kind for kind in REQUESTS if kind not in ("plain", "none")]
 UNMARKED = [
     name for name in NAMES if name.startswith("meta-llama-Llama-3.")
 ]  # a call begins like any JSON; only its name shows that it is a call
@@ -124,10 +123,17 @@ def thought(applied: Applied, text: str = "Let me think.") -> str:
     return f"{text}{applied.thinking.end}" if applied.thinking and applied.thinking.is_open else ""
 
 
-@pytest.mark.parametrize("kind", WITH_CONSTRAINT)
-def test_every_constraint_is_a_grammar_that_llguidance_takes(name: str, kind: str) -> None:
-    wire = apply(name, kind).constraint
-    assert wire is not None
+@pytest.mark.parametrize("kind", REQUESTS)
+def test_every_bundled_template_serves_every_kind_of_request(name: str, kind: str) -> None:
+    """Each constraint is a grammar that llguidance takes."""
+    applied = apply(name, kind)
+    assert "Paris" in applied.prompt
+    if kind in ("tools", "required", "named", "json-and-tools"):
+        assert "get_weather" in applied.prompt or (kind == "named" and name in WITHOUT_CALLS)
+    wire = applied.constraint
+    assert (wire is None) is (kind in ("plain", "none"))
+    if wire is None:
+        return
     assert set(wire) <= {"lark", "triggers"}
     assert LLMatcher.validate_grammar(json.dumps({"grammars": [{"lark_grammar": wire["lark"]}]}), None) == ""
     kind_of_trigger = "pattern" if name in UNMARKED else "word"

@@ -328,9 +328,9 @@ def shown(answer: Message) -> tuple[Any, ...]:
 
 
 HARD = {  # texts for which the parser must run at every token
-    "numbers": '<tool_call>\n{"name": "search", "arguments": {"query": "a", "limit": 3, "filters": [' + "12, " * 5_000,
-    "names": '<tool_call>\n{"name": "search", "arguments": {"filters": {' + '"name": {"a": 1}, ' * 1_500,
-    "calls": '<tool_call>\n{"name": "search", "arguments": {"query": "a", "limit": 3}}\n</tool_call>\n' * 300,
+    "numbers": '<tool_call>\n{"name": "search", "arguments": {"query": "a", "limit": 3, "filters": [' + "12, " * 3_500,
+    "names": '<tool_call>\n{"name": "search", "arguments": {"filters": {' + '"name": {"a": 1}, ' * 800,
+    "calls": '<tool_call>\n{"name": "search", "arguments": {"query": "a", "limit": 3}}\n</tool_call>\n' * 190,
     "tags": "text <tool_call text <tool_call " * 1_000,
     "no form": "<tool_call>\nno call " * 1_500,
     "text": "word " * 5_000,
@@ -340,7 +340,7 @@ HARD = {  # texts for which the parser must run at every token
 @pytest.mark.parametrize("text", HARD.values(), ids=HARD)
 def test_the_cost_stays_in_proportion_to_the_answer(text: str) -> None:
     """Counts the bytes that the library parses. Parsing at every token would cost half the answer's length times its
-    number of tokens.
+    number of tokens: from 11 KB on, more than the bound.
     """
     made = Parser(apply("Qwen-Qwen2.5-7B-Instruct", "parallel"))
     for at in range(0, len(text), 4):

@@ -41,16 +41,6 @@ def code_of(error: pytest.ExceptionInfo[ChatError]) -> ChatCode:
     return error.value.code
 
 
-@pytest.mark.parametrize("kind", REQUESTS)
-def test_every_bundled_template_serves_every_kind_of_request(name: str, kind: str) -> None:
-    applied = apply(name, kind)
-    assert "Paris" in applied.prompt
-    if kind not in ("plain", "none") and "Distill" not in name:
-        assert applied.constraint is not None
-    if kind in ("tools", "required", "named", "json-and-tools"):
-        assert "get_weather" in applied.prompt or (kind == "named" and name in WITHOUT_CALLS)
-
-
 def test_templates_without_a_form_of_calls_are_known(name: str) -> None:
     assert templates(name).calls_tools is (name not in WITHOUT_CALLS)
 
