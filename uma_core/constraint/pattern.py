@@ -78,6 +78,8 @@ class Pattern:
     def __init__(self, source: str) -> None:
         """Compile a pattern. Raises: PatternError."""
         self.steps, self.first = _Compiler(source).run()
+        # how each look-ahead begins, and the number of steps found for it: the same at every place of the text
+        self.begun: dict[int, tuple[Refuter | None, int]] = {}
 
     def search(self) -> Search:
         return Search(self)
@@ -87,7 +89,7 @@ class Search:
     """A search in progress. Offsets count all bytes that were pushed."""
 
     def __init__(self, pattern: Pattern) -> None:
-        self._steps, self._first = pattern.steps, pattern.first
+        self._steps, self._first, self._begun = pattern.steps, pattern.first, pattern.begun
         self._at = 0
         self._ways: dict[Key, Way] = {}  # ways that need a byte or the end of the text
         self._reached: dict[Key, Way] = {}  # the best way to each step since the last byte
@@ -163,9 +165,22 @@ class Search:
 
     def _refuter(self, firsts: Iterable[int]) -> Refuter | None:
         """Advance a look-ahead. None: it has matched."""
-        found = set(_reachable(self._steps, firsts))
-        self.n_left -= len(found)
-        return None if any(self._steps[pc].kind == "match" for pc in found) else frozenset(found)
+        refuter, n_steps = self._followed(firsts)
+        self.n_left -= n_steps
+        return refuter
+
+    def _new_refuter(self, first: int) -> Refuter | None:
+        """Begin a look-ahead. It counts as many steps each time, so no result depends on other searches."""
+        if first not in self._begun:
+            self._begun[first] = self._followed([first])
+        refuter, n_steps = self._begun[first]
+        self.n_left -= n_steps
+        return refuter
+
+    def _followed(self, firsts: Iterable[int]) -> tuple[Refuter | None, int]:
+        """Return the steps of a look-ahead that need a byte (None: it has matched), and their number."""
+        found = frozenset(_reachable(self._steps, firsts))
+        return None if any(self._steps[pc].kind == "match" for pc in found) else found, len(found)
 
     def _add(self, first: int, way: Way) -> None:
         """Follow a way to all steps that need a byte. Of two ways to one step, the one that began first is kept."""
@@ -186,7 +201,7 @@ class Search:
             elif step.kind == "group":
                 todo.append((step.next, way if way.group >= 0 else way._replace(group=self._at)))
             elif step.kind == "unless":
-                refuter = self._refuter([step.also])
+                refuter = self._new_refuter(step.also)
                 if refuter is not None and len(way.refuters) < N_REFUTERS_MOST:
                     todo.append((step.next, way._replace(refuters=way.refuters | {refuter})))
             elif not self._at:
