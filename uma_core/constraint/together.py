@@ -67,6 +67,8 @@ def loose_bound(done: dict[int, dict[str, Any]], resolve: Resolve) -> tuple[str,
     3.5), it accepts the whole number that the bound excludes. The branches of an `anyOf` are treated as one range here,
     which refuses slightly too much.
     """
+    if not any("exclusiveMinimum" in schema or "exclusiveMaximum" in schema for schema in done.values()):
+        return "", {}  # most schemas: nothing to compare
     found: dict[int, _Ends] = {}
     for schema in done.values():
         all_ends = [_own(schema), *(found[id(part)] for part in parts(schema, resolve))]
