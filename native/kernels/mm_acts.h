@@ -38,6 +38,15 @@ static inline bool is_summed_by_block(const struct uma_mm * mm) {
     return V_SUMS_PAIRS && mm->is_arranged && is_by_256(mm->type);
 }
 
+// How products are scaled. BY_32: by the scales of 32 columns, of weights and activations. BY_256: by the weights' scales
+// of 32 or 16 columns, and then by the activations' scale of 256. BY_BLOCK: by the weights' scales of 32 or 16 columns in
+// integers, and by all others after 256 columns.
+enum scaling { BY_32, BY_256, BY_BLOCK, N_SCALINGS };
+
+static inline enum scaling scaling_of(const struct uma_mm * mm) {
+    return is_summed_by_block(mm) ? BY_BLOCK : is_by_256(mm->type) ? BY_256 : BY_32;
+}
+
 static inline size_t acts_row_bytes(enum uma_type type, int64_t n_in) {
     return (size_t)n_in + (size_t)(n_in / uma_type_info(type).sub) * 8;
 }
@@ -47,13 +56,12 @@ static inline size_t acts_row_bytes(enum uma_type type, int64_t n_in) {
 // weights in memory: products of 10, 16, 24 and 32 rows take 0.79, 0.80, 0.89 and 0.93 of the time by Q4_K, and 0.77,
 // 0.77, 0.83 and 0.91 by Q6_K.)
 static inline bool multiplies_bits(const struct uma_mm * mm) {
-    const bool is_for_few_rows = mm->is_arranged && uma_type_info(mm->type).bits < 8 && mm->n_rows <= V_MOST_IN_PLACE;
-    return is_for_few_rows || is_summed_by_block(mm);
+    return mm->is_arranged && uma_type_info(mm->type).bits < 8 && mm->n_rows <= V_MOST_IN_PLACE;
 }
 
 // Panels multiplied at once. Two share the loads of the activations, if a tile of rows leaves registers for them.
 static inline int panels_at_once(const struct uma_mm * mm) {
-    if (mm->n_rows > V_TILE_ROWS && !multiplies_bits(mm)) return V_QUANT_PANELS;
+    if (mm->n_rows > V_TILE_ROWS && !multiplies_bits(mm)) return is_summed_by_block(mm) ? 1 : V_QUANT_PANELS;
     if (mm->n_rows > V_ROWS_BY_TWO && mm->n_rows <= V_TILE_ROWS) return 1; // one tile holds all rows
     const int bits = uma_type_info(mm->type).bits;
     return multiplies_bits(mm) && (bits == 5 || bits == 6) ? 1 : V_FEW_PANELS; // unpacking these takes registers, too

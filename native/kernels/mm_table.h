@@ -94,7 +94,7 @@ static int64_t share_fetching(struct panel * p, int n_panels, int64_t n_tiles) {
 static void panels_product(const struct uma_mm * mm, int64_t out, int n, struct scratch * s) {
     const int n_panels = (n + V_LANES - 1) / V_LANES;
     const enum kind kind = is_in_place(mm) ? kind_in_place(mm->type) : kind_of_bytes(mm->type);
-    tile_fn * product = TILES[n_panels - 1][is_by_256(mm->type)][kind];
+    tile_fn * product = TILES[n_panels - 1][scaling_of(mm)][kind];
     const int64_t chunk = mm->n_rows <= 2 && kind == KIND_S8 && is_in_place(mm) ? LONG_CHUNK : CHUNK;
     memset(s->acc, 0, (size_t)mm->n_rows * ACC_ROW * 4);
     start_fetching(mm, out, n_panels, s->panels);

@@ -100,15 +100,19 @@ V_INLINE void fetch_next(struct panel * p, const enum kind kind, const int R) {
     p->ahead += 64;
 }
 
+// The scales at byte `at` of a panel's scales, each in both s16 of its lane; 1 if `at` is negative.
+V_INLINE vi scale_at(const struct panel * p, int64_t at) {
+    return at < 0 ? vi_set1(0x00010001) : vi_load_s8_twice(p->scales + at);
+}
+
 #ifdef V_HAS_I8MM
 #include "mm_dots_i8mm.h"
 #else
-// dot[panel][row] += the products of the R rows of a tile by `sub` columns of each panel, from byte `at` on.
-V_INLINE void sub_dots(vi dot[V_PANELS][V_TILE_ROWS], struct panel * p, int64_t at, const int8_t * q,
-    const int sub, const int R, const int NP,
-                       const enum kind kind) {
+// dot[panel][row] += the products of the R rows of a tile by `sub` columns of each panel, from byte `at` on. If pairs
+// are summed, their sums are multiplied by the scales at `scale`; see scale_at.
+V_INLINE void sub_dots(vi dot[V_PANELS][V_TILE_ROWS], const int64_t scale, struct panel * p, int64_t at,
+    const int8_t * q, const int sub, const int R, const int NP, const enum kind kind) {
     const int n_groups = groups_in_pairs(kind);
-    const vi one = vi_set1(0x00010001);
     if (n_groups) {
         V_UNROLL for (int first = 0; first < sub / 4; first += n_groups) {
             vi pairs[V_PANELS][V_TILE_ROWS];
@@ -122,7 +126,8 @@ V_INLINE void sub_dots(vi dot[V_PANELS][V_TILE_ROWS], struct panel * p, int64_t 
                 }
             }
             V_UNROLL for (int r = 0; r < R; r++) {
-                V_UNROLL for (int i = 0; i < NP; i++) dot[i][r] = vi_dot_s16(dot[i][r], pairs[i][r], one);
+                V_UNROLL for (int i = 0; i < NP; i++)
+                    dot[i][r] = vi_dot_s16(dot[i][r], pairs[i][r], scale_at(p + i, scale));
             }
         }
         return;
@@ -139,8 +144,10 @@ V_INLINE void sub_dots(vi dot[V_PANELS][V_TILE_ROWS], struct panel * p, int64_t 
                 continue;
             }
             const vi x = vi_bcast(q + 4 * r);
-            V_UNROLL for (int i = 0; i < NP; i++)
-                dot[i][r] = kind == KIND_S8 ? vi_dot_s8(dot[i][r], w[i], x) : vi_dot_u6(dot[i][r], w[i], x);
+            V_UNROLL for (int i = 0; i < NP; i++) {
+                if (V_SUMS_PAIRS) dot[i][r] = vi_dot_s16(dot[i][r], vi_pairs_s8(w[i], x), scale_at(p + i, scale));
+                else dot[i][r] = kind == KIND_S8 ? vi_dot_s8(dot[i][r], w[i], x) : vi_dot_u6(dot[i][r], w[i], x);
+            }
         }
     }
 }
@@ -148,8 +155,8 @@ V_INLINE void sub_dots(vi dot[V_PANELS][V_TILE_ROWS], struct panel * p, int64_t 
 
 // Multiplies group g of all rows of a tile by one vector of each panel. The products are added to dot, or to pairs if
 // the kind is summed in pairs.
-V_INLINE void group_dots(vi dot[V_PANELS][V_TILE_ROWS], const vi w[V_PANELS], const vi scale[V_PANELS],
-    const int8_t * q, const int g, const int R, const int NP, const enum kind kind) {
+V_INLINE void group_dots(vi dot[V_PANELS][V_TILE_ROWS], const vi w[V_PANELS], const int64_t scale,
+    const struct panel * p, const int8_t * q, const int g, const int R, const int NP, const enum kind kind) {
     V_UNROLL for (int r = 0; r < R; r++) {
         if (V_DOTS_AT) {
             V_UNROLL for (int i = 0; i < NP; i++) dot[i][r] = vi_dot_at(dot[i][r], w[i], q + 4 * (g * R + r));
@@ -158,7 +165,7 @@ V_INLINE void group_dots(vi dot[V_PANELS][V_TILE_ROWS], const vi w[V_PANELS], co
         const vi x = vi_bcast(q + 4 * (g * R + r));
         V_UNROLL for (int i = 0; i < NP; i++) {
             if (groups_in_pairs(kind)) dot[i][r] = vi_pairs_u6(dot[i][r], w[i], x);
-            else if (V_SUMS_PAIRS) dot[i][r] = vi_dot_s16(dot[i][r], vi_pairs_s8(w[i], x), scale[i]);
+            else if (V_SUMS_PAIRS) dot[i][r] = vi_dot_s16(dot[i][r], vi_pairs_s8(w[i], x), scale_at(p + i, scale));
             else dot[i][r] = kind == KIND_NT_S8 ? vi_dot_s8(dot[i][r], w[i], x) : vi_dot_u6(dot[i][r], w[i], x);
         }
     }
@@ -171,16 +178,16 @@ V_INLINE void clear_rows(vi dot[V_PANELS][V_TILE_ROWS], const int R, const int N
 }
 
 // dot += the pairs' sums, which then start again.
-V_INLINE void widen_rows(vi dot[V_PANELS][V_TILE_ROWS], vi pairs[V_PANELS][V_TILE_ROWS], const vi scale[V_PANELS],
-    const int R, const int NP) {
+V_INLINE void widen_rows(vi dot[V_PANELS][V_TILE_ROWS], vi pairs[V_PANELS][V_TILE_ROWS], const int64_t scale,
+    const struct panel * p, const int R, const int NP) {
     V_UNROLL for (int r = 0; r < R; r++) {
-        V_UNROLL for (int i = 0; i < NP; i++) dot[i][r] = vi_dot_s16(dot[i][r], pairs[i][r], scale[i]);
+        V_UNROLL for (int i = 0; i < NP; i++) dot[i][r] = vi_dot_s16(dot[i][r], pairs[i][r], scale_at(p + i, scale));
     }
     clear_rows(pairs, R, NP);
 }
 
 // dot += the products of groups g and g + 1, whose pairs are summed and widened at once.
-V_INLINE void two_groups(vi dot[V_PANELS][V_TILE_ROWS], const vi scale[V_PANELS], struct panel * p, int64_t at,
+V_INLINE void two_groups(vi dot[V_PANELS][V_TILE_ROWS], const int64_t scale, struct panel * p, int64_t at,
     const int8_t * q, const int g, const int R, const int NP) {
     vi w[V_PANELS], w1[V_PANELS];
     V_UNROLL for (int i = 0; i < NP; i++) w[i] = six_bits(p[i].q + at, g), w1[i] = six_bits(p[i].q + at, g + 1);
@@ -188,14 +195,13 @@ V_INLINE void two_groups(vi dot[V_PANELS][V_TILE_ROWS], const vi scale[V_PANELS]
         const vi x = vi_bcast(q + 4 * (g * R + r)), x1 = vi_bcast(q + 4 * ((g + 1) * R + r));
         V_UNROLL for (int i = 0; i < NP; i++) {
             const vi pairs = vi_pairs_u6(vi_pairs_u6(vi_set1(0), w[i], x), w1[i], x1);
-            dot[i][r] = vi_dot_s16(dot[i][r], pairs, scale[i]);
+            dot[i][r] = vi_dot_s16(dot[i][r], pairs, scale_at(p + i, scale));
         }
     }
 }
 
-// The same as sub_dots, for arranged weights of 4 to 6 bits. If pairs are summed, their sums are multiplied by `scale`,
-// which has s16 lanes.
-V_INLINE void bit_dots(vi dot[V_PANELS][V_TILE_ROWS], const vi scale[V_PANELS], struct panel * p, int64_t at,
+// The same as sub_dots, for arranged weights of 4 to 6 bits in place.
+V_INLINE void bit_dots(vi dot[V_PANELS][V_TILE_ROWS], const int64_t scale, struct panel * p, int64_t at,
     const int8_t * q, const int R, const int NP, const enum kind kind) {
     const bool has_pairs = groups_in_pairs(kind) != 0, has_fifth = kind == KIND_N5 || kind == KIND_N5_MIN;
     const int n_groups = kind == KIND_N6 ? 4 : 8;
@@ -217,9 +223,15 @@ V_INLINE void bit_dots(vi dot[V_PANELS][V_TILE_ROWS], const vi scale[V_PANELS], 
             if (kind == KIND_NT_S8 || kind == KIND_NT_U5) w[i] = vi_lookup(p[i].table, w[i]);
             if (kind == KIND_N6 || n % 2 == 0) fetch_next(p + i, kind, R);
         }
-        group_dots(to, w, scale, q, g, R, NP, kind);
-        if (has_pairs && (n + 1) % groups_in_pairs(kind) == 0) widen_rows(dot, pairs, scale, R, NP);
+        group_dots(to, w, scale, p, q, g, R, NP, kind);
+        if (has_pairs && (n + 1) % groups_in_pairs(kind) == 0) widen_rows(dot, pairs, scale, p, R, NP);
     }
+}
+
+V_INLINE void any_dots(vi dot[V_PANELS][V_TILE_ROWS], const int64_t scale, struct panel * p, int64_t at,
+    const int8_t * q, const int sub, const int R, const int NP, const enum kind kind) {
+    if (bits_of(kind) == 8) sub_dots(dot, scale, p, at, q, sub, R, NP, kind);
+    else bit_dots(dot, scale, p, at, q, R, NP, kind);
 }
 
 V_INLINE void start_fetching_sub(struct panel * p, const int R, const int NP, const enum kind kind) {
@@ -249,7 +261,7 @@ V_INLINE bool has_minimum(const enum kind kind) {
 // 1.00, 0.93, 0.94 and 0.94. Q4_K's two panels and its prefetching are part of this; V_FEW_PANELS and fetch_line tell.)
 V_INLINE void block_sums(vf sum[V_PANELS][V_TILE_ROWS], struct panel * p, const struct part * x, int64_t from,
     const int R, const int NP, const enum kind kind) {
-    const bool has_min = has_minimum(kind), has_offset = kind == KIND_N6;
+    const bool has_min = has_minimum(kind), has_offset = kind == KIND_N6 || kind == KIND_U6_SUB16;
     const int sub = has_offset ? 16 : 32, n_sub = 256 / sub, run = bits_of(kind) * sub / 8 * V_LANES,
         n_halves = has_min ? 2 : 1, n_bytes = has_min ? 2 * n_sub : n_sub, n_rest = has_min || has_offset ? n_sub : 0;
     const int8_t * q = x->q + from * R;
@@ -258,11 +270,9 @@ V_INLINE void block_sums(vf sum[V_PANELS][V_TILE_ROWS], struct panel * p, const 
     vi dot[V_PANELS][V_TILE_ROWS], rest[V_PANELS][V_TILE_ROWS];
     clear_rows(dot, R, NP);
     for (int s = 0; s < n_sub; s++, q += sub * R) {
-        const bool fetches = p->is_fetching;
-        vi scale[V_PANELS];
+        const bool fetches = bits_of(kind) < 8 && p->is_fetching;
         if (fetches) start_fetching_sub(p, R, NP, kind);
-        V_UNROLL for (int i = 0; i < NP; i++) scale[i] = vi_load_s8_twice(p[i].scales + bytes + s * V_LANES);
-        bit_dots(dot, scale, p, (from / sub + s) * run, q, R, NP, kind);
+        any_dots(dot, bytes + s * V_LANES, p, (from / sub + s) * run, q, sub, R, NP, kind);
         if (fetches) end_fetching_sub(p, R, NP, kind);
     }
     clear_rows(rest, R, NP); // the sums of the activations, times the minimums or, for the offset, the scales
@@ -290,7 +300,6 @@ V_INLINE void quant_sums(vf sum[V_PANELS][V_TILE_ROWS], struct panel * p, const 
     int64_t n, const int R, const int NP, const enum kind kind, const bool by_256) {
     const int sub = kind == KIND_U6_SUB16 || kind == KIND_N6 ? 16 : 32;
     const bool has_min = has_minimum(kind), is_signed = kind == KIND_S8 || kind == KIND_NT_S8;
-    const vi ones[V_PANELS] = { vi_set1(0x00010001), vi_set1(0x00010001) };
     const int bits = bits_of(kind), run = bits * sub / 8 * V_LANES; // bytes of a sub-block of one panel
     const int8_t * q = x->q + from * R;
     const float * dc = x->dc + from / sub * 2 * R;
@@ -303,8 +312,7 @@ V_INLINE void quant_sums(vf sum[V_PANELS][V_TILE_ROWS], struct panel * p, const 
             const vi start = starts_at_0 ? vi_set1(0) : vi_bcast(dc + R + r);
             V_UNROLL for (int i = 0; i < NP; i++) dot[i][r] = start;
         }
-        if (bits == 8) sub_dots(dot, p, s * run, q, sub, R, NP, kind);
-        else bit_dots(dot, ones, p, s * run, q, R, NP, kind);
+        any_dots(dot, -1, p, s * run, q, sub, R, NP, kind);
         if (fetches) end_fetching_sub(p, R, NP, kind);
         V_UNROLL for (int i = 0; i < NP; i++) {
             const vf scale = vf_load(p[i].scale + s * V_LANES);
@@ -320,19 +328,19 @@ V_INLINE void quant_sums(vf sum[V_PANELS][V_TILE_ROWS], struct panel * p, const 
     }
 }
 
-// acc[row][V_PANELS * V_LANES] += the product of NP panels and R rows over n columns. With by_256 activations have one
-// scale per 256 columns, so it is applied to the sum over these columns. (2 cores with AVX-512: with Q6_K a prompt is
+// acc[row][V_PANELS * V_LANES] += the product of NP panels and R rows over n columns. If activations have one scale per
+// 256 columns, it is applied to the sum over these columns. (2 cores with AVX-512: with Q6_K a prompt is
 // read 1.12 times as fast as with a scaling per sub-block.)
 V_INLINE void tile_product(struct panel * p, const struct part * x, float * acc, int64_t n, const int R, const int NP,
-    const enum kind kind, const bool by_256) {
+    const enum kind kind, const enum scaling by) {
     const int sub = kind == KIND_U6_SUB16 || kind == KIND_N6 ? 16 : 32;
     vf sum[V_PANELS][V_TILE_ROWS], part[V_PANELS][V_TILE_ROWS];
     V_UNROLL for (int r = 0; r < R; r++) {
         V_UNROLL for (int i = 0; i < NP; i++) sum[i][r] = vf_load(acc + (r * V_PANELS + i) * V_LANES);
     }
-    if (!by_256) quant_sums(sum, p, x, 0, n, R, NP, kind, false);
-    for (int64_t from = 0; by_256 && from < n; from += 256) {
-        if (V_SUMS_PAIRS && bits_of(kind) < 8) {
+    if (by == BY_32) quant_sums(sum, p, x, 0, n, R, NP, kind, false);
+    for (int64_t from = 0; by != BY_32 && from < n; from += 256) {
+        if (by == BY_BLOCK) {
             block_sums(sum, p, x, from, R, NP, kind);
             continue;
         }
@@ -353,10 +361,10 @@ V_INLINE void tile_product(struct panel * p, const struct part * x, float * acc,
 // Tile heights never exceed most_tile_rows: the cases beyond it would not fit the registers and are left out.
 #define ROWS(R)                                                                                                \
     case R:                                                                                                    \
-        if (R <= (NP == 2 ? V_ROWS_BY_TWO : V_TILE_ROWS)) tile_product(p, x, acc, n, R, NP, kind, by_256);     \
+        if (R <= (NP == 2 ? V_ROWS_BY_TWO : V_TILE_ROWS)) tile_product(p, x, acc, n, R, NP, kind, by);     \
         break;
 V_INLINE void any_tile(struct panel * p, const struct part * x, float * acc, int64_t n, const int NP,
-    const enum kind kind, const bool by_256) {
+    const enum kind kind, const enum scaling by) {
     switch (x->n_rows) {
         ROWS(1) ROWS(2) ROWS(3) ROWS(4)
 #if V_TILE_ROWS == 8
@@ -368,89 +376,44 @@ V_INLINE void any_tile(struct panel * p, const struct part * x, float * acc, int
 
 typedef void tile_fn(struct panel * p, const struct part * x, float * acc, int64_t n);
 
-#define TILE(name, NP, kind, by_256)                                                      \
-    static void name(struct panel * p, const struct part * x, float * acc, int64_t n) {   \
-        any_tile(p, x, acc, n, NP, kind, by_256); }
-TILE(one_s8, 1, KIND_S8, false)
-TILE(one_u6, 1, KIND_U6, false)
-TILE(one_u6_min, 1, KIND_U6_MIN, false)
-TILE(one_u4, 1, KIND_U4, false)
-TILE(one_u4_min, 1, KIND_U4_MIN, false)
-TILE(one_s8_k, 1, KIND_S8, true)
-TILE(one_u6_sub16_k, 1, KIND_U6_SUB16, true)
-TILE(one_u6_min_k, 1, KIND_U6_MIN, true)
-TILE(one_u4_min_k, 1, KIND_U4_MIN, true)
-#ifndef V_HAS_I8MM
-TILE(one_n4, 1, KIND_N4, false)
-TILE(one_n4_min, 1, KIND_N4_MIN, false)
-TILE(one_n5, 1, KIND_N5, false)
-TILE(one_n5_min, 1, KIND_N5_MIN, false)
-TILE(one_nt_s8, 1, KIND_NT_S8, false)
-TILE(one_nt_u5, 1, KIND_NT_U5, false)
-TILE(one_n4_min_k, 1, KIND_N4_MIN, true)
-TILE(one_n5_min_k, 1, KIND_N5_MIN, true)
-TILE(one_n6_k, 1, KIND_N6, true)
-TILE(one_nt_s8_k, 1, KIND_NT_S8, true)
+// The tiles that a type needs: F(panels, kind, scaling). Kinds with bits (N, NT) are arranged weights in place.
+#define BYTES_BY_32(F, NP) F(NP, S8, BY_32) F(NP, U6, BY_32) F(NP, U6_MIN, BY_32) F(NP, U4, BY_32) F(NP, U4_MIN, BY_32)
+#define PLAIN_BY_256(F, NP) F(NP, U6_SUB16, BY_256) F(NP, U4_MIN, BY_256)
+#define FOUR_BITS_BY_32(F, NP) F(NP, N4, BY_32) F(NP, N4_MIN, BY_32) F(NP, NT_S8, BY_32) F(NP, NT_U5, BY_32)
+#ifdef V_HAS_PAIRS
+#define OTHERS_BY_256(F, NP) // arranged weights are summed by block
+#define BITS_BY_256(F) F(1, N4_MIN, BY_BLOCK) F(1, N5_MIN, BY_BLOCK) F(1, N6, BY_BLOCK) F(1, NT_S8, BY_BLOCK) \
+    F(1, S8, BY_BLOCK) F(1, U6_SUB16, BY_BLOCK) F(1, U6_MIN, BY_BLOCK) F(1, U4_MIN, BY_BLOCK)
+#define FOUR_BITS_BY_256(F) F(2, N4_MIN, BY_BLOCK) F(2, NT_S8, BY_BLOCK)
+#else
+#define OTHERS_BY_256(F, NP) F(NP, S8, BY_256) F(NP, U6_MIN, BY_256)
+#define BITS_BY_256(F) F(1, N4_MIN, BY_256) F(1, N5_MIN, BY_256) F(1, N6, BY_256) F(1, NT_S8, BY_256)
+#define FOUR_BITS_BY_256(F) F(2, N4_MIN, BY_256) F(2, NT_S8, BY_256)
 #endif
-#if V_QUANT_PANELS == 2
-TILE(two_s8, 2, KIND_S8, false)
-TILE(two_u6, 2, KIND_U6, false)
-TILE(two_u6_min, 2, KIND_U6_MIN, false)
-TILE(two_u4, 2, KIND_U4, false)
-TILE(two_u4_min, 2, KIND_U4_MIN, false)
-TILE(two_s8_k, 2, KIND_S8, true)
-TILE(two_u6_sub16_k, 2, KIND_U6_SUB16, true)
-TILE(two_u6_min_k, 2, KIND_U6_MIN, true)
-TILE(two_u4_min_k, 2, KIND_U4_MIN, true)
+#ifdef V_HAS_I8MM // it multiplies bytes only
+#define TILES_IN_PLACE(F)
+#else
+#define TILES_IN_PLACE(F) FOUR_BITS_BY_32(F, 1) F(1, N5, BY_32) F(1, N5_MIN, BY_32) BITS_BY_256(F)
 #endif
+#define TILES_OF_ONE(F) BYTES_BY_32(F, 1) PLAIN_BY_256(F, 1) OTHERS_BY_256(F, 1) TILES_IN_PLACE(F)
 #if V_FEW_PANELS == 2
-TILE(two_n4, 2, KIND_N4, false)
-TILE(two_n4_min, 2, KIND_N4_MIN, false)
-TILE(two_nt_s8, 2, KIND_NT_S8, false)
-TILE(two_nt_u5, 2, KIND_NT_U5, false)
-TILE(two_n4_min_k, 2, KIND_N4_MIN, true)
-TILE(two_nt_s8_k, 2, KIND_NT_S8, true)
+#define TILES_OF_TWO(F) BYTES_BY_32(F, 2) PLAIN_BY_256(F, 2) OTHERS_BY_256(F, 2) FOUR_BITS_BY_32(F, 2) \
+    FOUR_BITS_BY_256(F)
+#elif V_QUANT_PANELS == 2
+#define TILES_OF_TWO(F) BYTES_BY_32(F, 2) PLAIN_BY_256(F, 2) OTHERS_BY_256(F, 2)
+#else
+#define TILES_OF_TWO(F)
 #endif
-#undef TILE
 
-// [panels - 1][activations have a scale per 256 columns][kind]; kinds that no type has are left out
-static tile_fn * const TILES[V_PANELS][2][N_KINDS] = {
-    {
-        {
-            [KIND_S8] = one_s8, [KIND_U6] = one_u6, [KIND_U6_MIN] = one_u6_min, [KIND_U4] = one_u4,
-            [KIND_U4_MIN] = one_u4_min,
-#ifndef V_HAS_I8MM
-            [KIND_N4] = one_n4, [KIND_N4_MIN] = one_n4_min, [KIND_N5] = one_n5, [KIND_N5_MIN] = one_n5_min,
-            [KIND_NT_S8] = one_nt_s8, [KIND_NT_U5] = one_nt_u5,
-#endif
-        },
-        {
-            [KIND_S8] = one_s8_k, [KIND_U6_SUB16] = one_u6_sub16_k, [KIND_U6_MIN] = one_u6_min_k,
-            [KIND_U4_MIN] = one_u4_min_k,
-#ifndef V_HAS_I8MM
-            [KIND_N4_MIN] = one_n4_min_k, [KIND_N5_MIN] = one_n5_min_k, [KIND_N6] = one_n6_k,
-            [KIND_NT_S8] = one_nt_s8_k,
-#endif
-        },
-    },
-#if V_QUANT_PANELS == 2 // otherwise two panels are never multiplied at once
-    {
-        {
-            [KIND_S8] = two_s8, [KIND_U6] = two_u6, [KIND_U6_MIN] = two_u6_min, [KIND_U4] = two_u4,
-            [KIND_U4_MIN] = two_u4_min,
-#if V_FEW_PANELS == 2
-            [KIND_N4] = two_n4, [KIND_N4_MIN] = two_n4_min, [KIND_NT_S8] = two_nt_s8, [KIND_NT_U5] = two_nt_u5,
-#endif
-        },
-        {
-            [KIND_S8] = two_s8_k, [KIND_U6_SUB16] = two_u6_sub16_k, [KIND_U6_MIN] = two_u6_min_k,
-            [KIND_U4_MIN] = two_u4_min_k,
-#if V_FEW_PANELS == 2
-            [KIND_N4_MIN] = two_n4_min_k, [KIND_NT_S8] = two_nt_s8_k,
-#endif
-        },
-    },
-#endif
-};
+#define DEFINE(NP, kind, by)                                                                                     \
+    static void tile_##NP##_##kind##_##by(struct panel * p, const struct part * x, float * acc, int64_t n) {     \
+        any_tile(p, x, acc, n, NP, KIND_##kind, by); }
+TILES_OF_ONE(DEFINE)
+TILES_OF_TWO(DEFINE)
+#undef DEFINE
+
+#define ENTRY(NP, kind, by) [by][KIND_##kind] = tile_##NP##_##kind##_##by,
+static tile_fn * const TILES[V_PANELS][N_SCALINGS][N_KINDS] = { { TILES_OF_ONE(ENTRY) }, { TILES_OF_TWO(ENTRY) } };
+#undef ENTRY
 
 #endif
