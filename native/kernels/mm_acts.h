@@ -38,9 +38,9 @@ static inline bool is_summed_by_block(const struct uma_mm * mm) {
     return V_SUMS_PAIRS && mm->is_arranged && is_by_256(mm->type);
 }
 
-// How products are scaled. BY_32: by the scales of 32 columns, of weights and activations. BY_256: by the weights' scales
-// of 32 or 16 columns, and then by the activations' scale of 256. BY_BLOCK: by the weights' scales of 32 or 16 columns in
-// integers, and by all others after 256 columns.
+// How products are scaled. BY_32: by the scales of 32 columns, of weights and activations. BY_256: by the weights'
+// scales of 32 or 16 columns, and then by the activations' scale of 256. BY_BLOCK: by the weights' scales of 32 or 16
+// columns in integers, and by all others after 256 columns.
 enum scaling { BY_32, BY_256, BY_BLOCK, N_SCALINGS };
 
 static inline enum scaling scaling_of(const struct uma_mm * mm) {

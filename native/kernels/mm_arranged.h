@@ -167,11 +167,19 @@ V_INLINE void open_all_scales(const enum uma_type type, const uint8_t * w, int64
 // Unpacks groups 0 to 7 of 32 columns to bytes, for a product of the kind `kind_of_bytes`.
 static inline void open_32(enum uma_type type, struct panel * p, const uint8_t * q, int64_t group) {
     const struct uma_type_info info = uma_type_info(type);
-    V_UNROLL for (int g = 0; g < 8; g++) {
-        vi w = nibbles(q + g % 4 * V_LANES * 4, g / 4);
-        if (info.bits == 5) w = vi_or(w, fifth_bits(q + 16 * V_LANES, g));
-        else if (uma_has_table(type)) w = vi_lookup(p->table, w);
-        put4(p, group + g, w);
+    struct fifth_bits fifth = { vi_set1(0), vi_set1(0) };
+    if (info.bits == 5) fifth = fifth_bits_at(q + 16 * V_LANES);
+    for (int k = 0; k < 4; k++) {
+        vi low, high;
+        nibbles(q + k * V_LANES * 4, &low, &high);
+        if (info.bits == 5) {
+            add_fifth(&fifth, &low, &high);
+        } else if (uma_has_table(type)) {
+            low = vi_lookup(p->table, low);
+            high = vi_lookup(p->table, high);
+        }
+        put4(p, group + k, low);
+        put4(p, group + 4 + k, high);
     }
 }
 
@@ -223,7 +231,9 @@ static void open_arranged(const struct uma_mm * mm, int64_t out, int64_t col, in
             continue;
         }
         for (int h = 0; h < 2; h++) {
-            V_UNROLL for (int g = 0; g < 4; g++) put4(p, b * 8 + h * 4 + g, six_bits(q + h * 12 * V_LANES, g));
+            vi v[4];
+            six_bits(q + h * 12 * V_LANES, v);
+            for (int g = 0; g < 4; g++) put4(p, b * 8 + h * 4 + g, v[g]);
         }
     }
 }

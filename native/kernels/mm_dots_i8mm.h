@@ -22,9 +22,9 @@ V_INLINE void panel_dots(vi * dot, const uint8_t * w, const int8_t * q, const in
     }
 }
 
-V_INLINE void sub_dots(vi dot[V_PANELS][V_TILE_ROWS], const int64_t scale, const struct panel * p, int64_t at,
-    const int8_t * q, const int sub, const int R, const int NP, const enum kind kind) {
-    (void)scale, (void)kind;
+V_INLINE void sub_dots(vi dot[V_PANELS][V_TILE_ROWS], const struct panel * p, int64_t at, const int8_t * q,
+    const int sub, const int R, const int NP, const enum kind kind) {
+    (void)kind;
     V_UNROLL for (int i = 0; i < NP; i++) panel_dots(dot[i], p[i].q + at, q, sub, R);
 }
 

@@ -70,23 +70,39 @@ static inline void fetch_sparsely(struct panel * p, int bytes) {
     p->ahead = end;
 }
 
-// Unpacks the low or the high nibbles of one vector of arranged weights.
-V_INLINE vi nibbles(const uint8_t * q, const bool is_high) {
-    const vi v = vi_load(q);
-    return vi_and(is_high ? vi_srl(v, 4) : v, vi_set1(0x0f0f0f0f));
+// Unpacks groups k and k + 4 from one vector of arranged 4-bit weights.
+V_INLINE void nibbles(const uint8_t * q, vi * low, vi * high) {
+    const vi v = vi_load(q), nibble = vi_set1(0x0f0f0f0f);
+    *low = vi_and(v, nibble);
+    *high = vi_and(vi_srl(v, 4), nibble);
 }
 
-// The fifth bits of group g as bit 4: bit g of a byte of `q` is for group g.
-V_INLINE vi fifth_bits(const uint8_t * q, const int g) {
+// The fifth bits of groups k and k + 4 as bit 4, for k = 0, 1, 2, 3 in turn.
+struct fifth_bits {
+    vi low, high;
+};
+
+V_INLINE struct fifth_bits fifth_bits_at(const uint8_t * q) {
     const vi bits = vi_load(q);
-    return vi_and(g < 4 ? vi_sll(bits, 4 - g) : vi_srl(bits, g - 4), vi_set1(0x10101010));
+    return (struct fifth_bits){ vi_sll(bits, 4), bits };
 }
 
-// Unpacks group g of 16 columns of 6-bit weights.
-V_INLINE vi six_bits(const uint8_t * q, const int g) {
-    const vi low = vi_load(q + V_LANES * 4 * (g % 2)), high = vi_load(q + V_LANES * 8);
-    const vi nibble = vi_and(g < 2 ? low : vi_srl(low, 4), vi_set1(0x0f0f0f0f));
-    return vi_or(nibble, vi_and(g < 2 ? vi_sll(high, 4 - 2 * g) : vi_srl(high, 2 * g - 4), vi_set1(0x30303030)));
+V_INLINE void add_fifth(struct fifth_bits * f, vi * low, vi * high) {
+    const vi fifth = vi_set1(0x10101010);
+    *low = vi_or(*low, vi_and(f->low, fifth));
+    *high = vi_or(*high, vi_and(f->high, fifth));
+    f->low = vi_srl(f->low, 1);
+    f->high = vi_srl(f->high, 1);
+}
+
+// Unpacks the four groups of 16 columns of 6-bit weights.
+V_INLINE void six_bits(const uint8_t * q, vi out[4]) {
+    const vi nibble = vi_set1(0x0f0f0f0f), pair = vi_set1(0x30303030);
+    const vi a = vi_load(q), b = vi_load(q + V_LANES * 4), high = vi_load(q + V_LANES * 8);
+    out[0] = vi_or(vi_and(a, nibble), vi_and(vi_sll(high, 4), pair));
+    out[1] = vi_or(vi_and(b, nibble), vi_and(vi_sll(high, 2), pair));
+    out[2] = vi_or(vi_and(vi_srl(a, 4), nibble), vi_and(high, pair));
+    out[3] = vi_or(vi_and(vi_srl(b, 4), nibble), vi_and(vi_srl(high, 2), pair));
 }
 
 static inline void put4(struct panel * p, int64_t group, vi v) { vi_store(p->unpacked + group * V_LANES * 4, v); }

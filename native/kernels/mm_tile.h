@@ -42,32 +42,6 @@ enum { V_DOTS_AT = 0 };
 static inline vi vi_dot_at(vi acc, vi w, const int8_t * x) { return (void)w, (void)x, acc; }
 #endif
 
-#ifdef V_HAS_PAIRS
-// Without VNNI a product of bytes gives sums of pairs in s16. If weights are small, several groups fit before the sums
-// have to be widened: 15 * 127 * 2 eight times, 31 * 127 * 2 four times, 63 * 127 * 2 twice.
-V_INLINE int groups_in_pairs(const enum kind kind) {
-    switch (kind) {
-        case KIND_U4:
-        case KIND_U4_MIN:
-        case KIND_N4:
-        case KIND_N4_MIN: return 8;
-        case KIND_N5:
-        case KIND_N5_MIN:
-        case KIND_NT_U5: return 4;
-        case KIND_S8:
-        case KIND_NT_S8: return 0; // signed weights cannot be summed this way
-        default: return 2;
-    }
-}
-#else
-V_INLINE int groups_in_pairs(const enum kind kind) { return (void)kind, 0; }
-static inline vi vi_pairs_u6(vi acc, vi w, vi x) { return (void)w, (void)x, acc; }
-static inline vi vi_pairs_s8(vi w, vi x) { return (void)x, w; }
-static inline vi vi_dot_s16(vi acc, vi a, vi b) { return (void)a, (void)b, acc; }
-static inline vi vi_load_s8_twice(const void * p) { return vi_load(p); }
-static inline vi vi_load_s8_pairs(const void * p) { return vi_load(p); }
-#endif
-
 static inline int bits_of(const enum kind kind) {
     switch (kind) {
         case KIND_N4:
@@ -100,140 +74,6 @@ V_INLINE void fetch_next(struct panel * p, const enum kind kind, const int R) {
     p->ahead += 64;
 }
 
-// The scales at byte `at` of a panel's scales, each in both s16 of its lane; 1 if `at` is negative.
-V_INLINE vi scale_at(const struct panel * p, int64_t at) {
-    return at < 0 ? vi_set1(0x00010001) : vi_load_s8_twice(p->scales + at);
-}
-
-#ifdef V_HAS_I8MM
-#include "mm_dots_i8mm.h"
-#else
-// dot[panel][row] += the products of the R rows of a tile by `sub` columns of each panel, from byte `at` on. If pairs
-// are summed, their sums are multiplied by the scales at `scale`; see scale_at.
-V_INLINE void sub_dots(vi dot[V_PANELS][V_TILE_ROWS], const int64_t scale, struct panel * p, int64_t at,
-    const int8_t * q, const int sub, const int R, const int NP, const enum kind kind) {
-    const int n_groups = groups_in_pairs(kind);
-    if (n_groups) {
-        V_UNROLL for (int first = 0; first < sub / 4; first += n_groups) {
-            vi pairs[V_PANELS][V_TILE_ROWS];
-            V_UNROLL for (int r = 0; r < R; r++) {
-                V_UNROLL for (int i = 0; i < NP; i++) pairs[i][r] = vi_set1(0);
-            }
-            V_UNROLL for (int g = 0; g < n_groups; g++, at += V_LANES * 4, q += 4 * R) {
-                V_UNROLL for (int i = 0; i < NP; i++) {
-                    const vi w = vi_load(p[i].q + at);
-                    V_UNROLL for (int r = 0; r < R; r++) pairs[i][r] = vi_pairs_u6(pairs[i][r], w, vi_bcast(q + 4 * r));
-                }
-            }
-            V_UNROLL for (int r = 0; r < R; r++) {
-                V_UNROLL for (int i = 0; i < NP; i++)
-                    dot[i][r] = vi_dot_s16(dot[i][r], pairs[i][r], scale_at(p + i, scale));
-            }
-        }
-        return;
-    }
-    V_UNROLL for (int g = 0; g < sub / 4; g++, at += V_LANES * 4, q += 4 * R) {
-        vi w[V_PANELS];
-        V_UNROLL for (int i = 0; i < NP; i++) {
-            w[i] = vi_load(p[i].q + at);
-            fetch_next(p + i, kind, R);
-        }
-        V_UNROLL for (int r = 0; r < R; r++) {
-            if (V_DOTS_AT && NP == 1) {
-                dot[0][r] = vi_dot_at(dot[0][r], w[0], q + 4 * r);
-                continue;
-            }
-            const vi x = vi_bcast(q + 4 * r);
-            V_UNROLL for (int i = 0; i < NP; i++) {
-                if (V_SUMS_PAIRS) dot[i][r] = vi_dot_s16(dot[i][r], vi_pairs_s8(w[i], x), scale_at(p + i, scale));
-                else dot[i][r] = kind == KIND_S8 ? vi_dot_s8(dot[i][r], w[i], x) : vi_dot_u6(dot[i][r], w[i], x);
-            }
-        }
-    }
-}
-#endif
-
-// Multiplies group g of all rows of a tile by one vector of each panel. The products are added to dot, or to pairs if
-// the kind is summed in pairs.
-V_INLINE void group_dots(vi dot[V_PANELS][V_TILE_ROWS], const vi w[V_PANELS], const int64_t scale,
-    const struct panel * p, const int8_t * q, const int g, const int R, const int NP, const enum kind kind) {
-    V_UNROLL for (int r = 0; r < R; r++) {
-        if (V_DOTS_AT) {
-            V_UNROLL for (int i = 0; i < NP; i++) dot[i][r] = vi_dot_at(dot[i][r], w[i], q + 4 * (g * R + r));
-            continue;
-        }
-        const vi x = vi_bcast(q + 4 * (g * R + r));
-        V_UNROLL for (int i = 0; i < NP; i++) {
-            if (groups_in_pairs(kind)) dot[i][r] = vi_pairs_u6(dot[i][r], w[i], x);
-            else if (V_SUMS_PAIRS) dot[i][r] = vi_dot_s16(dot[i][r], vi_pairs_s8(w[i], x), scale_at(p + i, scale));
-            else dot[i][r] = kind == KIND_NT_S8 ? vi_dot_s8(dot[i][r], w[i], x) : vi_dot_u6(dot[i][r], w[i], x);
-        }
-    }
-}
-
-V_INLINE void clear_rows(vi dot[V_PANELS][V_TILE_ROWS], const int R, const int NP) {
-    V_UNROLL for (int r = 0; r < R; r++) {
-        V_UNROLL for (int i = 0; i < NP; i++) dot[i][r] = vi_set1(0);
-    }
-}
-
-// dot += the pairs' sums, which then start again.
-V_INLINE void widen_rows(vi dot[V_PANELS][V_TILE_ROWS], vi pairs[V_PANELS][V_TILE_ROWS], const int64_t scale,
-    const struct panel * p, const int R, const int NP) {
-    V_UNROLL for (int r = 0; r < R; r++) {
-        V_UNROLL for (int i = 0; i < NP; i++) dot[i][r] = vi_dot_s16(dot[i][r], pairs[i][r], scale_at(p + i, scale));
-    }
-    clear_rows(pairs, R, NP);
-}
-
-// dot += the products of groups g and g + 1, whose pairs are summed and widened at once.
-V_INLINE void two_groups(vi dot[V_PANELS][V_TILE_ROWS], const int64_t scale, struct panel * p, int64_t at,
-    const int8_t * q, const int g, const int R, const int NP) {
-    vi w[V_PANELS], w1[V_PANELS];
-    V_UNROLL for (int i = 0; i < NP; i++) w[i] = six_bits(p[i].q + at, g), w1[i] = six_bits(p[i].q + at, g + 1);
-    V_UNROLL for (int r = 0; r < R; r++) {
-        const vi x = vi_bcast(q + 4 * (g * R + r)), x1 = vi_bcast(q + 4 * ((g + 1) * R + r));
-        V_UNROLL for (int i = 0; i < NP; i++) {
-            const vi pairs = vi_pairs_u6(vi_pairs_u6(vi_set1(0), w[i], x), w1[i], x1);
-            dot[i][r] = vi_dot_s16(dot[i][r], pairs, scale_at(p + i, scale));
-        }
-    }
-}
-
-// The same as sub_dots, for arranged weights of 4 to 6 bits in place.
-V_INLINE void bit_dots(vi dot[V_PANELS][V_TILE_ROWS], const int64_t scale, struct panel * p, int64_t at,
-    const int8_t * q, const int R, const int NP, const enum kind kind) {
-    const bool has_pairs = groups_in_pairs(kind) != 0, has_fifth = kind == KIND_N5 || kind == KIND_N5_MIN;
-    const int n_groups = kind == KIND_N6 ? 4 : 8;
-    if (kind == KIND_N6 && has_pairs) {
-        two_groups(dot, scale, p, at, q, 0, R, NP);
-        two_groups(dot, scale, p, at, q, 2, R, NP);
-        return;
-    }
-    vi pairs[V_PANELS][V_TILE_ROWS];
-    vi(*to)[V_TILE_ROWS] = has_pairs ? pairs : dot;
-    if (has_pairs) clear_rows(pairs, R, NP);
-    V_UNROLL for (int n = 0; n < n_groups; n++) {
-        const int g = kind == KIND_N6 ? n : n / 2 + n % 2 * 4; // both halves of a vector in turn
-        vi w[V_PANELS];
-        V_UNROLL for (int i = 0; i < NP; i++) {
-            const uint8_t * bits = p[i].q + at;
-            w[i] = kind == KIND_N6 ? six_bits(bits, g) : nibbles(bits + 4 * V_LANES * (g % 4), g / 4);
-            if (has_fifth) w[i] = vi_or(w[i], fifth_bits(bits + 16 * V_LANES, g));
-            if (kind == KIND_NT_S8 || kind == KIND_NT_U5) w[i] = vi_lookup(p[i].table, w[i]);
-            if (kind == KIND_N6 || n % 2 == 0) fetch_next(p + i, kind, R);
-        }
-        group_dots(to, w, scale, p, q, g, R, NP, kind);
-        if (has_pairs && (n + 1) % groups_in_pairs(kind) == 0) widen_rows(dot, pairs, scale, p, R, NP);
-    }
-}
-
-V_INLINE void any_dots(vi dot[V_PANELS][V_TILE_ROWS], const int64_t scale, struct panel * p, int64_t at,
-    const int8_t * q, const int sub, const int R, const int NP, const enum kind kind) {
-    if (bits_of(kind) == 8) sub_dots(dot, scale, p, at, q, sub, R, NP, kind);
-    else bit_dots(dot, scale, p, at, q, R, NP, kind);
-}
-
 V_INLINE void start_fetching_sub(struct panel * p, const int R, const int NP, const enum kind kind) {
     V_UNROLL for (int i = 0; i < NP; i++) {
         if (is_spread(kind, R)) p[i].until = p[i].ahead + (uintptr_t)p[i].fetch;
@@ -251,48 +91,13 @@ V_INLINE bool has_minimum(const enum kind kind) {
     return kind == KIND_U6_MIN || kind == KIND_U4_MIN || kind == KIND_N4_MIN || kind == KIND_N5_MIN;
 }
 
-// sum[panel][row] += the products of the 256 columns from `from` on, of arranged weights. The sub-blocks' scales are
-// integers, and without VNNI the sums of pairs have to be widened by a multiplication anyway: here it is by the scale.
-// So a sub-block takes no conversion to f32, and its scales need not be converted before. (Zen 3, weights of 2,048
-// columns, measured alternately with sums in f32. With the weights in a cache, one core: 1, 2, 4, 8, 16 and 32 rows by
-// Q4_K take 0.73, 0.70, 0.78, 0.91, 0.90 and 0.91 of the time, by Q5_K 0.88, 0.87, 0.86, 0.96, 0.97 and 0.97, by Q6_K
-// 0.89, 0.91, 0.86, 0.92, 0.94 and 0.94, by IQ4_XS 0.86, 0.93, 0.90, 0.96, 0.94 and 0.92. With 200 MiB of weights in
-// memory, on both cores at once, 1, 2, 4, 8 and 16 rows by Q4_K take 0.81, 0.87, 0.82, 0.97 and 0.99, by Q6_K 1.03,
-// 1.00, 0.93, 0.94 and 0.94. Q4_K's two panels and its prefetching are part of this; V_FEW_PANELS and fetch_line tell.)
-V_INLINE void block_sums(vf sum[V_PANELS][V_TILE_ROWS], struct panel * p, const struct part * x, int64_t from,
-    const int R, const int NP, const enum kind kind) {
-    const bool has_min = has_minimum(kind), has_offset = kind == KIND_N6 || kind == KIND_U6_SUB16;
-    const int sub = has_offset ? 16 : 32, n_sub = 256 / sub, run = bits_of(kind) * sub / 8 * V_LANES,
-        n_halves = has_min ? 2 : 1, n_bytes = has_min ? 2 * n_sub : n_sub, n_rest = has_min || has_offset ? n_sub : 0;
-    const int8_t * q = x->q + from * R;
-    const float * dc = x->dc + from / sub * 2 * R;
-    const int64_t at = from / 256 * (2 * n_halves + n_bytes) * V_LANES, bytes = at + 2 * n_halves * V_LANES;
-    vi dot[V_PANELS][V_TILE_ROWS], rest[V_PANELS][V_TILE_ROWS];
-    clear_rows(dot, R, NP);
-    for (int s = 0; s < n_sub; s++, q += sub * R) {
-        const bool fetches = bits_of(kind) < 8 && p->is_fetching;
-        if (fetches) start_fetching_sub(p, R, NP, kind);
-        any_dots(dot, bytes + s * V_LANES, p, (from / sub + s) * run, q, sub, R, NP, kind);
-        if (fetches) end_fetching_sub(p, R, NP, kind);
-    }
-    clear_rows(rest, R, NP); // the sums of the activations, times the minimums or, for the offset, the scales
-    V_UNROLL for (int s = 0; s < n_rest; s += 2) {
-        V_UNROLL for (int i = 0; i < NP; i++) {
-            const vi factors = vi_load_s8_pairs(p[i].scales + bytes + ((has_min ? n_sub : 0) + s) * V_LANES);
-            V_UNROLL for (int r = 0; r < R; r++)
-                rest[i][r] = vi_dot_s16(rest[i][r], factors, vi_bcast(dc + (2 * s + 1) * R + r));
-        }
-    }
-    V_UNROLL for (int i = 0; i < NP; i++) {
-        const vf d = vf_load_f16(p[i].scales + at), dmin = vf_load_f16(p[i].scales + at + 2 * V_LANES * (n_halves - 1));
-        V_UNROLL for (int r = 0; r < R; r++) {
-            const vi products = has_offset ? vi_sub(dot[i][r], vi_sll(rest[i][r], 5)) : dot[i][r];
-            vf value = vf_mul(vf_from_vi(products), d);
-            if (has_min) value = vf_fnma(vf_from_vi(rest[i][r]), dmin, value);
-            sum[i][r] = vf_fma(value, vf_bcast(dc + r), sum[i][r]);
-        }
-    }
-}
+#if defined(V_HAS_PAIRS)
+#include "mm_dots_pairs.h"
+#elif defined(V_HAS_I8MM)
+#include "mm_dots_i8mm.h"
+#else
+#include "mm_dots.h"
+#endif
 
 // sum[panel][row] += the scaled products of the quantised columns from..from + n - 1. With by_256 the activations'
 // scale is left out, because all these columns share it.
@@ -312,7 +117,7 @@ V_INLINE void quant_sums(vf sum[V_PANELS][V_TILE_ROWS], struct panel * p, const 
             const vi start = starts_at_0 ? vi_set1(0) : vi_bcast(dc + R + r);
             V_UNROLL for (int i = 0; i < NP; i++) dot[i][r] = start;
         }
-        any_dots(dot, -1, p, s * run, q, sub, R, NP, kind);
+        sub_dots(dot, p, s * run, q, sub, R, NP, kind);
         if (fetches) end_fetching_sub(p, R, NP, kind);
         V_UNROLL for (int i = 0; i < NP; i++) {
             const vf scale = vf_load(p[i].scale + s * V_LANES);
@@ -340,10 +145,12 @@ V_INLINE void tile_product(struct panel * p, const struct part * x, float * acc,
     }
     if (by == BY_32) quant_sums(sum, p, x, 0, n, R, NP, kind, false);
     for (int64_t from = 0; by != BY_32 && from < n; from += 256) {
+#ifdef V_HAS_PAIRS
         if (by == BY_BLOCK) {
             block_sums(sum, p, x, from, R, NP, kind);
             continue;
         }
+#endif
         V_UNROLL for (int r = 0; r < R; r++) {
             V_UNROLL for (int i = 0; i < NP; i++) part[i][r] = vf_set1(0);
         }
