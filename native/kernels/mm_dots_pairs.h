@@ -127,11 +127,11 @@ V_INLINE void sub_dots(vi dot[V_PANELS][V_TILE_ROWS], struct panel * p, int64_t 
 // sum[panel][row] += the products of the 256 columns from `from` on, of arranged weights. The sub-blocks' scales are
 // integers, and the sums of pairs have to be widened by a multiplication anyway: here it is by the scale.
 // So a sub-block takes no conversion to f32, and its scales need not be converted before. (Zen 3, weights of 2,048
-// columns, measured alternately with sums in f32. With the weights in a cache, one core: 1, 2, 4, 8, 16 and 32 rows by
-// Q4_K take 0.73, 0.70, 0.78, 0.91, 0.90 and 0.91 of the time, by Q5_K 0.88, 0.87, 0.86, 0.96, 0.97 and 0.97, by Q6_K
-// 0.89, 0.91, 0.86, 0.92, 0.94 and 0.94, by IQ4_XS 0.86, 0.93, 0.90, 0.96, 0.94 and 0.92. With 200 MiB of weights in
-// memory, on both cores at once, 1, 2, 4, 8 and 16 rows by Q4_K take 0.81, 0.87, 0.82, 0.97 and 0.99, by Q6_K 1.03,
-// 1.00, 0.93, 0.94 and 0.94. Q4_K's two panels and its prefetching are part of this; V_FEW_PANELS and fetch_line tell.)
+// columns, measured alternately with sums in f32, one panel and two prefetches. With the weights in a cache, one core:
+// 1, 2, 4, 8, 16 and 32 rows by Q4_K take 0.75, 0.70, 0.77, 0.92, 0.88 and 0.88 of the time, by Q5_K 0.89, 0.88, 0.86,
+// 0.88, 0.92 and 0.91, by Q6_K 0.93, 0.92, 0.89, 0.86, 0.88 and 0.88, by IQ4_XS 0.89, 0.92, 0.90, 0.88, 0.95 and 0.93.
+// With 200 MiB of weights in memory, on both cores at once, 1, 2, 4, 8 and 16 rows by Q4_K take 0.81, 0.87, 0.82, 0.97
+// and 0.99, by Q6_K 1.03, 1.00, 0.93, 0.94 and 0.94.)
 V_INLINE void block_sums(vf sum[V_PANELS][V_TILE_ROWS], struct panel * p, const struct part * x, int64_t from,
     const int R, const int NP, const enum kind kind) {
     const bool has_min = has_minimum(kind), has_offset = kind == KIND_N6 || kind == KIND_U6_SUB16;
