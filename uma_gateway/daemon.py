@@ -22,6 +22,7 @@ from uma_gateway.within import within
 log = logging.getLogger(__name__)
 
 CALL_S = 30.0
+N_CALLS = 16  # at once on one connection: the default of the daemon's `ipc.max_in_flight`, which refuses more
 LOADED_S = 0.25  # interval between checks whether the model is loaded
 
 
@@ -41,6 +42,7 @@ class Daemon:
         self._connecting = asyncio.Lock()
         self._cancelling = asyncio.Lock()
         self._calls: dict[str, asyncio.Future[Event]] = {}
+        self._turns = asyncio.Semaphore(N_CALLS)
         self._reader: asyncio.Task[None] | None = None
         self._working: weakref.WeakSet[Link] = weakref.WeakSet()  # connections with a request of their own
         self._is_ending = False
@@ -127,7 +129,14 @@ class Daemon:
             return await self._asked(request_id, "cancel", CALL_S, {"conn": conn})
 
     async def _call(self, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> Event:
-        return await self._asked(f"{self._name}-{next(self._numbers)}", operation, timeout_s, fields)
+        try:
+            return await within(timeout_s, self._ask_in_turn(operation, timeout_s, fields))
+        except asyncio.TimeoutError:
+            raise no_daemon("the daemon does not answer") from None
+
+    async def _ask_in_turn(self, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> Event:
+        async with self._turns:
+            return await self._asked(f"{self._name}-{next(self._numbers)}", operation, timeout_s, fields)
 
     async def _asked(self, call_id: str, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> Event:
         link = await self._open_control()

@@ -40,3 +40,41 @@ def test_a_daemon_that_does_not_answer_is_asked_once(tmp_path: Path) -> None:
 
     asyncio.run(work())
     assert asked == ["health", "trace"]
+
+
+def test_more_calls_at_once_than_a_daemon_takes_are_all_answered(tmp_path: Path) -> None:
+    """Many users' short operations share a connection, on which a daemon refuses a 17th one in flight."""
+    in_flight: set[str] = set()
+
+    async def answer(writer: asyncio.StreamWriter, request_id: str) -> None:
+        await asyncio.sleep(0.01)
+        in_flight.discard(request_id)
+        write(writer, {"id": request_id, "event": "reply", "n_tokens": 1})
+
+    def write(writer: asyncio.StreamWriter, event: dict[str, object]) -> None:
+        reply = json.dumps(event).encode()
+        writer.write(struct.pack("<I", len(reply)) + reply)
+
+    async def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tasks = []
+        try:
+            while True:
+                (size,) = struct.unpack("<I", await reader.readexactly(4))
+                request_id = json.loads(await reader.readexactly(size))["id"]
+                if len(in_flight) >= 16:
+                    write(writer, {"id": request_id, "event": "error", "code": "too_many_sessions", "message": "16"})
+                    continue
+                in_flight.add(request_id)
+                tasks.append(asyncio.ensure_future(answer(writer, request_id)))
+        except asyncio.IncompleteReadError:
+            writer.close()
+
+    async def work() -> list[dict[str, object]]:
+        path = str(tmp_path / "d.sock")
+        async with await asyncio.start_unix_server(on_connection, path):
+            daemon = Daemon(path)
+            replies = await asyncio.gather(*(daemon.call("tokenize", text="a") for _ in range(60)))
+            await daemon.close()
+            return replies
+
+    assert [reply["n_tokens"] for reply in asyncio.run(work())] == [1] * 60
