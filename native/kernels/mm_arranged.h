@@ -192,19 +192,9 @@ static inline vi table_of(enum uma_type type) {
     return vi_load(bytes);
 }
 
-// Prepares columns col..col+n-1 of the panel that starts at weight row `out`. They are multiplied in place, or unpacked
-// to bytes.
-static void open_arranged(const struct uma_mm * mm, int64_t out, int64_t col, int64_t n, bool is_in_place,
-    struct panel * p) {
-    const enum uma_type type = mm->type;
-    const struct uma_type_info info = uma_type_info(type);
-    const uint8_t * scales = arranged_at(mm, out) + (size_t)(col / info.block) * block_scales_bytes(type);
-    const uint8_t * q = arranged_at(mm, out) + arranged_scales(type, mm->n_in) + (size_t)(col / 32)
-        * arranged_run(type);
-    const int64_t n_blocks = n / info.block;
-    p->scales = scales;
-    switch (is_summed_by_block(mm) ? UMA_N_TYPES : type) { // one loop per type: it is not checked for each block
-        case UMA_N_TYPES: break;
+// Converts the scales of n_blocks blocks. There is one loop for each type, so that the type is not checked per block.
+static inline void open_scales_of(enum uma_type type, const uint8_t * scales, int64_t n_blocks, struct panel * p) {
+    switch (type) {
         case UMA_Q4_K:
         case UMA_Q5_K: open_all_scales(UMA_Q4_K, scales, n_blocks, p); break;
         case UMA_Q6_K: open_all_scales(UMA_Q6_K, scales, n_blocks, p); break;
@@ -214,6 +204,19 @@ static void open_arranged(const struct uma_mm * mm, int64_t out, int64_t col, in
         case UMA_Q5_1: open_all_scales(UMA_Q4_1, scales, n_blocks, p); break;
         default: open_all_scales(UMA_Q8_0, scales, n_blocks, p); break;
     }
+}
+
+// Prepares columns col..col+n-1 of the panel that starts at weight row `out`. They are multiplied in place, or unpacked
+// to bytes.
+static void open_arranged(const struct uma_mm * mm, int64_t out, int64_t col, int64_t n, bool is_in_place,
+    struct panel * p) {
+    const enum uma_type type = mm->type;
+    const struct uma_type_info info = uma_type_info(type);
+    const uint8_t * scales = arranged_at(mm, out) + (size_t)(col / info.block) * block_scales_bytes(type);
+    const uint8_t * q = arranged_at(mm, out) + arranged_scales(type, mm->n_in) + (size_t)(col / 32)
+        * arranged_run(type);
+    if (is_summed_by_block(mm)) p->scales = scales;
+    else open_scales_of(type, scales, n / info.block, p);
     if (uma_has_table(type)) p->table = table_of(type);
     const int per_32 = (int)(arranged_panel(type, mm->n_in) / (size_t)(mm->n_in / 32));
     if (is_in_place) {
