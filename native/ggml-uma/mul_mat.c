@@ -1,11 +1,7 @@
 // MUL_MAT of f32 activations by one weight matrix: all threads pack the activations, then each computes runs of weight
 // rows.
 #include "op.h"
-
-// There are several runs per thread, so that a thread that lost its core does not hold up the others. But every run
-// begins with weights that were not prefetched: a step of the 1B Q4_K_M takes 1.5 % longer with 8 runs per thread, and
-// 3 % longer with 16 (2 threads, 1 to 8 rows; with 16 threads, 4 and 8 runs take the same time).
-enum { RUNS_PER_THREAD = 4 };
+#include "runs.h"
 
 static int64_t n_rows_of(const struct ggml_tensor * op) { return op->ne[1] * op->ne[2] * op->ne[3]; }
 
@@ -23,14 +19,16 @@ bool uma_mul_mat_is_ours(const struct ggml_tensor * op) {
 size_t uma_mul_mat_work_size(int n_threads, const struct ggml_tensor * op) {
     const struct uma_mm_table * mm = uma_kernels()->mm;
     const size_t acts = mm->acts_bytes(uma_type_of(op->src[0]->type), op->src[0]->ne[0], n_rows_of(op));
-    return 64 + uma_pad(acts) + (size_t)n_threads * uma_pad(mm->scratch_bytes(n_rows_of(op)));
+    return 64 + uma_pad(acts) + uma_shares_bytes(n_threads)
+        + (size_t)n_threads * uma_pad(mm->scratch_bytes(n_rows_of(op)));
 }
 
 void uma_mul_mat_compute(const struct ggml_compute_params * params, struct ggml_tensor * op) {
     const struct uma_mm_table * table = uma_kernels()->mm;
     const struct ggml_tensor * w = op->src[0];
     const struct ggml_tensor * x = op->src[1];
-    char * work = uma_align(params->wdata);
+    struct uma_share * shares = (struct uma_share *)(void *)uma_align(params->wdata);
+    char * work = (char *)(shares + params->nth);
     const struct uma_mm mm = {
         .type = uma_type_of(w->type), .n_out = w->ne[1], .n_in = w->ne[0], .n_rows = n_rows_of(op),
         .w = w->data, .w_stride = w->nb[1],
@@ -40,13 +38,14 @@ void uma_mul_mat_compute(const struct ggml_compute_params * params, struct ggml_
     };
     char * scratch = work + uma_pad(table->acts_bytes(mm.type, mm.n_in, mm.n_rows))
         + (size_t)params->ith * uma_pad(table->scratch_bytes(mm.n_rows));
-    if (params->ith == 0) ggml_threadpool_chunk_set(params->threadpool, params->nth);
+    if (params->ith == 0) uma_start_runs(shares, params->nth);
     table->pack(&mm, params->ith, params->nth);
     ggml_barrier(params->threadpool);
 
     const int64_t n_panels = (mm.n_out + table->panel - 1) / table->panel;
-    const int64_t n_runs = params->nth == 1 ? 1 : MIN(n_panels, (int64_t)params->nth * RUNS_PER_THREAD);
-    for (int64_t run = params->ith; run < n_runs; run = ggml_threadpool_chunk_add(params->threadpool, 1)) {
+    const int64_t n_runs = params->nth == 1 ? 1 : MIN(n_panels, (int64_t)params->nth * UMA_RUNS_PER_THREAD);
+    int64_t run;
+    while ((run = uma_next_run(shares, n_runs, params->ith, params->nth)) < n_runs) {
         const int64_t end = n_panels * (run + 1) / n_runs * table->panel;
         table->rows(&mm, n_panels * run / n_runs * table->panel, MIN(end, mm.n_out), scratch);
     }
