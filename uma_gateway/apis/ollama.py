@@ -35,6 +35,7 @@ from uma_gateway.prompting import Chat, Prompt, render
 VERSION = "0.14.0"
 KEPT = datetime.timedelta(days=290 * 365)  # expiry of a model that stays loaded; Ollama's clients show it as "forever"
 NO_TIME = re.compile(r"(?:0+(?:\.0*)?(?:ns|us|µs|ms|s|m|h)?)+")  # a duration of zero
+PLAIN = re.compile(r"\s*\{\{-?\s*\.Prompt\s*-?\}\}\s*")  # a template of the prompt alone: Tabby writes prompts itself
 MS = 1_000_000
 LATEST = ":latest"  # the tag that clients add to a name without one
 THINK_LEVELS = ("low", "medium", "high", "max")
@@ -153,16 +154,18 @@ async def on_generate(exchange: Exchange) -> None:
         await _loaded(exchange, body, generate_part)
         return
     _refuse_images(body.get("images"), "images")
-    if body.get("template"):
+    template = text(body, "template") or ""
+    is_plain = bool(PLAIN.fullmatch(template))
+    if template and not is_plain:
         raise unsupported("`template` is not supported: the model's own is used, or `raw`", "template")
     if body.get("context"):
         raise unsupported("`context` is not supported: send the conversation to /api/chat", "context")
     system = text(body, "system")
     messages = [{"role": "system", "content": system}] if system else []
     chat = _with_options(body, Chat(messages=[*messages, {"role": "user", "content": prompt}]))
-    is_raw = boolean(body, "raw")
+    is_raw = boolean(body, "raw") or is_plain
     if is_raw and system:
-        raise invalid("`system` conflicts with `raw`: such a prompt is written without a template", "system")
+        raise invalid("`system` conflicts with `raw`, and with a `template` of the prompt alone", "system")
 
     async def prompt_for(model: Model) -> Prompt:
         if not suffix and not is_raw:

@@ -57,6 +57,15 @@ def test_generate_with_and_without_the_template(client):
     )
 
 
+@pytest.mark.parametrize("template", ["{{ .Prompt }}", "{{.Prompt}}", "{{- .Prompt -}}\n"])
+def test_a_template_of_the_prompt_alone_writes_what_a_raw_prompt_is(gateway, template):
+    fields = {"model": "any", "prompt": "def f(", "stream": False, "options": {"num_predict": 1}}
+    raw, plain = (gateway.post("/api/generate", **fields, **more) for more in ({"raw": True}, {"template": template}))
+    assert plain.status == 200 and plain.json["prompt_eval_count"] == raw.json["prompt_eval_count"]
+    refused = gateway.post("/api/generate", **fields, template=template, system="be brief")
+    assert refused.status == 400 and "`template`" in refused.json["error"]
+
+
 def test_a_raw_prompt_s_answer_has_its_form_too(tiny_gateway):
     fields = {"raw": True, "stream": False, "format": {"const": 7}, "options": {"num_predict": 20}}
     assert tiny_gateway.post("/api/generate", model="any", prompt="Hello", **fields).json["response"] == "7"
