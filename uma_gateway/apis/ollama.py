@@ -445,7 +445,7 @@ async def on_show(exchange: Exchange) -> None:
     await exchange.send_json(
         {
             "modelfile": f"FROM {model.name}\n",
-            "parameters": "",
+            "parameters": f"{'num_ctx':<30} {model.n_ctx}",  # in Ollama's columns; Continue reads the context here
             "template": model.chat_template,
             "details": model.details,
             "model_info": {

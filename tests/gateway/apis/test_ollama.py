@@ -194,6 +194,8 @@ def test_the_served_model_is_listed_shown_running_and_needs_no_pull(client, gate
     arch = shown.modelinfo["general.architecture"]
     assert shown.modelinfo[f"{arch}.context_length"] > 0 and "completion" in shown.capabilities
     assert shown.modelinfo["general.basename"] == listed.model
+    # Continue and others read the configured context here, and send conversations that fit it
+    assert shown.parameters.split() == ["num_ctx", str(shown.modelinfo[f"{arch}.context_length"])]
     (running,) = client.ps().models
     assert running.model == listed.model
     assert running.expires_at.year > datetime.date.today().year + 200  # `ollama ps` shows that as forever
