@@ -43,6 +43,8 @@ def _read_message(message: Any, path: str) -> Message:
     if not isinstance(message.get("role"), str):
         raise invalid(f"`{path}.role` must be a string", f"{path}.role")
     made = {name: value for name, value in message.items() if value is not None}
+    if isinstance(made.get("reasoning"), str):  # a thought's name in vLLM, OpenRouter and Ollama's /v1
+        made.setdefault("reasoning_content", made.pop("reasoning"))
     content = message.get("content")
     if isinstance(content, list):
         made["content"] = [_read_part(part, f"{path}.content") for part in content]

@@ -34,6 +34,20 @@ def test_null_means_absent(message):
     assert found == {name: value for name, value in message.items() if value is not None}
 
 
+@pytest.mark.parametrize(
+    ("given", "thought"),
+    [
+        ({"reasoning": "hm"}, "hm"),
+        ({"reasoning": "hm", "reasoning_content": "well"}, "well"),
+        ({"reasoning": {"effort": "low"}}, None),
+        ({"reasoning": None}, None),
+    ],
+)
+def test_a_thought_may_be_written_as_vllm_does(given, thought):
+    (found,) = read_messages([{"role": "assistant", "content": "yes", **given}])
+    assert found.get("reasoning_content") == thought
+
+
 @pytest.mark.parametrize("more", [{}, {"type": None}])
 def test_a_call_without_a_type_is_one_of_a_function(more):
     given = {name: value for name, value in call("{}").items() if name != "type"}
