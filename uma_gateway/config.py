@@ -15,6 +15,7 @@ from uma_core.config.schema import Option, option, options_of
 PREFIX = "UMA_GATEWAY_"
 _HOUR_S = 3600.0
 _DAY_S = 86_400.0
+FILES = "file://"  # the origin that desktop programs made with Electron send for their pages; a browser's is null
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,8 @@ def conflicts(config: Config) -> Iterator[tuple[str, str]]:
             "UMA_GATEWAY_INSECURE=true to serve everybody",
         )
     for origin in access.cors_origins:
-        if origin == "*" or "://" not in origin or origin.endswith("/"):
+        is_exact = "://" in origin and not origin.endswith("/")
+        if not is_exact and origin != FILES:
             yield "access.cors_origins", f"must be exact origins such as https://chat.example.org, not {origin!r}"
 
 

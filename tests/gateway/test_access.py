@@ -92,7 +92,7 @@ def test_the_gateway_s_own_pages_may_ask(gateway, scheme):
 
 
 def test_allowed_origins_get_their_headers_and_others_none(folder, before):
-    gateway = before(str(folder / "s"), "--cors-origins", "https://chat.example.org")
+    gateway = before(str(folder / "s"), "--cors-origins", "https://chat.example.org,file://")
     wanted = "authorization,content-type,x-stainless-lang,anthropic-dangerous-direct-browser-access"
     preflight = gateway.ask(
         "OPTIONS",
@@ -110,7 +110,14 @@ def test_allowed_origins_get_their_headers_and_others_none(folder, before):
         gateway.get("/v1/models", origin="https://chat.example.org").headers["access-control-allow-origin"]
         == "https://chat.example.org"
     )
-    for origin in ("https://chat.example.org.evil.example", "http://chat.example.org", "https://chat.example.org:444"):
+    assert gateway.get("/v1/models", origin="file://").headers["access-control-allow-origin"] == "file://"
+    others = (
+        "https://chat.example.org.evil.example",
+        "http://chat.example.org",
+        "https://chat.example.org:444",
+        "null",
+    )
+    for origin in others:
         assert gateway.ask("OPTIONS", "/v1/models", None, {"origin": origin}).status == 403
 
 
