@@ -232,7 +232,17 @@ async def _answer(
         else:
             eos = await final(generation)
             note_end(exchange, eos)
-            await exchange.send_json(answer.last(whole(parser, eos.get("text", "")), eos, eos.get("logprobs")))
+            message = whole(parser, eos.get("text", ""))
+            message.tool_calls = _whole_calls(message.tool_calls, eos)
+            await exchange.send_json(answer.last(message, eos, eos.get("logprobs")))
+
+
+def _whole_calls(calls: list[ToolCall], end: Event) -> list[ToolCall]:
+    """Return the calls of an answer that has ended, without the last one if the answer was cut off in its arguments.
+    Clients run every call, because they cannot tell from an object that its text was incomplete; Ollama leaves it out.
+    """
+    is_cut = end["reason"] == "length" or bool(end.get("stop"))
+    return calls[:-1] if is_cut and calls and not calls[-1].is_complete else calls
 
 
 async def _stream(exchange: Exchange, generation: Generation, answer: Answer, parser: Parser) -> None:
@@ -259,7 +269,7 @@ async def _stream(exchange: Exchange, generation: Generation, answer: Answer, pa
         if piece.content or piece.reasoning:
             lines.append(ndjson(answer.line(piece, held)))
             held.clear()
-        ready = calls.tool_calls[n_told:]
+        ready = (_whole_calls(calls.tool_calls, event) if is_last else calls.tool_calls)[n_told:]
         if ready and not is_last and not ready[-1].is_complete:
             ready.pop()
         if ready:

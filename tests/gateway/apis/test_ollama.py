@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import json
+from typing import Any
 
 import ollama
 import pytest
@@ -280,13 +281,13 @@ class Scripted:
 
     writer = None
 
-    def __init__(self, diffs: list[list[Diff]]) -> None:
+    def __init__(self, diffs: list[list[Diff]], **end: Any) -> None:
         self.facts: dict = {}
         self.sent: list[list[dict]] = []  # the lines of each batch
         self._diffs = iter(diffs)
         timing, usage = {"total_ms": 1.0}, {"prompt_tokens": 1, "completion_tokens": 1}
         tokens = [{"event": "token", "text": "x"}] * (len(diffs) - 1)
-        self._events = iter([*tokens, {"event": "eos", "reason": "stop", "timing": timing, "usage": usage}])
+        self._events = iter([*tokens, {"event": "eos", "reason": "stop", "timing": timing, "usage": usage, **end}])
 
     async def start_ndjson(self) -> None:
         pass
@@ -323,3 +324,27 @@ def test_a_call_is_told_once_its_arguments_are_there():
     assert told == [[[]], [[(0, "a")]], [[(1, "b")]], [[(2, "c")], []]]
     assert scripted.sent[1][0]["message"]["tool_calls"][0]["function"]["arguments"] == {"x": {"y": 1}}
     assert [line["done"] for batch in scripted.sent for line in batch] == [False, False, False, False, True]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_ends_in_a_call_s_arguments_has_no_call(tiny_gateway, stream):
+    text = {"type": "string", "minLength": 90}
+    schema = {"type": "object", "properties": {"text": text}, "required": ["text"]}
+    tools = [{"type": "function", "function": {"name": "write", "parameters": schema}}]
+    fields = {"messages": USER, "tools": tools, "tool_choice": "required", "stream": stream}
+    told = lines(tiny_gateway.post("/api/chat", **fields, options={"num_predict": 30, "temperature": 0}))
+    assert told[-1]["done_reason"] == "length" and not any("tool_calls" in line["message"] for line in told)
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [({"reason": "length"}, ["f"]), ({"stop": {"text": "x"}}, ["f"]), ({}, ["f", "g"])],
+    ids=["limit", "stop", "whole"],
+)
+@pytest.mark.parametrize("begun", ["", '{"room":'])
+def test_a_call_that_was_cut_off_is_not_told(begun, end, told):
+    whole = [Diff(tool=0, tool_id="a", tool_name="f", tool_arguments="{}")]
+    scripted = Scripted([whole, [Diff(tool=1, tool_id="b", tool_name="g", tool_arguments=begun)], []], **end)
+    asyncio.run(_stream(scripted, scripted, Answer("m", chat_part), scripted))
+    lines = [line["message"] for batch in scripted.sent for line in batch]
+    assert [call["function"]["name"] for line in lines for call in line.get("tool_calls", ())] == told
