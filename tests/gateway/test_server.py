@@ -134,7 +134,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(strict, head, begun):
 
 def test_a_body_that_nobody_reads_does_not_keep_its_connection(strict):
     with Raw(strict.port) as raw, contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        raw.send("GET", "/", None, {"content-length": "1000000"}, is_last=False)
+        raw.send("GET", "/dashboard", None, {"content-length": "1000000"}, is_last=False)
         raw.until(b"</html>")
         raw.sock.settimeout(0.05)
         for _ in range(900):

@@ -59,7 +59,12 @@ async def send_file(exchange: Exchange, name: str) -> None:
 
 
 async def on_index(exchange: Exchange) -> None:
-    await send_file(exchange, "index.html")
+    """Send the chat to a browser, and to a program the text by which it recognises Ollama's API."""
+    exchange.extra_headers.append((b"vary", b"accept"))
+    if "text/html" in exchange.header(b"accept"):
+        await send_file(exchange, "index.html")
+    else:
+        await exchange.send_bytes(200, b"Ollama is running", [(b"content-type", b"text/plain; charset=utf-8")])
 
 
 async def on_dashboard(exchange: Exchange) -> None:

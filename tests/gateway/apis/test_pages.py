@@ -12,11 +12,12 @@ from tests.gateway.support import Raw, n_busy
 from uma_gateway.keys import digest_of
 
 PAGES = ["/", "/dashboard"]
+BROWSER = "text/html,application/xhtml+xml,*/*;q=0.8"
 
 
 @pytest.mark.parametrize("path", PAGES)
 def test_a_page_loads_nothing_from_elsewhere(gateway, path):
-    page = gateway.get(path)
+    page = gateway.get(path, accept=BROWSER)
     assert page.status == 200 and page.headers["content-type"].startswith("text/html")
     policy = page.headers["content-security-policy"]
     assert "default-src 'none'" in policy and "unsafe" not in policy
@@ -27,6 +28,12 @@ def test_a_page_loads_nothing_from_elsewhere(gateway, path):
         assert part.status == 200 and "://" not in part.body.decode()
         for inner in re.findall(r'from "\./([^"]+)"', part.body.decode()):
             assert gateway.get(f"/pages/{inner}").status == 200
+
+
+@pytest.mark.parametrize("accept", [{}, {"accept": "*/*"}, {"accept": "application/json"}])
+def test_a_program_that_looks_for_ollama_finds_it(gateway, accept):
+    found = gateway.get("/", **accept)
+    assert (found.status, found.body, found.headers["vary"]) == (200, b"Ollama is running", "accept")
 
 
 @pytest.mark.parametrize("path", ["/pages/none.js", "/pages/..%2fapp.py", "/pages/__init__.py"])
