@@ -266,6 +266,23 @@ def test_clients_share_the_device_whatever_they_ask_for(device):
     assert max(j.ttft for j in late) < max(f.ttft for f in flood) / 3
 
 
+def test_a_client_that_always_asks_is_served_beside_an_endless_row_of_clients_that_ask_once():
+    """Each of these is charged less than it. Before, it was not served again as long as some of them waited."""
+    sim = Sim(CPU.cost, CPU.model, SchedulerConfig(aging_ns=S))
+    steady = [sim.submit(Job(40, 20, client=1))]
+    for client in range(2, 2 + 2 * CPU.model.n_seq_max):
+        sim.submit(Job(20, 8, client=client), at_ns=MS)
+    while len(steady) < 6:
+        n_done = len(sim.done)
+        sim.tick()
+        for job in sim.done[n_done:]:
+            client = 1 if job.client == 1 else job.client + 1000
+            again = sim.submit(Job(job.n_prompt, job.n_max, client=client), sim.clock.now_ns())
+            steady += [again] if client == 1 else []
+        assert sim.clock.now_ns() < 30 * S
+    assert max(job.ttft for job in steady if job.times) < 3 * S
+
+
 def test_without_resumable_prefill_a_chat_still_streams_and_prompts_still_end():
     sim = Sim(GPU.cost, FakeModel(n_prefill_slots=0, kv_bytes_per_cell=131072))
     chat = sim.submit(Job(32, 300))

@@ -3,9 +3,10 @@
 Order: priority, clients that were charged less, (among waiting sessions) clients that hold fewer sequences, least
 remaining work with aging, arrival. Sequences are compared because a client that sends one request at a time has no
 account between two requests. Its charge says nothing, but it holds few sequences, so it passes another client's queue.
-Aging has two effects. A background session that made no progress for `aging_ns` ranks as interactive. And AGE_RATE of
-the time waited is subtracted from the remaining work, so a request that arrives more than work / AGE_RATE after a
-session does not overtake it.
+Aging has three effects. A background session that made no progress for `aging_ns` ranks as interactive. A request that
+waited as long, while its client held no sequence, is not passed over for what that client was charged: processes that
+ask once, in an endless row, are always charged less. And AGE_RATE of the time waited is subtracted from the remaining
+work, so a request that arrives more than work / AGE_RATE after a session does not overtake it.
 """
 
 from __future__ import annotations
@@ -41,11 +42,13 @@ def urgency_key(state: SchedulerState, charged: Mapping[int, int]) -> Key:
 
     def key(v: SessionView) -> Rank:
         idle = now - v.t_progress_ns
-        n_held = held.get(v.client, 0) if v.seq_id < 0 and idle <= aging else 0
+        share, n_held = share_of(v), held.get(v.client, 0) if v.seq_id < 0 else 0
+        if v.seq_id < 0 and idle > aging:
+            share, n_held = share if n_held else 0, 0
         priority = Priority.INTERACTIVE if idle > aging else v.priority
         n_left = v.n_prompt - max(v.n_past, v.cached_hint)
         work = (n_left - v.chunk_fraction * v.n_chunk) * token_ns if n_left > 0 else 0.0
-        return priority, share_of(v), n_held, work + v.restore_ns - AGE_RATE * (now - v.t_queued_ns), v.sid
+        return priority, share, n_held, work + v.restore_ns - AGE_RATE * (now - v.t_queued_ns), v.sid
 
     return key
 
