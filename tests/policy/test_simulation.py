@@ -352,6 +352,18 @@ def test_a_parked_stream_that_is_back_stays_for_a_while():
     assert all(work.times[b] - work.times[a + 1] >= S // 3 for a, b in itertools.pairwise(away))
 
 
+def test_chats_do_not_wait_for_a_queue_of_background_requests_that_waited_long():
+    """Before, each of them took the sequence from which another was parked for the chat, was parked itself before its
+    text had been read again, and had waited long once more when its turn came: nobody ever got a token.
+    """
+    sim = Sim(CPU.cost, FakeModel(n_seq_max=1, n_ctx=4096, n_prefill_slots=0), SchedulerConfig(aging_ns=2 * S))
+    work = [sim.submit(Job(188, 20, BACK)) for _ in range(8)]
+    chats = [sim.submit(Job(40, 20), at_ns=3 * S + i * 800 * MS) for i in range(8)]
+    sim.run(max_ticks=20_000)
+    assert all(job.times for job in work)
+    assert max(job.ttft for job in chats) < 2 * S
+
+
 CHEAP_ROWS = replace(CPU_SHAPE, decode=((1, 25.0 * MS), (2, 25.5 * MS), (4, 26.0 * MS)), decode_cell_ns=800.0)
 
 

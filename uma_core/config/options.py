@@ -469,8 +469,8 @@ class SchedulerOptions:
     )
     aging_ms: float = option(
         _SCHEDULER.aging_ns / _NS_PER_MS,
-        "a background session without progress for this long is ordered like an interactive one; this changes the "
-        "order, not the amount of work that the latency guard admits",
+        "a background session without progress for this long is ordered like an interactive one (of those that wait "
+        "for a sequence, one at a time); this changes the order, not the amount of work that the latency guard admits",
         unit="ms",
         min=0,
         max=_DAYS,

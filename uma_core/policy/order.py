@@ -3,10 +3,13 @@
 Order: priority, clients that were charged less, (among waiting sessions) clients that hold fewer sequences, least
 remaining work with aging, arrival. Sequences are compared because a client that sends one request at a time has no
 account between two requests. Its charge says nothing, but it holds few sequences, so it passes another client's queue.
-Aging has three effects. A background session that made no progress for `aging_ns` ranks as interactive. A request that
-waited as long, while its client held no sequence, is not passed over for what that client was charged: processes that
-ask once, in an endless row, are always charged less. And AGE_RATE of the time waited is subtracted from the remaining
-work, so a request that arrives more than work / AGE_RATE after a session does not overtake it.
+Aging has three effects. A background session that made no progress for `aging_ns` ranks as interactive; one that waits
+for a sequence does so only if no other background session made any progress for as long. (The chats that it passes have
+it parked. A queue of aged sessions would take turns without getting anything done, and a chat would wait for all of
+them.) A request that waited as long, while its client held no sequence, is not passed over for what that client was
+charged: processes that ask once, in an endless row, are always charged less. And AGE_RATE of the time waited is
+subtracted from the remaining work, so a request that arrives more than work / AGE_RATE after a session does not
+overtake it.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from collections.abc import Callable, Mapping
 
 from uma_core.policy.index import index_of
 from uma_core.policy.state import SchedulerState, SessionView
-from uma_core.types import Priority
+from uma_core.types import Phase, Priority
 
 # Share of the time waited that is subtracted: a session is not overtaken by one that arrives ten times its prefill time
 # later. This bound is the only gain: 0 and 0.4 change no figure by 1 %.
@@ -35,6 +38,7 @@ def urgency_key(state: SchedulerState, charged: Mapping[int, int]) -> Key:
     """
     now, aging, token_ns = state.now_ns, state.config.aging_ns, state.cost.token_ns
     share_of = fair_share(charged)
+    t_background = _last_background_ns(state)
     held: dict[int, int] = {}
     if charged:
         for s in state.sessions:
@@ -45,12 +49,19 @@ def urgency_key(state: SchedulerState, charged: Mapping[int, int]) -> Key:
         share, n_held = share_of(v), held.get(v.client, 0) if v.seq_id < 0 else 0
         if v.seq_id < 0 and idle > aging:
             share, n_held = share if n_held else 0, 0
-        priority = Priority.INTERACTIVE if idle > aging else v.priority
+        is_aged = idle > aging and (v.seq_id >= 0 or now - t_background > aging)
+        priority = Priority.INTERACTIVE if is_aged else v.priority
         n_left = v.n_prompt - max(v.n_past, v.cached_hint)
         work = (n_left - v.chunk_fraction * v.n_chunk) * token_ns if n_left > 0 else 0.0
         return priority, share, n_held, work + v.restore_ns - AGE_RATE * (now - v.t_queued_ns), v.sid
 
     return key
+
+
+def _last_background_ns(state: SchedulerState) -> int:
+    """When background work was done last, for sessions that are present; 0: never."""
+    begun = (s for s in state.sessions if s.priority is Priority.BACKGROUND and s.phase is not Phase.QUEUED)
+    return max((s.t_progress_ns for s in begun), default=0)
 
 
 def why_first(first: Rank, second: Rank) -> str:

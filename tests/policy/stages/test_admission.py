@@ -47,6 +47,13 @@ def test_a_background_session_without_progress_ages_past_fresh_interactive_ones(
     ) == [2]
 
 
+@pytest.mark.parametrize("others", [talking(7, BACK), waiting(7, BACK, phase=Phase.PARKED, t_progress_ns=NOW - S)])
+def test_it_does_not_pass_them_while_other_background_sessions_get_their_turns(others):
+    """It would be parked for the chat, and the next one that has aged would take its place."""
+    old = waiting(1, BACK, t_queued_ns=NOW - 11 * S)
+    assert admitted(state_of(others, old, waiting(2), free_seqs=(0,))) == [2]
+
+
 def test_work_ages_so_that_long_prompts_are_not_passed_for_ever():
     long = waiting(1, n_prompt=1000, t_queued_ns=NOW - 40 * S, t_progress_ns=NOW - S)
     assert admitted(state_of(long, waiting(2, n_prompt=50), free_seqs=(0,))) == [1]
