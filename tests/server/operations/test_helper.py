@@ -171,6 +171,27 @@ def test_what_takes_too_long_is_ended(fake, monkeypatch):
         helper.close()
 
 
+@pytest.mark.parametrize("n_reads", [0, 1, 2])
+def test_an_answer_for_which_there_was_no_memory_is_not_taken_for_the_next_ones(fake, monkeypatch, n_reads):
+    """Before, the next request got this one's tokens, or waited for bytes that never came. `n_reads`: parts of the
+    answer that were read.
+    """
+    helper, read, left = Helper(), helper_module._exactly, [n_reads]
+
+    def fails_once(*args):
+        left[0] -= 1
+        if left[0] == -1:
+            raise MemoryError
+        return read(*args)
+
+    monkeypatch.setattr(helper_module, "_exactly", fails_once)
+    monkeypatch.setattr(helper_module, "ANSWER_S", 10.0)
+    with pytest.raises(MemoryError):
+        helper.encode(fake, source(prompt="somebody else's text"))
+    assert helper.encode(fake, source(prompt="mine")).tokens.tolist() == fake.tokenize("mine", True, False)
+    helper.close()
+
+
 def test_where_no_process_can_be_started_the_daemon_reads_itself(fake, monkeypatch):
     monkeypatch.setattr(helper_module.sys, "executable", "/nowhere/python")
     helper = Helper()

@@ -156,6 +156,10 @@ class Helper:
                 if isinstance(error, TimeoutError):
                     raise UmaError(ErrorCode.INTERNAL, "reading the request took too long") from None
                 log.warning("the process that reads large requests ended (status %s), attempt %d", status, attempt + 1)
+            except Exception:  # no memory: the rest of the answer must not be taken for the next request's
+                with self._lock:
+                    self._end()
+                raise
         raise UmaError(ErrorCode.INTERNAL, "reading the request ended its process")
 
     def _start(self) -> socket.socket:
