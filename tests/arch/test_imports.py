@@ -29,6 +29,7 @@ ALLOWED = {
     "uma_core.waking": set(),
     "uma_core.machine": set(),
     "uma_core.openmp": {"uma_core.machine"},
+    "uma_core.own_python": set(),
     "uma_core.regular": set(),
     "uma_core.kept_files": set(),
     "uma_core.measured": {"uma_core.regular"},
@@ -143,7 +144,13 @@ ALLOWED = {
     },
     "uma_core.server": {"uma_core"},  # the composition root is there; see below
     "uma_ctl": {"uma_ctl", *CLIENTS},
-    "uma_gateway.cluster": {"uma_gateway", *CLIENTS, "uma_core.config.merge", "uma_core.machine"},
+    "uma_gateway.cluster": {
+        "uma_gateway",
+        *CLIENTS,
+        "uma_core.config.merge",
+        "uma_core.machine",
+        "uma_core.own_python",
+    },
     "uma_gateway": {
         "uma_gateway",
         *CLIENTS,
@@ -162,6 +169,7 @@ ALLOWED = {
         "uma_core.constraint.escapes",
         "uma_core.constraint.lark",
         "uma_core.constraint.schema",
+        "uma_core.own_python",
     },
     "uma_gateway.cluster.router": set(),
 }

@@ -304,6 +304,15 @@ def test_without_its_libraries_it_is_refused_with_what_to_install(port, monkeypa
         check_http(HttpOptions(port=port))
 
 
+def test_files_in_the_working_directory_are_not_its_libraries(folder, port, monkeypatch):
+    """The daemon may be started in a folder where anybody may write, such as /tmp."""
+    (folder / "click.py").write_text("raise SystemExit('this ran')")
+    (folder / "wrong.yaml").write_text("absent: 1")
+    monkeypatch.chdir(folder)
+    with pytest.raises(UmaError, match="absent is not an option"):
+        check_http(HttpOptions(port=port, config="wrong.yaml"))
+
+
 def test_a_port_that_becomes_free_soon_is_waited_for(serve_forking, port):
     """The port belongs to the gateway of a daemon that was killed a moment ago."""
     taken = socket.create_server(("127.0.0.1", port))

@@ -17,6 +17,7 @@ import sys
 import threading
 from typing import Any
 
+from uma_core.own_python import python_command
 from uma_gateway.chat.errors import ChatCode, ChatError
 
 CPU_SECONDS = 5  # the slowest bundled template needs 0.3 s on one core
@@ -85,12 +86,9 @@ def check_template(request: bytes) -> int:
 def _trial(request: bytes, depth: int) -> str:
     """Return what goes wrong in a separate process, or ""."""
     arguments = f"{depth}, {CPU_SECONDS}, {MEMORY_BYTES}"
-    command = [sys.executable, "-c", f"from uma_gateway.chat.check import main; main({arguments})"]
-    path = os.pathsep.join(filter(None, sys.path))
+    command = python_command(f"from uma_gateway.chat.check import main; main({arguments})")
     try:
-        done = subprocess.run(
-            command, input=request, capture_output=True, timeout=WALL_SECONDS, env={**os.environ, "PYTHONPATH": path}
-        )
+        done = subprocess.run(command, input=request, capture_output=True, timeout=WALL_SECONDS)
     except subprocess.TimeoutExpired:
         return f"it runs for more than {WALL_SECONDS} s"
     if not done.returncode:

@@ -11,11 +11,11 @@ import logging
 import os
 import secrets
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence, Set
 from typing import Any
 
+from uma_core.own_python import python_command
 from uma_gateway.cluster.router import READY
 from uma_gateway.cluster.transport import Event, UnitLost
 from uma_gateway.daemon import Daemon
@@ -25,6 +25,7 @@ from uma_gateway.within import within
 
 log = logging.getLogger(__name__)
 
+DAEMON = "from uma_core.cli import main; sys.exit(main())"
 HEALTH_S = 1.0  # interval of checks
 HANG_S = 30.0  # limit without an answer; a daemon answers `health` even while it loads and computes
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0  # pauses before a restart; each is twice as long as the previous one
@@ -108,7 +109,7 @@ class LocalDaemon:
             await asyncio.sleep(pause_s)
 
     async def _spawn(self) -> None:
-        command = [sys.executable, "-m", "uma_core", "daemon", *self.args, "--socket", self.path, "--stop-at-eof"]
+        command = [*python_command(DAEMON), "daemon", *self.args, "--socket", self.path, "--stop-at-eof"]
         self._process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.PIPE,

@@ -14,15 +14,15 @@ import hashlib
 import json
 import logging
 import os
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from uma_core.machine import available_bytes
+from uma_core.own_python import python_command
 from uma_gateway.cluster import niceness
-from uma_gateway.cluster.local import LocalDaemon
+from uma_gateway.cluster.local import DAEMON, LocalDaemon
 from uma_gateway.cluster.settings import ClusterSettings, ModelSettings
 from uma_gateway.cluster.transport import UnitLost
 from uma_gateway.errors import GatewayError
@@ -225,7 +225,7 @@ class Node:
 
 async def estimate_mb(settings: ModelSettings) -> int:
     """Return the daemon's estimate of a model's memory. Raises: ValueError with the daemon's message."""
-    command = [sys.executable, "-m", "uma_core", "daemon", *settings.daemon, "--estimate"]
+    command = [*python_command(DAEMON), "daemon", *settings.daemon, "--estimate"]
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )

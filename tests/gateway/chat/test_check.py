@@ -96,7 +96,7 @@ def test_a_system_that_allows_no_thread_says_nothing_about_a_template(
     source = "{{ messages[0].content }} later"
     (tmp_path / "sitecustomize.py").write_text(NO_THREADS)
     with monkeypatch.context() as short:
-        short.syspath_prepend(tmp_path)
+        short.setenv("PYTHONPATH", str(tmp_path))
         with pytest.raises(OSError, match="unavailable"):
             Templates(source)
     Templates(source)
@@ -107,3 +107,10 @@ def test_a_template_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     Templates(source)
     monkeypatch.setattr(check.subprocess, "run", lambda *_, **__: pytest.fail("tried again"))
     Templates(source)
+
+
+def test_files_in_the_working_directory_are_not_its_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gateway may be started in a folder where anybody may write, such as /tmp."""
+    (tmp_path / "resource.py").write_text("raise SystemExit('this ran')")
+    monkeypatch.chdir(tmp_path)
+    assert check.check_template(encode({"chat_template": "Hello, {{ messages[0].content }}"}, "a template"))

@@ -13,14 +13,14 @@ import logging
 import os
 import socket
 import subprocess
-import sys
 import threading
 from typing import Any
 
 from uma_core.config.load import GATEWAY_PREFIX
 from uma_core.config.options import HttpOptions
+from uma_core.own_python import python_command
 from uma_core.server.io.loop import Loop, Timer
-from uma_core.server.lifecycle.http_options import flags
+from uma_core.server.lifecycle.http_options import MAIN, flags
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ class Gateway:
         return process
 
     def _command(self) -> list[str]:
-        return [sys.executable, "-m", "uma_gateway", "serve", "--socket", self.path, *flags(self._options)]
+        return [*python_command(MAIN), "serve", "--socket", self.path, *flags(self._options)]
 
     def _wait(self, process: subprocess.Popen[bytes]) -> None:
         status = process.wait()

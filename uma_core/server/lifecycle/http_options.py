@@ -8,15 +8,16 @@ import logging
 import os
 import socket
 import subprocess
-import sys
 import time
 
 from uma_core.config.load import GATEWAY_PREFIX
 from uma_core.config.options import HttpOptions
 from uma_core.errors import ErrorCode, UmaError
+from uma_core.own_python import python_command
 
 log = logging.getLogger(__name__)
 
+MAIN = "from uma_gateway.cli import main; sys.exit(main())"  # the gateway, in a process of its own
 OF_THIS_PROCESS = ("/dev/fd/", "/dev/std", "/proc/self/")  # paths that mean something else in the gateway
 CHECK_S = 20.0  # for the gateway to check its options, which normally takes a fraction of a second
 
@@ -55,7 +56,7 @@ def _check_values(options: HttpOptions) -> None:
 
     Raises: CONFIG_INVALID, in the gateway's words. A check that cannot run refuses nothing.
     """
-    command = [sys.executable, "-m", "uma_gateway", "serve", "--check-config", *flags(options)]
+    command = [*python_command(MAIN), "serve", "--check-config", *flags(options)]
     try:
         checked = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=CHECK_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
