@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,8 @@ import pytest
 from native import build, chat_build
 from native.pin import load_pin
 from native.progress import Progress
+
+OWN = build.ROOT / "native"
 
 
 def exported(path: str) -> set[str]:
@@ -53,6 +56,18 @@ def test_two_trees_share_what_they_compile(monkeypatch: pytest.MonkeyPatch, tmp_
     here = chat_build._portable(chat_build._link_command(["c++"], [], tmp_path / "x"))
     monkeypatch.setattr(chat_build, "OWN_DIR", tmp_path / "chat")
     assert chat_build._portable(chat_build._link_command(["c++"], [], tmp_path / "x")) == here
+
+
+def test_the_licences_name_who_wrote_what_is_compiled_in(progress: Progress) -> None:
+    """They are installed with the libraries, as these licences ask."""
+    source, licences = chat_build.chat_source(load_pin(), progress), (OWN / "LICENSES.txt").read_text()
+    licence = (source / "LICENSE").read_text()
+    (author,) = re.findall(r"^Copyright .*", licence, re.MULTILINE)
+    assert author in licences and licences.endswith(licence[licence.index("Permission") :])
+    header = (source / "vendor" / "nlohmann" / "json.hpp").read_text()
+    # neither is compiled in: Hedley asks for no notice, and Abseil's part is for C++11
+    names = set(re.findall(r"Text: [0-9 -]+ (\w+ \w+)", header)) - {"Evan Nemerson", "The Abseil"}
+    assert len(names) == 3 and all(name.replace("ö", "oe") in licences for name in names)
 
 
 def test_the_bundled_templates_come_with_the_source(progress: Progress) -> None:

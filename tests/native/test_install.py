@@ -74,4 +74,6 @@ def test_a_plain_installation_serves(python: str, tmp_path: Path) -> None:
     assert run(str(home / "bin" / "uma-core"), "version", timeout_s=60).startswith("uma-core ")
     where = run(str(home / "bin" / "python"), "-c", "import uma_core; print(uma_core.__file__)", timeout_s=60)
     assert where.startswith(str(home)), "not what was installed"
+    licences = {path.name for path in home.glob("lib/python*/site-packages/uma_serve-*.dist-info/licenses/**/*.*")}
+    assert "LICENSES.txt" in licences, "the libraries' licences are not installed"
     run(str(home / "bin" / "python"), "-m", "uma_ctl.demo", timeout_s=600)
