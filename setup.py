@@ -5,6 +5,7 @@ Everything else is in pyproject.toml.
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -38,10 +39,12 @@ class State:
 
 
 class BuildWithLibraries(build_py):
-    """Builds the libraries first: they are package data."""
+    """Builds the libraries first: they are package data. A former build of the tree leaves no files in the new one."""
 
     def run(self) -> None:
         State.prepared()
+        for package in {name.partition(".")[0] for name in self.packages or ()}:
+            shutil.rmtree(Path(self.build_lib) / package, ignore_errors=True)
         super().run()
 
 

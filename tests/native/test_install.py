@@ -59,8 +59,11 @@ def test_a_plain_installation_serves(python: str, tmp_path: Path) -> None:
     environment["PIP_NO_COMPILE"] = "0"
     # to deflate the model files of a wheel that is unpacked at once would take 4 s of a core
     stored = tmp_path / "stored.cfg"
-    stored.write_text("[bdist_wheel]\ncompression = stored\n")
+    stored.write_text("[bdist_wheel]\ncompression = stored\n[build]\nbuild_lib = former\n")
     environment["DIST_EXTRA_CONFIG"] = str(stored)
+    removed = Path("uma_core", "removed.py")  # a module of the release that was installed from this tree before
+    (source / "former" / removed).parent.mkdir(parents=True)
+    (source / "former" / removed).touch()
 
     def run(*command: str, timeout_s: float) -> str:
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=timeout_s)
@@ -76,4 +79,5 @@ def test_a_plain_installation_serves(python: str, tmp_path: Path) -> None:
     assert where.startswith(str(home)), "not what was installed"
     licences = {path.name for path in home.glob("lib/python*/site-packages/uma_serve-*.dist-info/licenses/**/*.*")}
     assert "LICENSES.txt" in licences, "the libraries' licences are not installed"
+    assert not (Path(where).parents[1] / removed).exists(), "a file of a former build was installed"
     run(str(home / "bin" / "python"), "-m", "uma_ctl.demo", timeout_s=600)
