@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from configparser import ConfigParser
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,14 @@ def test_containerfiles_build_from_the_tree_and_start_the_daemon(path):
 
 def test_there_is_one_containerfile_for_each_kind_of_machine():
     assert [path.name for path in CONTAINERFILES] == ["Containerfile.cpu", "Containerfile.cuda"]
+
+
+def test_containers_are_built_without_what_builds_made_in_the_tree():
+    """`make build` leaves gigabytes in .venv, and libraries for one processor."""
+    ignored = (DOCS.parent / ".gitignore").read_text().split()
+    left_out = (DOCS.parent / ".dockerignore").read_text().splitlines()
+    for name in (each.rstrip("/") for each in ignored if each != "*.py[cod]"):
+        assert any(fnmatch(name, pattern.removeprefix("**/")) for pattern in left_out), name
 
 
 def test_stopping_waits_longer_than_a_drain():
