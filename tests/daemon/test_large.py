@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from pathlib import Path
 
@@ -54,3 +55,10 @@ def test_it_ends_with_the_daemon_even_when_that_is_killed(serve):
     daemon.signal(signal.SIGKILL)
     daemon.wait()
     eventually(lambda: not Path(f"/proc/{helper}").exists(), "it outlived its daemon")
+
+
+def test_without_shared_memory_the_daemon_reads_them_itself(serve):
+    """Services may be allowed no files (`LimitFSIZE=0`), and shared memory counts as one."""
+    daemon = serve(children="", limits={resource.RLIMIT_FSIZE: 0})
+    assert daemon.generate("x" * 20_000, overflow="truncate-middle", max_tokens=2)[-1]["reason"] == "length"
+    assert not helpers(daemon.process.pid)

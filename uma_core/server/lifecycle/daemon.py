@@ -66,7 +66,7 @@ class Daemon:
         self.lifecycle = Lifecycle(self._config, self.loop, self.compute, self.host, self.clock)
         self.reloader = Reloader(config, sources, self.loop, self.host, self.lifecycle, self.registry)
         self.status = Status(self.host, self.lifecycle, self.reloader, self.registry, self.clock)
-        self.helper = Helper() if config.ipc.read_apart else None
+        self.helper = _helper() if config.ipc.read_apart else None
         self.app = IoApp(self.loop, self.compute, self._services(), self.registry, self.helper)
         self.notifier = Notifier(os.environ, os.getpid())
         self.supervision = Supervision(self.notifier, self.loop, self.compute, self.host, self.lifecycle)
@@ -238,6 +238,15 @@ class Daemon:
         if output is not None:
             output.close()
         os._exit(self.exit_status)
+
+
+def _helper() -> Helper | None:
+    """Return what reads large requests in another process; None: the system has no memory to share with it."""
+    try:
+        return Helper()
+    except OSError as error:
+        log.warning("large requests are read in the daemon's own process: %s", error)
+        return None
 
 
 def run(config: Config, sources: Sources) -> int:
