@@ -262,7 +262,7 @@ _OPS = (
         "detokenize",
         "Turn token ids into text.",
         (
-            Field("tokens", Kind.INTEGERS, "", is_required=True),
+            Field("tokens", Kind.INTEGERS, "", is_required=True, low=0),
             Field("unparse_special", Kind.BOOLEAN, "false: leave out the text of control tokens", True),
             _WITH_PIECES,
         ),

@@ -47,6 +47,12 @@ def test_tokens_become_the_text_that_they_came_from(client):
     assert client.ask(type="detokenize", tokens=client.ask(type="tokenize", content=text)["tokens"])["content"] == text
 
 
+def test_an_empty_text_becomes_no_tokens_and_a_text_again(client):
+    assert client.ask(type="tokenize", content="", with_pieces=True)["tokens"] == []
+    reply = client.ask(type="detokenize", tokens=[], with_pieces=True)
+    assert (reply["content"], reply["pieces"]) == ("", [])
+
+
 def test_a_token_that_the_model_does_not_have(client):
     error = client.ask(type="detokenize", id="x", tokens=[97, 256])
     assert (error["id"], error["name"], error["detail"]["field"]) == ("x", "bad_request", "tokens")
@@ -91,7 +97,7 @@ def test_no_template_is_a_coded_error(server, client):
 
 
 @pytest.mark.parametrize(
-    "given", [{"type": "tokenize"}, {"type": "detokenize", "tokens": []}, {"type": "apply_template", "messages": []}]
+    "given", [{"type": "tokenize"}, {"type": "detokenize"}, {"type": "apply_template", "messages": []}]
 )
 def test_what_is_required_is_told(client, given):
     assert client.ask(**given)["name"] == "bad_request"

@@ -101,9 +101,6 @@ async def on_detokenize(exchange: Exchange) -> None:
     tokens = array(body, "tokens")
     if not {int}.issuperset(map(type, tokens)):
         raise invalid("`tokens` must hold token ids", "tokens")
-    if not tokens:
-        await exchange.send_json({"content": "", "prompt": ""})
-        return
     content = (await exchange.gateway.daemon.call("detokenize", tokens=tokens))["content"]
     await exchange.send_json({"content": content, "prompt": content})
 
