@@ -60,21 +60,21 @@ def _refuse_image(context: click.Context, param: click.Parameter, value: str | N
 
 
 _GENERATION = (
-    click.option("--max-tokens", type=click.IntRange(1), help="Most tokens to generate."),
+    _field_option("--max-tokens", "max_tokens"),
     _field_option("--min-tokens", "min_tokens"),
     _field_option("--ignore-eos", "ignore_eos"),
     click.option(
         "--temp",
         "--temperature",
         "temperature",
-        type=FiniteRange(0),
-        help="Sampling temperature; 0: take the likeliest token.",
+        type=type_of(_field("temperature")),
+        help=help_of(_field("temperature")),
     ),
     _field_option("--top-p", "top_p"),
-    click.option("--top-k", type=click.IntRange(0), help=help_of(_field("top_k"))),
+    _field_option("--top-k", "top_k"),
     _field_option("--min-p", "min_p"),
-    click.option("--repeat-penalty", type=FiniteRange(0, min_open=True), help="Penalty of recent tokens; 1: none."),
-    click.option("--seed", type=click.IntRange(0, 0xFFFFFFFF), help="Seed of the sampler."),
+    _field_option("--repeat-penalty", "repeat_penalty"),
+    _field_option("--seed", "seed"),
     click.option("--stop", multiple=True, metavar="TEXT", help="End before this text. May be repeated."),
     click.option(
         "--lora",
