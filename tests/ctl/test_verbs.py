@@ -341,7 +341,13 @@ def test_trace_goes_to_a_file(serve, ctl, tmp_path):
     assert done.returncode == 0
     assert json.loads((tmp_path / "t.json").read_text()) == {"traceEvents": [{"name": "tick", "ph": "X"}]}
     assert "1 events" in done.stderr
-    assert ctl("trace", "--out", str(tmp_path / "none" / "t.json")).returncode == 1
+
+
+def test_a_trace_is_not_recorded_for_a_file_that_cannot_be_created(serve, ctl, tmp_path):
+    server = serve(answering(trace={"traceEvents": []}))
+    done = ctl("trace", "--out", str(tmp_path / "none" / "t.json"))
+    assert done.returncode == 1 and "cannot create" in done.stderr
+    assert server.received == []
 
 
 @pytest.mark.parametrize(

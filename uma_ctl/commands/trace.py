@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -14,6 +15,13 @@ from uma_ctl.ranges import FiniteRange
 ENCODING_S = 60.0  # building the reply takes a while after a busy minute
 
 
+def _creatable(context: click.Context, param: click.Parameter, path: str | None) -> str | None:
+    """Refuse a path that will not do before a minute is recorded for it. Raises: BadParameter."""
+    if path is not None and not os.path.exists(path) and not os.access(os.path.dirname(path) or ".", os.W_OK):
+        raise click.BadParameter(f"cannot create {path!r}", context, param)
+    return path
+
+
 @click.command()
 @with_target
 @click.option("--seconds", type=FiniteRange(0.01, 60), default=2.0, show_default=True, help="How long to record.")
@@ -23,6 +31,7 @@ ENCODING_S = 60.0  # building the reply takes a while after a busy minute
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, writable=True),
+    callback=_creatable,
     metavar="FILE",
     help="File to write; default: standard output.",
 )
