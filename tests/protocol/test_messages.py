@@ -115,6 +115,13 @@ def test_a_wrong_field_is_named(fragment, field):
     assert f"`{field}`" in error.message
 
 
+def test_no_input_is_missing_and_two_conflict():
+    assert refuse(b'{"max_tokens":1}').message.startswith(
+        "`prompt` is required: give exactly one of `prompt`, `tokens`"
+    )
+    assert refuse(b'{"prompt":"a","tokens":[1]}').message.startswith("`tokens` conflicts: give exactly one of `prompt`")
+
+
 def test_inputs_arrive():
     def request(**fields):
         return decode(json.dumps(fields).encode()).request

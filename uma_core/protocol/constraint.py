@@ -67,7 +67,8 @@ def to_constraint(args: dict[str, Any] | None) -> Constraint | None:
     given = [kind for kind in KINDS if args[kind] is not None and not (kind == "json" and args[kind] is False)]
     if len(given) != 1:
         path = f"constraint.{given[1] if given else KINDS[0]}"
-        raise bad_field(path, f"conflicts: give exactly one of {', '.join(f'`{kind}`' for kind in KINDS)}")
+        problem = "conflicts" if given else "is required"
+        raise bad_field(path, f"{problem}: give exactly one of {', '.join(f'`{kind}`' for kind in KINDS)}")
     triggers = tuple(Trigger(item["type"], item["value"], item["after"]) for item in args["triggers"] or ())
     for i, trigger in enumerate(triggers):
         if trigger.kind != "token" and not isinstance(trigger.value, str):

@@ -184,7 +184,8 @@ def check_input(args: dict[str, Any]) -> None:
     inputs = [name for name in INPUTS if args[name] is not None]
     if len(inputs) != 1:
         names = ", ".join(f"`{name}`" for name in INPUTS)
-        raise bad_field(inputs[1] if inputs else "prompt", f"conflicts: give exactly one of {names}")
+        problem = "conflicts" if inputs else "is required"
+        raise bad_field(inputs[1] if inputs else "prompt", f"{problem}: give exactly one of {names}")
     if args["suffix"] and inputs[0] in ("messages", "infill"):
         raise bad_field("suffix", f"conflicts: `{inputs[0]}` has no gap at its end")
 
