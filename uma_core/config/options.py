@@ -284,7 +284,8 @@ class IpcOptions:
     )
     trusted_frame_bytes: int = option(
         32 << 20,
-        "the same for trusted peers: the owner, root and `access.trusted_uids`",
+        "largest frame of trusted peers: the owner, root and `access.trusted_uids`; their lines have "
+        "`ipc.max_frame_bytes`, too",
         unit="bytes",
         min=1024,
         max=FRAME_CAP_LIMIT,

@@ -179,7 +179,7 @@ def _check_strings(field: Field, value: Any, path: str) -> tuple[str, ...]:
 
 def _check_integers(field: Field, value: Any, path: str) -> tuple[int, ...]:
     _expect(field, value, path, list)
-    if not value and field.low is None:
+    if not value and field.low:
         raise bad_field(path, "must not be empty")
     _in_range(field, len(value), path, "must have {} items")
     if not all(_is_id(item) for item in value):

@@ -5,8 +5,18 @@ from __future__ import annotations
 import json
 
 from uma_core.protocol.events import EVENTS
-from uma_core.protocol.fields import Field, Kind
+from uma_core.protocol.fields import N_BIASES_MOST, Field, Kind
 from uma_core.protocol.ops import ID_FIELD, OPS
+
+UNITS = {  # of what a range counts; that of a number is its value
+    Kind.STRING: "characters",
+    Kind.ID: "characters of a string",
+    Kind.STRINGS: "items",
+    Kind.INTEGERS: "items",
+    Kind.INPUTS: "items",
+    Kind.OBJECTS: "items",
+    Kind.TAGS: "entries",
+}
 
 
 def ops_markdown() -> str:
@@ -64,7 +74,16 @@ def _choices(field: Field) -> str:
 def _range(field: Field) -> str:
     if field.choices:
         return _choices(field)
-    low = "" if field.low is None else f"{'> ' if field.is_open_low else '≥ '}{field.low}"
+    if field.kind in (Kind.MIXED, Kind.MESSAGES) or (field.kind in UNITS and (field.low, field.high) == (1, None)):
+        return "not empty"
+    unit = UNITS.get(field.kind)
+    least = None if unit and not field.low else field.low  # every length is at least 0
+    low = "" if least is None else f"{'> ' if field.is_open_low else '≥ '}{least}"
     high = "" if field.high is None else f"≤ {field.high}"
-    each = "" if field.each_high is None else f"each ≤ {field.each_high} characters"
-    return ", ".join(filter(None, (low, high, each)))
+    bounds = ", ".join(filter(None, (low, high)))
+    parts = [f"{bounds} {unit}" if bounds and unit else bounds]
+    if field.kind is Kind.BIASES:
+        parts.append(f"≤ {N_BIASES_MOST} items")
+    if field.each_high is not None:
+        parts.append(f"each ≤ {field.each_high} characters")
+    return ", ".join(filter(None, parts))

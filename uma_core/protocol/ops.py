@@ -55,7 +55,7 @@ _INPUTS = (
     Field(
         "prompt", Kind.MIXED, "text to continue; give exactly one of `prompt`, `tokens`, `messages`, `infill`", low=1
     ),
-    Field("tokens", Kind.INTEGERS, "the prompt as token ids"),
+    Field("tokens", Kind.INTEGERS, "the prompt as token ids", low=1),
     Field("messages", Kind.MESSAGES, "a chat; the model's own template turns it into a prompt"),
     Field(
         "suffix", Kind.STRING, "text after the gap that follows `prompt` or `tokens`; needs a fill-in-the-middle model"
@@ -214,7 +214,8 @@ _OPS = (
     Op("generate", "Generate text. Answered by `token` events and one `eos`, or by one `error`.", _GENERATE, ()),
     Op(
         "cancel",
-        "End the request that `id` names: its `eos` has the reason `cancelled`.",
+        "End the generate, embed or rerank request that `id` names. The `eos` of generate has the reason `cancelled`; "
+        "the others end with the error `cancelled`.",
         (
             Field(
                 "conn",
@@ -229,7 +230,7 @@ _OPS = (
             Field(
                 "found",
                 Kind.BOOLEAN,
-                "false: no request with this id is in flight, or it has no answer with this index",
+                "false: no such request with this id is in flight, or it has no answer with this index",
             ),
         ),
     ),
