@@ -18,6 +18,7 @@ from uma_gateway.config import AnswerOptions
 from uma_gateway.errors import invalid, unsupported
 from uma_gateway.model import Model
 
+RANDOM_SEED = 0xFFFFFFFF  # llama.h: LLAMA_DEFAULT_SEED; llama-server shows it, and clients send its settings back
 UNLIMITED = -1
 MOST_LOGPROBS = 20  # alternatives that the daemon returns for a token
 
@@ -129,7 +130,7 @@ def sampling_fields(body: Mapping[str, Any], model: Model, defaults: AnswerOptio
             need(model, wire, param.name)
             fields[wire] = [*fields[wire], *value] if isinstance(value, list) and wire in fields else value
     seed = integer(body, "seed")
-    if seed is not None and seed != UNLIMITED:
+    if seed is not None and seed not in (UNLIMITED, RANDOM_SEED):
         fields["seed"] = seed & 0xFFFFFFFF
     stops = stop_texts(body)
     if stops:

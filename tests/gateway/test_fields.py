@@ -76,3 +76,10 @@ def test_what_a_program_asks_for_reaches_the_daemon(param):
     fields = sampling_fields({**company, param.name: GIVEN[param.name]}, model, AnswerOptions())
     assert fields[param.wire or param.name] == GIVEN[param.name]
     assert decode({"prompt": "x", **({"logprobs": 1} if "logprobs" in company else {}), **fields}, None).request
+
+
+@pytest.mark.parametrize(("given", "sent"), [(7, 7), (-1, None), (0xFFFFFFFF, None), (-2, 0xFFFFFFFE)])
+def test_a_seed_that_means_none_is_not_sent(given, sent):
+    """llama-server shows 4294967295 for a seed drawn at random, and clients send its settings back."""
+    model = SimpleNamespace(can=lambda field: True, adapters=[])
+    assert sampling_fields({"seed": given}, model, AnswerOptions()).get("seed") == sent

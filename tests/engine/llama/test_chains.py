@@ -219,6 +219,23 @@ def test_a_dynamic_temperature_that_comes_to_nothing_takes_the_best(
         sampler.close()
 
 
+@pytest.mark.parametrize(
+    "fields", [{}, {"mirostat": 2}, {"adaptive_target": 0.3}], ids=["dist", "mirostat", "adaptive"]
+)
+def test_the_largest_seed_is_a_seed_too(small: LlamaEngine, fields: dict[str, Any]) -> None:
+    """To llama.cpp it means a seed drawn at random."""
+    row = np.zeros(small.info.n_vocab, np.float32)
+
+    def drawn(seed: int) -> list[int]:
+        sampler = small.sampler(replace(NEW, temperature=1.0, top_k=0, **fields), seed)
+        tokens = [draw(row, sampler.handle) for _ in range(8)]
+        sampler.close()
+        return tokens
+
+    assert drawn(0xFFFFFFFF) == drawn(0xFFFFFFFF)
+    assert drawn(0xFFFFFFFF) not in (drawn(0xFFFFFFFE), drawn(0)), "the seeds of the answers before and after it"
+
+
 # -- distributions against their definitions, in numpy
 
 N_DRAWS, N_LEARNING = (100_000, 50_000) if os.environ.get("UMA_FUZZ") == "full" else (50_000, 12_000)

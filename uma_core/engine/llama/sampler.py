@@ -25,7 +25,15 @@ POSSIBLE_NATS = 80.0  # e^-87 is the smallest number that f32 holds
 MIROSTAT_M = 100  # candidates from which Mirostat 1 estimates the slope; the paper's value, as in common/sampling.cpp
 ALL = math.inf
 INFILL_BYTES = 512  # size of llama.cpp's buffers
+RANDOM_SEED = 0xFFFFFFFF  # llama.h: LLAMA_DEFAULT_SEED, in place of which llama.cpp draws one
 N_PREPARED = 16  # most DRY links that are kept for similar requests: some 100 kB each
+
+
+def _fixed(seed: int) -> int:
+    """Return a seed that llama.cpp uses as it is. The one in place of the largest is far from it: the answers of one
+    request have seeds that follow each other.
+    """
+    return seed if seed != RANDOM_SEED else RANDOM_SEED >> 1
 
 
 class Links:
@@ -244,7 +252,7 @@ class LlamaSampler:
         handle.takes_best = params.takes_best
         handle.masks_first = params.mirostat
         handle.n_keep, handle.keep_within = bounds(params)
-        handle.chain = model.links.chain(params, seed & 0xFFFFFFFF, n_ctx)
+        handle.chain = model.links.chain(params, _fixed(seed & 0xFFFFFFFF), n_ctx)
 
     def _set_edits(self) -> None:
         changing = [*(self._early if self._is_early else ()), *self._here]

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from uma_gateway.apis.llama.completion import RANDOM_SEED, SHOWN
+from uma_gateway.apis.llama.completion import SHOWN
 from uma_gateway.chat.errors import ChatError
 from uma_gateway.errors import GatewayError, Kind, unsupported
 from uma_gateway.exchange import Exchange
-from uma_gateway.fields import PARAMS, UNLIMITED
+from uma_gateway.fields import PARAMS, RANDOM_SEED, UNLIMITED
 from uma_gateway.model import Model
 
 

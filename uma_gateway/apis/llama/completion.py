@@ -15,14 +15,22 @@ from uma_gateway.apis.openai.request import answers_wanted
 from uma_gateway.body import array, boolean, integer, table, text
 from uma_gateway.errors import invalid, unsupported
 from uma_gateway.exchange import Exchange
-from uma_gateway.fields import MOST_LOGPROBS, PARAMS, allowed_tokens, most_tokens, names_in, need, sampling_fields
+from uma_gateway.fields import (
+    MOST_LOGPROBS,
+    PARAMS,
+    RANDOM_SEED,
+    allowed_tokens,
+    most_tokens,
+    names_in,
+    need,
+    sampling_fields,
+)
 from uma_gateway.generate import Plan, answers_of, begin, ended, final, note_end, priority_fields, relay, send
 from uma_gateway.generation import Generation
 from uma_gateway.link import Event
 from uma_gateway.model import Model
 from uma_gateway.plain import MOST_PROMPTS, Prompt, constraint_field, prompt_field, read_prompts
 
-RANDOM_SEED = 0xFFFFFFFF  # llama.h: LLAMA_DEFAULT_SEED
 SHOWN = (  # settings that llama-server shows with a value even if the request does not set them
     "temperature", "top_k", "top_p", "min_p", "typical_p", "min_keep", "top_n_sigma", "xtc_probability",
     "xtc_threshold", "dynatemp_range", "dynatemp_exponent", "frequency_penalty", "presence_penalty", "repeat_penalty",
