@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ import pytest
 
 from tests.daemon.forked import ANSWERED, Nursery
 from tests.daemon.support import DRAFT, MOE
+from tests.engine.graph.models import HYBRIDS, hybrid, write
 
 N_FILES = 1200 if os.environ.get("UMA_FUZZ") == "full" else 40
 LIMIT_BYTES = 4 << 30  # limit of private memory: an absurd count may ask for more memory than the machine has
@@ -206,6 +208,14 @@ def test_more_experts_used_than_there_are(
     path.write_bytes(data)
     outcome = daemons.run(path, {"--engine": engine, "--n-ctx": 512})
     assert outcome.status == 1 and outcome.code in REFUSALS, outcome
+
+
+def test_a_hybrid_without_recurrent_layers(daemons: Nursery, tmp_path: Path) -> None:
+    """llama.cpp asserts, at the first call, that a layer reads the states."""
+    model, names = HYBRIDS["lfm2"]
+    alike = hybrid(replace(model, kinds=((2, 32),)), "aaa", names)
+    outcome = daemons.run(Path(write(alike, tmp_path / "damaged.gguf")), {"--engine": "llama", "--n-ctx": 512})
+    assert (outcome.status, outcome.code) == (1, "E_MODEL_002"), outcome
 
 
 @pytest.mark.parametrize("engine", ["llama", "graph"])

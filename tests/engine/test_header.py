@@ -13,7 +13,7 @@ import pytest
 from perf.gguf_file import save
 from tests.engine import encoders
 from tests.engine.encoders import Encoder
-from tests.engine.graph.models import MODELS, RECURRENT, write
+from tests.engine.graph.models import HYBRIDS, MODELS, RECURRENT, Model, hybrid, write
 from uma_core.engine.llama.encoder import is_encoder
 from uma_core.errors import ErrorCode, UmaError
 
@@ -214,6 +214,86 @@ def test_rotary_positions_that_no_head_has(family: str, key: str, n: int, tmp_pa
     assert not is_encoder(write(model, tmp_path / "whole.gguf"))
     with pytest.raises(UmaError, match=f"{key} of {n} in heads of {model.kinds[0][1] if model.kinds else model.dim}"):
         is_encoder(write(replace(model, meta=model.meta | {key: n}), tmp_path / "model.gguf"))
+
+
+def of_one_kind(family: str, kind: str) -> Model:
+    """A hybrid whose layers are all recurrent (r) or all attention (a)."""
+    model, names = HYBRIDS[family]
+    n_kv = 0 if kind == "r" else 2
+    kinds = tuple((n_kv, dim) for _, dim in model.kinds)
+    interval = {"full_attention_interval": model.n_layer + 1 if kind == "r" else 1} if family == "qwen35" else {}
+    return hybrid(replace(model, kinds=kinds, meta=model.meta | interval), kind * model.n_layer, names)
+
+
+@pytest.mark.parametrize("family", HYBRIDS)
+@pytest.mark.parametrize(("kind", "missing"), [("r", "attention"), ("a", "recurrent layers")])
+def test_a_hybrid_whose_layers_are_all_alike(family: str, kind: str, missing: str, tmp_path: Path) -> None:
+    """llama.cpp loads it, and ends the process at the first call."""
+    with pytest.raises(UmaError, match=f"a hybrid model without {missing}") as caught:
+        is_encoder(write(of_one_kind(family, kind), tmp_path / "model.gguf"))
+    assert caught.value.error is ErrorCode.MODEL_LOAD_FAILED
+
+
+def test_layers_that_draft_are_not_a_hybrids_own(tmp_path: Path) -> None:
+    """The layer that drafts for Qwen 3.5 is attention, whatever the model's own layers are."""
+    model, names = HYBRIDS["qwen35"]
+    meta = {"full_attention_interval": 4, "nextn_predict_layers": 1}
+    with pytest.raises(UmaError, match="a hybrid model without attention"):
+        is_encoder(write(hybrid(replace(model, meta=model.meta | meta), "rrra", names), tmp_path / "model.gguf"))
+
+
+WINDOWS = {"attention.sliding_window": 24}
+PATTERN = "attention.sliding_window_pattern"
+
+
+@pytest.mark.parametrize(
+    ("arch", "n_layer", "meta", "is_sound"),
+    [
+        ("gemma-embedding", 6, WINDOWS, True),
+        ("gemma-embedding", 5, WINDOWS, False),
+        ("gemma-embedding", 2, WINDOWS | {PATTERN: 2}, True),
+        ("gemma-embedding", 2, WINDOWS | {PATTERN: 1}, False),
+        ("gemma-embedding", 2, WINDOWS | {PATTERN: 0}, False),
+        ("modern-bert", 2, WINDOWS, True),
+        ("modern-bert", 1, WINDOWS, False),
+        ("modern-bert", 1, {}, True),
+        ("modern-bert", 2, WINDOWS | {PATTERN: [True, False]}, True),
+        ("modern-bert", 2, WINDOWS | {PATTERN: [True, True]}, False),
+        ("modern-bert", 2, WINDOWS | {PATTERN: [False, False]}, False),
+    ],
+)
+def test_an_encoder_with_windows_has_layers_with_and_without(
+    arch: str, n_layer: int, meta: dict[str, object], is_sound: bool, tmp_path: Path
+) -> None:
+    """llama.cpp loads the others too, and ends the process at the first call."""
+    path = write(replace(MODELS["llama"], arch=arch, n_layer=n_layer, meta=meta), tmp_path / "model.gguf")
+    if is_sound:
+        assert is_encoder(path)
+        return
+    with pytest.raises(UmaError, match=r"no layers with(out)? a window") as caught:
+        is_encoder(path)
+    assert caught.value.error is ErrorCode.MODEL_LOAD_FAILED
+
+
+@pytest.mark.parametrize("meta", [{}, {"attention.sliding_window": 0}])
+def test_a_family_that_always_has_windows(meta: dict[str, object], tmp_path: Path) -> None:
+    """Without a window llama.cpp reads from a memory that does not exist."""
+    model = replace(MODELS["mixtral"], arch="afmoe")
+    assert not is_encoder(write(replace(model, meta=WINDOWS), tmp_path / "whole.gguf"))
+    with pytest.raises(UmaError, match="sliding_window of") as caught:
+        is_encoder(write(replace(model, meta=meta), tmp_path / "model.gguf"))
+    assert caught.value.error is ErrorCode.MODEL_LOAD_FAILED
+
+
+@pytest.mark.parametrize("meta", [{}, {"rope.dimension_sections": 0}, {"rope.dimension_sections": [0, 0, 0, 16]}])
+def test_sections_of_rotary_positions_that_a_file_need_not_give(meta: dict[str, object], tmp_path: Path) -> None:
+    """PaddleOCR's are optional for llama.cpp, but ggml ends the process without them."""
+    model = replace(MODELS["llama"], arch="paddleocr")
+    sound = {"rope.dimension_sections": [4, 6, 6, 0]}
+    assert not is_encoder(write(replace(model, meta=sound), tmp_path / "whole.gguf"))
+    with pytest.raises(UmaError, match=r"rope\.dimension_sections of") as caught:
+        is_encoder(write(replace(model, meta=meta), tmp_path / "model.gguf"))
+    assert caught.value.error is ErrorCode.MODEL_LOAD_FAILED
 
 
 @pytest.mark.parametrize(("key", "value"), [("rope.dimension_sections", [0, 0, 0, 0]), ("full_attention_interval", 0)])

@@ -45,7 +45,25 @@ NOT_ROTATED = frozenset({"kimi-linear", "kimi-k3", "glm5-next"})
 # These have none either, and the length of their heads may be odd.
 NEVER_ROTATED = frozenset({"bert", "bloom", "gpt2", "jina-bert-v2", "mpt", "refact", "starcoder"})
 # ggml asserts that one of their sections of rotary positions is not empty.
-IN_SECTIONS = frozenset({"qwen2vl", "qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe"})
+IN_SECTIONS = frozenset({"paddleocr", "qwen2vl", "qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe", "qwen4exp"})
+
+# llama.cpp sets memory aside for two kinds of layers of these architectures: recurrent layers and attention. It fills
+# an input for each kind, and ends the process at the first call if no layer reads one of them.
+HYBRIDS = frozenset({
+    "granitehybrid", "jamba", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "plamo2", "qwen35", "qwen35moe",
+    "qwen3next",
+})  # fmt: skip
+HYBRID_LAYERS = {
+    "recurrent layers": ("ssm_conv1d.weight", "shortconv.conv.weight"),
+    "attention": ("attn_output.weight",),
+}
+# The same is true of encoders with windows: layers with a window and layers without one. These have one layer of the
+# second kind in so many if their file gives no pattern (load_swa_pattern in llama.cpp's models).
+WINDOWED_ENCODERS = {"gemma-embedding": 6, "modern-bert": 3}
+DENSE_FIRST = frozenset({"modern-bert"})  # that layer is the first one; in the others it is the last one
+WINDOW, WINDOW_PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
+# llama.cpp lays these out as if layers had windows, even if the file gives none, and reads from a missing memory.
+ALWAYS_WINDOWED = frozenset({"afmoe"})
 
 # Tensors that ggml uses in operations that exist only for F32, such as adding them to rows (LLM_TENSOR_INFOS of
 # llama.cpp's llama-arch.cpp). The same is true of every norm, bias and scale.
@@ -224,6 +242,7 @@ class Header:
         if self.of_arch().get("full_attention_interval") == 0:  # llama.cpp divides by it
             raise self._damaged("full_attention_interval of 0")
         self._check_rope()
+        self._check_layers()
         self._check_classifier()
         missing = self._missing()
         if missing:
@@ -247,8 +266,8 @@ class Header:
         meta = self.of_arch()
         if self.arch in NOT_ROTATED or meta.get("rope.scaling.finetuned") is False:  # Granite's key for "not rotated"
             return
-        sections = meta.get("rope.dimension_sections")
-        if self.arch in IN_SECTIONS and isinstance(sections, list) and not any(n > 0 for n in sections[:3]):
+        sections = meta.get("rope.dimension_sections")  # a single number counts for each section
+        if self.arch in IN_SECTIONS and not any(_is_positive(n) for n in _listed(sections)[:3]):
             raise self._damaged(f"rope.dimension_sections of {sections}")
         n_embd, n_head = meta.get("embedding_length"), meta.get("attention.head_count")
         length: Value | None = None
@@ -259,6 +278,39 @@ class Header:
             n = meta.get(f"rope.dimension_count{kind}", None if self.arch in NEVER_ROTATED else length)
             if isinstance(n, int) and (n <= 0 or n % 2 or (isinstance(length, int) and n > length)):
                 raise self._damaged(f"rope.dimension_count{kind} of {n} in heads of {length}")
+
+    def _check_layers(self) -> None:
+        """Check that there are layers of both kinds, for architectures that need both. Raises: MODEL_LOAD_FAILED."""
+        layers, window = self._layers(), self.of_arch().get(WINDOW)
+        if self.arch in ALWAYS_WINDOWED and not _is_positive(window):
+            raise self._damaged(f"{WINDOW} of {window}")
+        for kind, names in HYBRID_LAYERS.items() if self.arch in HYBRIDS and layers else ():
+            if not any(f"blk.{i}.{name}" in self.tensors for i in layers for name in names):
+                raise self._damaged(f"a hybrid model without {kind}")
+        windowed = self._windowed_layers()
+        if windowed and len(set(windowed)) < 2:
+            raise self._damaged(f"no layers {'without' if windowed[0] else 'with'} a window")
+
+    def _windowed_layers(self) -> list[bool]:
+        """Whether each layer of an encoder has a window; empty if there are no windows."""
+        meta = self.of_arch()
+        if self.arch not in WINDOWED_ENCODERS or (self.arch in DENSE_FIRST and not _is_positive(meta.get(WINDOW))):
+            return []
+        pattern, layers = meta.get(WINDOW_PATTERN, WINDOWED_ENCODERS[self.arch]), self._layers()
+        if isinstance(pattern, list):
+            return [i < len(pattern) and bool(pattern[i]) for i in layers]
+        if not isinstance(pattern, int) or pattern < 0:
+            return []  # llama.cpp refuses it
+        dense = 0 if self.arch in DENSE_FIRST else pattern - 1
+        return [not pattern or i % pattern != dense for i in layers]
+
+    def _layers(self) -> range:
+        """The model's own layers, without those that draft; no more than a damaged file can have."""
+        meta = self.of_arch()
+        n, n_heads = (meta.get(key, 0) for key in ("block_count", "nextn_predict_layers"))
+        if not isinstance(n, int):
+            return range(0)
+        return range(min(n - n_heads if isinstance(n_heads, int) else n, len(self.tensors)))
 
     def _check_classifier(self) -> None:
         """Check that a reranker has a classifier. Without one, llama.cpp takes the first hidden states as scores, and
@@ -290,11 +342,10 @@ class Header:
     def _choosing_layers(self) -> list[int]:
         """List the layers that choose positions (INDEXER). Source: llama.cpp's models/glm-dsa.cpp."""
         meta = self.of_arch()
-        n_layer, n_ctx, types = (meta.get(key) for key in ("block_count", "context_length", "attention.indexer.types"))
-        if self.arch != "glm-dsa" or not isinstance(n_layer, int) or not isinstance(n_ctx, int):
+        n_ctx, types = (meta.get(key) for key in ("context_length", "attention.indexer.types"))
+        if self.arch != "glm-dsa" or not isinstance(n_ctx, int):
             return []
-        n_heads = meta.get("nextn_predict_layers", 0)
-        layers = range(min(n_layer - n_heads if isinstance(n_heads, int) else n_layer, len(self.tensors)))
+        layers = self._layers()
         if isinstance(types, list):
             return [i for i, kind in zip(layers, types, strict=False) if kind]
         if types is None and n_ctx >= GLM_5_2_CONTEXT:
@@ -383,6 +434,14 @@ class Header:
             lib.gguf_free(self._handles.pop())
         while self.contexts:
             lib.ggml_free(self.contexts.pop())
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int) and value > 0
 
 
 MOST_READ = 4096  # longest array of numbers that is read: enough for all layers. A vocabulary's arrays are not needed

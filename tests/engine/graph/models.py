@@ -354,7 +354,7 @@ _OF_DELTA_NET = (
 )  # fmt: skip
 
 
-def _hybrid(model: Model, kinds: str, names: dict[str, tuple[str, ...]]) -> Model:
+def hybrid(model: Model, kinds: str, names: dict[str, tuple[str, ...]]) -> Model:
     """Without what each layer's kind, a letter, has no use for: `names` of it."""
     return replace(
         model, without=model.without + tuple(f"blk.{i}.{name}" for i, kind in enumerate(kinds) for name in names[kind])
@@ -364,8 +364,8 @@ def _hybrid(model: Model, kinds: str, names: dict[str, tuple[str, ...]]) -> Mode
 # families whose layers have states; not on devices
 _QWEN35_NAMES = {"r": _OF_ATTENTION, "a": _OF_DELTA_NET}
 RECURRENT = {
-    "qwen35": _hybrid(_QWEN35, "rrra", _QWEN35_NAMES),
-    "qwen35-wide": _hybrid(  # heads as long as the real ones, with one head of keys for two of values
+    "qwen35": hybrid(_QWEN35, "rrra", _QWEN35_NAMES),
+    "qwen35-wide": hybrid(  # heads as long as the real ones, with one head of keys for two of values
         replace(
             _QWEN35,
             meta=_QWEN35.meta | {"ssm.state_size": 128, "ssm.inner_size": 256, "ssm.time_step_rank": 2,
@@ -379,12 +379,12 @@ RECURRENT = {
         ),
         "rrra", _QWEN35_NAMES,
     ),
-    "qwen35-last": _hybrid(
+    "qwen35-last": hybrid(
         replace(_QWEN35, n_layer=3, is_tied=False, meta=_QWEN35.meta | {"full_attention_interval": 2}), "rar",
         _QWEN35_NAMES
     ),
     "qwen35-next": replace(
-        _hybrid(
+        hybrid(
             replace(_QWEN35, n_layer=3, meta=_QWEN35.meta | {"full_attention_interval": 2, "nextn_predict_layers": 1}),
             "raa", _QWEN35_NAMES,
         ),
@@ -393,7 +393,7 @@ RECURRENT = {
             "blk.2.nextn.hnorm.weight": (128,),
         },
     ),
-    "qwen35moe": _hybrid(
+    "qwen35moe": hybrid(
         replace(
             _QWEN35, arch="qwen35moe", n_expert=4, meta=_QWEN35.meta | {"expert_shared_feed_forward_length": 96},
             layer_tensors={
@@ -436,8 +436,8 @@ _OF_EXPERTS = (
 )
 _LFM2_DENSE = {"ffn_gate.weight": (160, 128), "ffn_up.weight": (160, 128), "ffn_down.weight": (128, 160)}
 RECURRENT |= {
-    "granitehybrid": _hybrid(_GRANITEHYBRID, "rarr", _MAMBA_NAMES),
-    "granitehybrid-experts": _hybrid(
+    "granitehybrid": hybrid(_GRANITEHYBRID, "rarr", _MAMBA_NAMES),
+    "granitehybrid-experts": hybrid(
         replace(
             _GRANITEHYBRID, n_expert=4, meta=_GRANITEHYBRID.meta | {"expert_shared_feed_forward_length": 96,
             "rope.scaling.finetuned": True},
@@ -448,8 +448,8 @@ RECURRENT |= {
         ),
         "rarr", _MAMBA_NAMES,
     ),
-    "lfm2": _hybrid(_LFM2, "rar", _LFM2_NAMES),
-    "lfm2moe": _hybrid(
+    "lfm2": hybrid(_LFM2, "rar", _LFM2_NAMES),
+    "lfm2moe": hybrid(
         replace(
             _LFM2, arch="lfm2moe", n_expert=4, meta=_LFM2.meta | {"leading_dense_block_count": 1,
             "expert_gating_func": 2},
@@ -462,6 +462,13 @@ RECURRENT |= {
         },
     ),
 }  # fmt: skip
+
+# hybrids without their layers, and what each kind of layer has no use for
+HYBRIDS = {
+    "qwen35": (_QWEN35, _QWEN35_NAMES),
+    "granitehybrid": (_GRANITEHYBRID, _MAMBA_NAMES),
+    "lfm2": (_LFM2, _LFM2_NAMES),
+}
 
 # one family with every type of weights
 TYPED = {
