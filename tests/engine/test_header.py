@@ -216,6 +216,15 @@ def test_rotary_positions_that_no_head_has(family: str, key: str, n: int, tmp_pa
         is_encoder(write(replace(model, meta=model.meta | {key: n}), tmp_path / "model.gguf"))
 
 
+def test_heads_with_a_window_rotate_as_many_elements_as_the_others(tmp_path: Path) -> None:
+    """Where the file gives no count of its own for them, these heads may be too short for that of the others."""
+    model = MODELS["gemma4"]
+    meta = {key: value for key, value in model.meta.items() if key != "rope.dimension_count_swa"}
+    with pytest.raises(UmaError, match=r"rope\.dimension_count_swa of 64 in heads of 32") as caught:
+        is_encoder(write(replace(model, meta=meta), tmp_path / "model.gguf"))
+    assert caught.value.error is ErrorCode.MODEL_LOAD_FAILED
+
+
 def of_one_kind(family: str, kind: str) -> Model:
     """A hybrid whose layers are all recurrent (r) or all attention (a)."""
     model, names = HYBRIDS[family]

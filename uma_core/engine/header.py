@@ -273,9 +273,11 @@ class Header:
         length: Value | None = None
         if isinstance(n_embd, int) and isinstance(n_head, int) and n_head > 0:
             length = n_embd // n_head
-        for kind in ("", "_swa"):
+        length = meta.get("attention.key_length", length)
+        n = None if self.arch in NEVER_ROTATED else length
+        for kind in ("", "_swa"):  # heads with a window rotate as many elements as the others, unless the file says
             length = meta.get(f"attention.key_length{kind}", length)
-            n = meta.get(f"rope.dimension_count{kind}", None if self.arch in NEVER_ROTATED else length)
+            n = meta.get(f"rope.dimension_count{kind}", n)
             if isinstance(n, int) and (n <= 0 or n % 2 or (isinstance(length, int) and n > length)):
                 raise self._damaged(f"rope.dimension_count{kind} of {n} in heads of {length}")
 
