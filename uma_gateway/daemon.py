@@ -11,7 +11,7 @@ import itertools
 import logging
 import secrets
 import weakref
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from uma_gateway.errors import GatewayError, Kind, from_daemon
@@ -29,6 +29,14 @@ LOADED_S = 0.25  # interval between checks whether the model is loaded
 def _stopping() -> GatewayError:
     message = "the gateway is stopping, and ended the answer before it was complete"
     return GatewayError(Kind.UNAVAILABLE, message, code="draining")
+
+
+async def _answered(timeout_s: float, work: Coroutine[Any, Any, Event]) -> Event:
+    """Wait for a reply, no longer than this, which includes the wait for a turn. Raises: GatewayError."""
+    try:
+        return await within(timeout_s, work)
+    except asyncio.TimeoutError:
+        raise no_daemon("the daemon does not answer") from None
 
 
 class Daemon:
@@ -125,29 +133,27 @@ class Daemon:
 
     async def cancel(self, request_id: str, conn: int | None = None) -> Event:
         """End a request of any connection; `found` says whether there was one. Raises: GatewayError."""
+        return await _answered(CALL_S, self._cancel(request_id, conn))
+
+    async def _cancel(self, request_id: str, conn: int | None) -> Event:
         async with self._cancelling:  # the reply carries the id of the request, not of the call
-            return await self._asked(request_id, "cancel", CALL_S, {"conn": conn})
+            return await self._asked(request_id, "cancel", {"conn": conn})
 
     async def _call(self, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> Event:
-        try:
-            return await within(timeout_s, self._ask_in_turn(operation, timeout_s, fields))
-        except asyncio.TimeoutError:
-            raise no_daemon("the daemon does not answer") from None
+        return await _answered(timeout_s, self._ask_in_turn(operation, fields))
 
-    async def _ask_in_turn(self, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> Event:
+    async def _ask_in_turn(self, operation: str, fields: Mapping[str, Any]) -> Event:
         async with self._turns:
-            return await self._asked(f"{self._name}-{next(self._numbers)}", operation, timeout_s, fields)
+            return await self._asked(f"{self._name}-{next(self._numbers)}", operation, fields)
 
-    async def _asked(self, call_id: str, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> Event:
+    async def _asked(self, call_id: str, operation: str, fields: Mapping[str, Any]) -> Event:
         link = await self._open_control()
         future: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = future
         given = {name: value for name, value in fields.items() if value is not None}
         try:
             link.send({"type": operation, "id": call_id, **given})
-            event = await within(timeout_s, future)
-        except asyncio.TimeoutError:
-            raise no_daemon("the daemon does not answer") from None
+            event = await future
         finally:
             self._calls.pop(call_id, None)
         if event.get("event") == "error":

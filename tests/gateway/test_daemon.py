@@ -13,8 +13,9 @@ from uma_gateway.daemon import Daemon
 from uma_gateway.errors import GatewayError
 
 
-def test_a_daemon_that_does_not_answer_is_asked_once(tmp_path: Path) -> None:
+def test_a_daemon_that_does_not_answer_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A `drain` or a `trace` must not be sent twice, and no caller may wait twice the time that it set."""
+    monkeypatch.setattr("uma_gateway.daemon.CALL_S", 0.2)
     asked: list[str] = []
 
     async def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -36,10 +37,12 @@ def test_a_daemon_that_does_not_answer_is_asked_once(tmp_path: Path) -> None:
             assert (await daemon.call("health"))["is_ready"]
             with pytest.raises(GatewayError, match="does not answer"):
                 await daemon.call("trace", 0.2)
+            with pytest.raises(GatewayError, match="does not answer"):
+                await daemon.cancel("r")
             await daemon.close()
 
     asyncio.run(work())
-    assert asked == ["health", "trace"]
+    assert asked == ["health", "trace", "cancel"]
 
 
 def test_more_calls_at_once_than_a_daemon_takes_are_all_answered(tmp_path: Path) -> None:
