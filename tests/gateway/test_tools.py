@@ -170,9 +170,14 @@ def test_a_named_tool_is_called_once(work_gateway, client, wish):
 
 def test_a_required_call_comes_though_nothing_calls_for_it(client):
     hello = [{"role": "user", "content": "Hello!"}]
-    for choice in ("required", "any"):  # Mistral's clients use the second name
+    for choice in (
+        "required",
+        "any",
+        {"type": "any"},
+    ):  # Mistral's clients use the second name, others Anthropic's form
         assert calls_of(chat(client, hello, tools=TOOLS, tool_choice=choice))
-    assert not calls_of(chat(client, hello, tools=TOOLS))
+    for choice in ("auto", {"type": "auto"}):
+        assert not calls_of(chat(client, hello, tools=TOOLS, tool_choice=choice))
 
 
 def test_none_means_that_no_tool_is_called(client):

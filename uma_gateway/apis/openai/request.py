@@ -158,6 +158,8 @@ def read_tools(tools: list[Any], choice: Any) -> tuple[list[dict[str, Any]], str
     known = [_tool(tool, i) for i, tool in enumerate(tools)]
     if choice is None:
         return known, "auto"
+    if isinstance(choice, dict) and choice.get("type") in ("auto", "none", "any", "required"):  # as Anthropic writes it
+        choice = choice["type"]
     if choice == "any":  # Mistral's name for "required"
         choice = "required"
     if isinstance(choice, str):

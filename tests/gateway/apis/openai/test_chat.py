@@ -267,6 +267,7 @@ def test_content_in_parts_is_text(gateway):
         ({"tools": [{"type": "function"}]}, 400, "tools[0].function.name"),
         ({"tool_choice": "required"}, 400, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, 400, "tool_choice"),
+        ({"tool_choice": {"type": "any"}}, 400, "tool_choice"),
         ({"response_format": {"type": "xml"}}, 400, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, 400, "response_format.json_schema.schema"),
         ({"modalities": ["audio"]}, 501, "modalities"),
