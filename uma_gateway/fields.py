@@ -129,7 +129,7 @@ def sampling_fields(body: Mapping[str, Any], model: Model, defaults: AnswerOptio
             wire = param.wire or param.name
             need(model, wire, param.name)
             fields[wire] = [*fields[wire], *value] if isinstance(value, list) and wire in fields else value
-    seed = integer(body, "seed")
+    seed = integer(body, "random_seed" if body.get("seed") is None else "seed")  # the first is Mistral's name
     if seed is not None and seed not in (UNLIMITED, RANDOM_SEED):
         fields["seed"] = seed & 0xFFFFFFFF
     stops = stop_texts(body)

@@ -62,6 +62,21 @@ def prompt_field(model: Model, prompt: Prompt) -> dict[str, Any]:
     return {"tokens": [start]}
 
 
+def gap_field(model: Model, prompt: Prompt, suffix: str) -> dict[str, Any]:
+    """Return the fields of a plain prompt, with the text after the gap to be filled in, if there is any.
+
+    Raises: GatewayError.
+    """
+    if not suffix:
+        return prompt_field(model, prompt)
+    need(model, "suffix", "suffix")
+    if not model.has_infill:
+        raise unsupported("`suffix` is not supported: the model has no tokens for filling in", "suffix")
+    if not prompt:  # the cursor is at the beginning of a file; the token that begins a text would be a part of it
+        return {"infill": {"prefix": "", "suffix": suffix}}
+    return {**prompt_field(model, prompt), "suffix": suffix}
+
+
 def constraint_field(
     model: Model,
     form: dict[str, Any] | bool | None,

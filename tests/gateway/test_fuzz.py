@@ -24,6 +24,7 @@ PATHS = (
     *(
         "/v1/chat/completions",
         "/v1/completions",
+        "/v1/fim/completions",
         "/v1/responses",
         "/v1/models",
         "/v1/responses/x",

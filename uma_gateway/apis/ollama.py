@@ -28,7 +28,7 @@ from uma_gateway.generation import Generation
 from uma_gateway.link import Event
 from uma_gateway.model import Model
 from uma_gateway.parsing import Parser, Plain, whole
-from uma_gateway.plain import constraint_field
+from uma_gateway.plain import constraint_field, gap_field
 from uma_gateway.prompting import Chat, Prompt, render
 
 # the reported version: the first Ollama with /v1/messages. From 0.13.4 on, Codex uses /v1/responses
@@ -170,10 +170,8 @@ async def on_generate(exchange: Exchange) -> None:
     async def prompt_for(model: Model) -> Prompt:
         if not suffix and not is_raw:
             return await render(exchange, model, chat)
-        if suffix and not model.has_infill:
-            raise unsupported("`suffix` is not supported: the model has no tokens for filling in", "suffix")
         form = constraint_field(model, chat.json_schema, "", "format")
-        return Prompt({"prompt": prompt, **({"suffix": suffix} if suffix else {}), **form}, [], Plain)
+        return Prompt({**gap_field(model, prompt, suffix), **form}, [], Plain)
 
     await exchange.while_connected(_answer(exchange, body, chat, prompt_for, generate_part))
 

@@ -8,6 +8,7 @@ from uma_gateway.apis.openai.chat import on_chat, on_input_tokens
 from uma_gateway.apis.openai.completions import on_completions
 from uma_gateway.apis.openai.embeddings import on_embeddings
 from uma_gateway.apis.openai.errors import error_object
+from uma_gateway.apis.openai.fim import on_fim
 from uma_gateway.apis.openai.models import on_model, on_models
 
 FAMILY = Family(
@@ -18,6 +19,7 @@ FAMILY = Family(
         Route("POST", "/v1/chat/completions/input_tokens", on_input_tokens),
         Route("POST", "/chat/completions/input_tokens", on_input_tokens),
         Route("POST", "/v1/completions", on_completions, is_work=True),
+        Route("POST", "/v1/fim/completions", on_fim, is_work=True),
         Route("POST", "/v1/embeddings", on_embeddings, is_work=True),
         *(Route("POST", path, responses.on_responses, is_work=True) for path in ("/v1/responses", "/responses")),
         *(

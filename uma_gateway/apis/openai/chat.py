@@ -195,8 +195,8 @@ class _Stream:
     def _on_end(self, index: int, end: Event, out: list[bytes]) -> None:
         self._on_text(index, stop_told(end, self._ask.stops_told), end.get("logprobs"), out, is_final=True)
         reason = finish_reason(end, self._messages[index], self._ask.has_functions)
-        last = None if self._ask.wants_usage else chunks.timings(end)
-        out.append(self._chunk.finish(index, reason, last))
+        more = {} if self._ask.wants_usage else {"timings": chunks.timings(end)}
+        out.append(self._chunk.finish(index, reason, {}, **more))
 
 
 def delta_object(diff: Diff, has_functions: bool = False) -> dict[str, Any]:

@@ -47,10 +47,9 @@ class ChatChunks:
             choice["logprobs"] = {"content": logprobs, "refusal": None}
         return self._bytes([choice], **more)
 
-    def finish(self, index: int, reason: str, timings: dict[str, Any] | None) -> bytes:
+    def finish(self, index: int, reason: str, delta: Mapping[str, str], **more: Any) -> bytes:
         """Return the last chunk of an answer."""
-        choice: dict[str, Any] = {"finish_reason": reason, "index": index, "delta": {}}
-        return self._bytes([choice], **({"timings": timings} if timings is not None else {}))
+        return self._bytes([{"finish_reason": reason, "index": index, "delta": delta}], **more)
 
     def usage(self, usage: dict[str, Any], timings: dict[str, Any]) -> bytes:
         """Return the chunk after all answers, if it was requested."""

@@ -17,7 +17,7 @@ from uma_gateway.apis.openai.request import (
     wanted_form,
 )
 from uma_gateway.body import boolean, integer, table, text
-from uma_gateway.errors import invalid, unsupported
+from uma_gateway.errors import invalid
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import MOST_LOGPROBS, allowed_tokens, most_tokens, names_in, need, sampling_fields, stops_told
 from uma_gateway.generate import (
@@ -35,7 +35,7 @@ from uma_gateway.generate import (
 from uma_gateway.generation import Generation
 from uma_gateway.link import Event
 from uma_gateway.model import Model
-from uma_gateway.plain import Prompt, constraint_field, prompt_field, read_prompts
+from uma_gateway.plain import Prompt, constraint_field, gap_field, read_prompts
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
@@ -124,7 +124,7 @@ def _plan(exchange: Exchange, body: dict[str, Any], ask: Ask, model: Model, prom
     fields = {
         **sampling_fields(body, model, answers),
         **priority_fields(exchange, body),
-        **prompt_field(model, prompt),
+        **gap_field(model, prompt, ask.suffix),
         "max_tokens": most_tokens(body, ("max_tokens", "n_predict"), model, answers, 0)
         if has_limit
         else DEFAULT_MAX_TOKENS,
@@ -148,11 +148,6 @@ def _plan(exchange: Exchange, body: dict[str, Any], ask: Ask, model: Model, prom
         if ask.best_of > ask.n:
             need(model, "best_of", "best_of")
             fields["best_of"] = ask.best_of
-    if ask.suffix:
-        need(model, "suffix", "suffix")
-        if not model.has_infill:
-            raise unsupported("`suffix` is not supported: the model has no tokens for filling in", "suffix")
-        fields["suffix"] = ask.suffix
     names = {**names_in(body), "constraint": form.param if form.is_any else "grammar"}
     return Plan(model, allowed_tokens(fields, body, model), names=names)
 
