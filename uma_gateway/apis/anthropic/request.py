@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from uma_gateway.apis.anthropic.client_tools import TOOLS
 from uma_gateway.asking import Ask
 from uma_gateway.body import array, boolean, integer, table, text
 from uma_gateway.errors import GatewayError, Kind, invalid, unsupported
@@ -250,7 +251,7 @@ def _tools(given: list[Any], messages: list[Any]) -> tuple[list[dict[str, Any]],
     the beginning of the prompt stays the same. If the request relies on Anthropic's servers to search for tools,
     nothing is deferred, because nothing searches here.
     """
-    known: dict[str, dict[str, Any] | None] = {}  # None: a tool that Anthropic's servers run, or that only Claude has
+    known: dict[str, dict[str, Any] | None] = {}  # None: a tool that Anthropic's servers run, or that needs pictures
     shown: dict[str, dict[str, Any]] = {}
 
     def add(name: str, path: str) -> None:
@@ -289,17 +290,19 @@ def _tools(given: list[Any], messages: list[Any]) -> tuple[list[dict[str, Any]],
 
 
 def _tool(tool: Any, path: str) -> tuple[str, dict[str, Any] | None]:
-    """Return a tool's name, and the function that the model sees. Sets of tools have no name; only Anthropic's servers
-    know them.
+    """Return a tool's name, and the function that the model sees; None: it does not see the tool. Sets of tools have no
+    name; only Anthropic's servers know them.
     """
     if not isinstance(tool, dict):
         raise invalid(f"{path}: must be an object", path)
-    if tool.get("type", "custom") not in (None, "custom"):
+    kind = text(tool, "type") or "custom"
+    if kind != "custom" and kind not in TOOLS:
         return text(tool, "name") or "", None
     name = _string(tool, "name", path)
-    if not name or not isinstance(tool.get("input_schema"), dict):
+    description, parameters = TOOLS.get(kind) or (text(tool, "description") or "", tool.get("input_schema"))
+    if not name or not isinstance(parameters, dict):
         raise invalid(f"{path}: needs a name and an input_schema", path)
-    function = {"name": name, "description": text(tool, "description") or "", "parameters": tool["input_schema"]}
+    function: dict[str, Any] = {"name": name, "description": description, "parameters": parameters}
     if boolean(tool, "strict"):
         function["strict"] = True
     return name, {"type": "function", "function": function}
