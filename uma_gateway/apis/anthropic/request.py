@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from uma_gateway.apis.anthropic.client_tools import TOOLS
+from uma_gateway.apis.anthropic.served import CALLS, RESULT, call_and_result
 from uma_gateway.asking import Ask
 from uma_gateway.body import array, boolean, integer, table, text
 from uma_gateway.errors import GatewayError, Kind, invalid, unsupported
@@ -22,8 +23,8 @@ from uma_gateway.prompting import Chat
 # matching
 _BILLING = re.compile(r"\A(?:\s*x-anthropic-[a-z-]+:[^\n]*(?:\n|\Z))+")
 # Blocks that only Anthropic's servers or another model can read, from a conversation that began elsewhere: thoughts of
-# that model, its calls to Anthropic's servers, and their results. The text after them contains what was found.
-_UNREADABLE = ("redacted_thinking", "server_tool_use", "web_search_tool_result", "tool_search_tool_result")
+# that model, and what the servers' searches found. The text after a search contains it.
+_UNREADABLE = ("redacted_thinking", "web_search_tool_result", "tool_search_tool_result")
 _TOOL_CHANGES = ("tool_addition", "tool_removal")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -107,7 +108,7 @@ def _messages(given: list[Any]) -> list[dict[str, Any]]:
         elif not isinstance(content, list):
             raise invalid(f"{path}.content: must be a string or an array of blocks", f"{path}.content")
         elif role == "assistant":
-            made.append(_assistant(content, f"{path}.content", names))
+            made += _assistant(content, f"{path}.content", names)
         else:
             made += _user(content, f"{path}.content", names)
     if not made:
@@ -133,10 +134,15 @@ def _is_over(message: dict[str, Any], has_later: bool, path: str) -> bool:
     return clear_at == "next_user_message" and has_later
 
 
-def _assistant(blocks: list[Any], path: str, names: dict[str, str]) -> dict[str, Any]:
+def _assistant(blocks: list[Any], path: str, names: dict[str, str]) -> list[dict[str, Any]]:
+    """Return an assistant's message. A call that Anthropic's servers ran ends it, and after the result a new one
+    begins.
+    """
+    made: list[dict[str, Any]] = []
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
+    served: dict[str, dict[str, Any]] = {}  # the servers' calls by their ids
     for i, block in enumerate(blocks):
         kind = _kind(block, f"{path}.{i}")
         if kind == "text":
@@ -150,14 +156,22 @@ def _assistant(blocks: list[Any], path: str, names: dict[str, str]) -> dict[str,
             names[call_id] = name
             arguments = orjson.dumps(block.get("input", {})).decode()
             calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
+        elif kind in CALLS:
+            served[_string(block, "id", f"{path}.{i}")] = block
+        elif kind.endswith(RESULT) and kind not in _UNREADABLE:
+            call_id = _string(block, "tool_use_id", f"{path}.{i}")
+            made += call_and_result(served.get(call_id, {}), block, call_id, _said(texts, thoughts))
+            texts, thoughts = [], []
         elif kind not in _UNREADABLE:
             raise unsupported(f"{path}.{i}: blocks of type {kind[:50]} are not supported", path)
-    made: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
-    if thoughts:
-        made["reasoning_content"] = "\n".join(thoughts)
     if calls:
-        made["tool_calls"] = calls
-    return made
+        return [*made, {**_said(texts, thoughts), "tool_calls": calls}]
+    return [*made, _said(texts, thoughts)] if texts or thoughts or not made else made
+
+
+def _said(texts: list[str], thoughts: list[str]) -> dict[str, Any]:
+    thought = {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
+    return {"role": "assistant", "content": "".join(texts), **thought}
 
 
 def _user(blocks: list[Any], path: str, names: dict[str, str]) -> list[dict[str, Any]]:
