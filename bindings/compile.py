@@ -6,9 +6,7 @@ libraries are.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import io
 import os
 import re
 import shlex
@@ -21,7 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from bindings import build_ffi, generate
+from bindings import build_ffi
+from bindings.emit import emitted
 from native import cache
 from native.build import HEADERS_DIR, ROOT, Native, cpu_flags
 from native.cmake_build import HIDE_ARCHIVES, n_jobs
@@ -33,7 +32,9 @@ from native.toolchain import Toolchain, cpu_identity, find_toolchain
 BUILD_DIR = ROOT / "build" / "bindings"
 STRICT = ["-Werror=incompatible-pointer-types", "-Werror=int-conversion", "-Werror=implicit-function-declaration"]
 COMMON = ["-fPIC", "-fvisibility=hidden", "-pthread", "-DNDEBUG"]
-BINDING_FLAGS = ["-O2", "-Wno-deprecated-declarations", "-Wno-unused-function"]
+STABLE_ABI = "-DPy_LIMITED_API=0x030a0000"  # of the oldest supported Python
+# cffi's functions convert arguments and call: optimising them more would double the time to compile them
+BINDING_FLAGS = ["-O1", "-Wno-deprecated-declarations", "-Wno-unused-function"]
 OWN_FLAGS = ["-O3", "-Wall", "-Wextra", "-Wno-unused-parameter", "-fno-math-errno"]
 STANDARD = {".c": ["-std=gnu11", *STRICT], ".cpp": ["-std=gnu++17"]}
 INCLUDE_DIRS = (HEADERS_DIR, HEADERS_DIR / "inner", ROOT / "native")
@@ -48,7 +49,7 @@ class Unit:
     source: Path
     command: list[str]  # compiler and flags that change the object
     include: list[str]
-    # the Python whose headers it includes; our own sources include none, so all Python versions share their objects
+    # the Python that alone can load the object, if not every Python can
     python: str = ""
 
 
@@ -105,17 +106,8 @@ def build_module(native: Native, output: Path, progress: Progress) -> None:
 
 def compile_objects(native: Native, progress: Progress) -> list[Path]:
     """Return the objects of the generated bindings and of all our C sources."""
-    cdef = generate.generate_for(native)
-    own = build_ffi.own_cdef()
-    ffi = build_ffi.make_ffi(
-        cdef.text, build_ffi.baked_values(native, cdef.text + own), generate.headers_for(native.backend), own
-    )
-    BUILD_DIR.mkdir(parents=True, exist_ok=True)
-    emitted = BUILD_DIR / "_llama.c"
-    with contextlib.redirect_stdout(io.StringIO()):  # cffi reports "generating" and "up-to-date"
-        ffi.emit_c_code(str(emitted))
     tools = find_toolchain("cpu", needs_cmake=False)
-    units = [binding_unit(emitted, tools)]
+    units = [binding_unit(emitted(native, progress), tools)]
     units += [own_unit(source, tools, native.is_native_cpu) for source in own_sources()]
     with ThreadPoolExecutor(n_jobs()) as pool:
         objects = list(pool.map(lambda unit: compile_unit(unit, tools.identity, progress), units))
@@ -123,11 +115,15 @@ def compile_objects(native: Native, progress: Progress) -> list[Path]:
     return objects
 
 
-def binding_unit(emitted: Path, tools: Toolchain, *flags: str) -> Unit:
-    """Return the unit of the C file that cffi wrote, for the running Python."""
-    command = [*tools.cc, *COMMON, *STRICT, *BINDING_FLAGS, *flags]
+def binding_unit(source: Path, tools: Toolchain, *flags: str) -> Unit:
+    """Return the unit of the C file that cffi wrote. It keeps to CPython's stable ABI, so all versions share an object;
+    only debug and free-threaded builds, and other Pythons, need one each.
+    """
+    is_ordinary = sys.implementation.name == "cpython" and not sys.abiflags
+    abi = [STABLE_ABI] if is_ordinary else []
+    command = [*tools.cc, *COMMON, *STRICT, *BINDING_FLAGS, *abi, *flags]
     include = [*include_flags(), f"-isystem{sysconfig.get_paths()['include']}"]
-    return Unit(emitted, command, include, python=str(sys.implementation.cache_tag))
+    return Unit(source, command, include, "" if is_ordinary else f"{sys.implementation.cache_tag}{sys.abiflags}")
 
 
 def own_unit(source: Path, tools: Toolchain, is_native_cpu: bool) -> Unit:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import platform
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from bindings import build_ffi, compile
 from native.pin import BuildError
 from native.progress import Progress
+from native.toolchain import find_toolchain
 
 
 @pytest.fixture(autouse=True)
@@ -99,6 +101,22 @@ def test_a_damaged_object_is_compiled_again(tmp_path: Path) -> None:
     compiled.write_bytes(b"")
     again, said = build(root / "a.c")
     assert again.stat().st_size > 0 and "unusable" in said
+
+
+@pytest.mark.parametrize(
+    ("cache_tag", "flags", "is_shared"), [("cpython-399", "", True), ("cpython-399", "t", False), ("pypy", "", False)]
+)
+def test_all_ordinary_pythons_share_the_bindings_object(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_tag: str, flags: str, is_shared: bool
+) -> None:
+    tools = find_toolchain("cpu", needs_cmake=False)
+    own = compile.binding_unit(tmp_path / "_llama.c", tools)
+    monkeypatch.setattr(sys.implementation, "name", cache_tag.partition("-")[0])
+    monkeypatch.setattr(sys.implementation, "cache_tag", cache_tag)
+    monkeypatch.setattr(sys, "abiflags", flags)
+    other = compile.binding_unit(tmp_path / "_llama.c", tools)
+    assert ((other.command, other.python) == (own.command, own.python)) == is_shared
+    assert ("Py_LIMITED_API" in " ".join(other.command)) == is_shared
 
 
 def test_a_compiler_error_is_shown_with_the_command(tmp_path: Path) -> None:
