@@ -1,11 +1,13 @@
-"""The build backend: setuptools, plus CMake and ninja from the package index only if this machine has none."""
+"""The build backend: setuptools, plus CMake and ninja from the package index only if this machine has none.
+
+setuptools would run setup.py to ask it for further requirements. It has none.
+"""
 
 from __future__ import annotations
 
 import shutil
 from typing import Any
 
-from setuptools import build_meta
 from setuptools.build_meta import (  # noqa: F401 - the hooks that stay as they are
     build_editable,
     build_sdist,
@@ -21,8 +23,8 @@ def _missing_tools() -> list[str]:
 
 
 def get_requires_for_build_wheel(config_settings: dict[str, Any] | None = None) -> list[str]:
-    return [*build_meta.get_requires_for_build_wheel(config_settings), *_missing_tools()]
+    return _missing_tools()
 
 
 def get_requires_for_build_editable(config_settings: dict[str, Any] | None = None) -> list[str]:
-    return [*build_meta.get_requires_for_build_editable(config_settings), *_missing_tools()]
+    return _missing_tools()
