@@ -35,6 +35,7 @@ static double bf16_value(uint16_t h) {
 }
 
 static void fill_cell(enum uma_type type, uint8_t * p, double * values, int dim) {
+    uint16_t d = 0;
     for (int i = 0; i < dim; i++) {
         if (type == UMA_F16 || type == UMA_BF16) {
             const float f = rand_float() * 2;
@@ -47,8 +48,7 @@ static void fill_cell(enum uma_type type, uint8_t * p, double * values, int dim)
         }
         const int is_4_bits = type == UMA_Q4_0;
         uint8_t * block = p + i / 32 * (is_4_bits ? 18 : 34);
-        const uint16_t d = f16_bits(0.01f + 0.005f * (float)(i / 32));
-        memcpy(block, &d, 2);
+        if (i % 32 == 0) d = f16_bits(0.01f + 0.005f * (float)(i / 32)), memcpy(block, &d, 2);
         uint8_t * q = block + 2 + (is_4_bits ? i % 16 : i % 32);
         if (!is_4_bits) {
             *q = (uint8_t)rand_u32();
@@ -143,55 +143,63 @@ static void free_inputs(struct inputs * in) {
     free(in->q), free(in->slopes), free(in->mask), free(in->limits), free(in->begins);
 }
 
-static double score(const struct shape * s, const struct inputs * in, const struct store * k, int q, int64_t c) {
-    const int row = q / s->n_group;
-    if ((s->has_limits && c >= in->limits[row]) || (s->has_begins && c < in->begins[row])) return -INFINITY;
-    double dot = 0;
-    for (int d = 0; d < s->dim_k; d++) dot += (double)in->q[q * s->dim_k + d] * k->values[c * s->dim_k + d];
-    dot *= 0.125;
-    if (s->softcap != 0) dot = s->softcap * tanh(dot / s->softcap);
-    if (!s->has_mask) return dot;
-    const uint16_t m = in->mask[row * s->n_cells + c];
-    if (m == 0xfc00) return -INFINITY;
-    return dot + f16_value(m) * (s->has_slopes ? (double)in->slopes[q % s->n_group] : 1.0);
+static int is_seen(const struct shape * s, const struct inputs * in, int row, int64_t c) {
+    return !(s->has_limits && c >= in->limits[row]) && !(s->has_begins && c < in->begins[row])
+        && !(s->has_mask && in->mask[row * s->n_cells + c] == 0xfc00);
 }
 
-static double size_of_terms(const struct shape * s, const struct inputs * in, const struct store * k, int q,
-    int64_t c) {
-    double size = 0;
-    for (int d = 0; d < s->dim_k; d++)
-        size += fabs(0.125 * (double)in->q[q * s->dim_k + d] * k->values[c * s->dim_k + d]);
-    return size;
+// The score of a cell that the query sees; `size`: the sum of its terms' sizes.
+static double score(const struct shape * s, const struct inputs * in, const struct store * k, int q, int64_t c,
+    double * size) {
+    const float * query = in->q + q * s->dim_k;
+    const double * key = k->values + c * s->dim_k;
+    double dot = 0;
+    *size = 0;
+    for (int d = 0; d < s->dim_k; d++) {
+        const double term = 0.125 * (double)query[d] * key[d];
+        dot += term;
+        *size += fabs(term);
+    }
+    if (s->softcap != 0) dot = s->softcap * tanh(dot / s->softcap);
+    if (!s->has_mask) return dot;
+    const double slope = s->has_slopes ? (double)in->slopes[q % s->n_group] : 1.0;
+    return dot + f16_value(in->mask[q / s->n_group * s->n_cells + c]) * slope;
 }
 
 static void judge_query(const struct shape * s, const struct inputs * in, const struct store * k,
     const struct store * v, int q, const float * y, struct tally * t) {
     double max = s->has_sink ? (double)in->sink : -INFINITY, sum = 0, terms = 0;
     double * p = new_bytes((size_t)s->n_cells * 8);
+    double * values = new_bytes((size_t)s->dim_v * 16), * sizes = values + s->dim_v;
     int sees_nan = 0;
+    memset(values, 0, (size_t)s->dim_v * 16);
     for (int64_t c = 0; c < s->n_cells; c++) {
-        p[c] = score(s, in, k, q, c);
+        double size = 0;
+        p[c] = is_seen(s, in, q / s->n_group, c) ? score(s, in, k, q, c, &size) : -INFINITY;
         sees_nan |= is_nan_cell(s, c) && p[c] > -INFINITY;
-        if (p[c] > max) max = p[c];
-        if (p[c] > -INFINITY) terms = fmax(terms, size_of_terms(s, in, k, q, c));
+        max = fmax(max, p[c]);
+        terms = fmax(terms, size);
     }
-    for (int64_t c = 0; c < s->n_cells; c++) sum += p[c] = max > -INFINITY ? exp(p[c] - max) : 0;
+    for (int64_t c = 0; c < s->n_cells; c++) {
+        if (p[c] == -INFINITY) continue;
+        const double weight = exp(p[c] - max), * value = v->values + c * s->dim_v;
+        sum += weight;
+        for (int d = 0; d < s->dim_v; d++) {
+            values[d] += weight * value[d];
+            sizes[d] += weight * fabs(value[d]);
+        }
+    }
     if (s->has_sink) sum += exp((double)in->sink - max);
     for (int d = 0; d < s->dim_v; d++) {
-        double value = 0, size = 0;
         if (sees_nan) {
             t->n_values++;
             t->n_bad += isfinite(y[d]) != 0;
             continue;
         }
-        for (int64_t c = 0; c < s->n_cells; c++) {
-            value += p[c] * v->values[c * s->dim_v + d];
-            size += p[c] * fabs(v->values[c * s->dim_v + d]);
-        }
         // a score's rounding error grows with the terms it sums, and multiplies its weight
-        judge(t, (double)y[d], sum > 0 ? value / sum : 0, sum > 0 ? size / sum : 0, 2e-6 + 2e-7 * terms);
+        judge(t, (double)y[d], sum > 0 ? values[d] / sum : 0, sum > 0 ? sizes[d] / sum : 0, 2e-6 + 2e-7 * terms);
     }
-    free(p);
+    free(p), free(values);
 }
 
 static void run_parts(const struct uma_kernels * k, const struct shape * s, struct uma_attn at, const float * sink,

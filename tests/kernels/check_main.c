@@ -16,18 +16,13 @@ static void fill_values(void) {
 double f16_value(uint16_t h) { return values[h]; }
 
 uint16_t f16_bits(float f) {
-    uint16_t best = 0;
-    double distance = INFINITY;
-    int low = 0, high = 0x7bff; // positive values are ordered as their bits
-    while (low < high) {
-        const int middle = (low + high) / 2;
-        if (values[middle] < fabs((double)f)) low = middle + 1;
-        else high = middle;
-    }
-    for (int h = low > 0 ? low - 1 : 0; h <= low; h++) {
-        const double d = fabs(values[h] - fabs((double)f));
-        if (d < distance || (d == distance && h % 2 == 0)) best = (uint16_t)h, distance = d;
-    }
+    const float size = fabsf(f);
+    uint32_t bits;
+    memcpy(&bits, &size, 4);
+    // rounded down: a normal f16, or a multiple of the smallest one
+    const int below = size >= 0x1p-14f ? (int)(bits >> 13) - (112 << 10) : (int)(size * 0x1p24f);
+    const double low = (double)size - values[below], high = values[below + 1] - (double)size;
+    const uint16_t best = (uint16_t)(below + (high < low || (high == low && below % 2)));
     return f < 0 ? (uint16_t)(best | 0x8000) : best;
 }
 
