@@ -1,10 +1,11 @@
 """`UMA_ISA`: our kernels run as on a processor with fewer instructions.
 
-Each case runs in a separate process, because the choice holds for a whole process.
+Each case runs in a separate process, because a choice holds for a whole process. One that is refused chooses nothing.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -12,8 +13,11 @@ from functools import lru_cache
 
 import pytest
 
+from tests.engine.conftest import DRAFT, OPTIONS
 from uma_core.config.load import SCHEMA
 from uma_core.engine.lib import ffi, lib, text
+from uma_core.engine.select.open import open_engine
+from uma_core.errors import UmaError
 
 ISAS = SCHEMA.by_key["engine.isa"].choices
 
@@ -43,10 +47,11 @@ def run(engine: str, isa: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("engine", ["llama", "graph"])
 @pytest.mark.parametrize("isa", ISAS)
 def test_the_kernels_are_those_that_were_asked_for(engine: str, isa: str) -> None:
-    done = run(engine, isa)
     if isa != "auto" and isa not in runnable():
-        assert done.returncode != 0 and f"engine.isa is {isa}, which this processor does not support" in done.stderr
+        with pytest.raises(UmaError, match=f"engine.isa is {isa}, which this processor does not support"):
+            open_engine(dataclasses.replace(OPTIONS, engine=engine, isa=isa), DRAFT)
         return
+    done = run(engine, isa)
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)
     assert seen["kernels"] == ("" if isa == "portable" else runnable()[0] if isa == "auto" else isa)
