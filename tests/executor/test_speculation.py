@@ -243,6 +243,27 @@ def test_a_draft_model_saves_steps_and_changes_nothing() -> None:
     assert fast.executor.meters.accepted_drafts["draft"].value > 15
 
 
+@pytest.mark.parametrize("max_tokens", [6, 7, 21, 60])
+def test_a_draft_model_drafts_no_token_that_has_no_place_in_the_answer(
+    max_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, the last token waited for up to as many drafts as the step before it had accepted."""
+    model, calls = draft_model(), []
+    compute = model.compute
+
+    def counted(*args: Any) -> TokenId:
+        calls.append(args)
+        return compute(*args)
+
+    monkeypatch.setattr(model, "compute", counted)
+    rig = Rig(MODEL, speculator=Speculator(Settings("draft"), True, model=model), cost=GPU_SHAPE)
+    rig.submit("a", max_tokens=max_tokens, ignore_eos=True, priority=Priority.BACKGROUND)
+    rig.run()
+    usage = rig.finals("a")[0].usage
+    assert usage["rejected_prediction_tokens"] == 0, "all of its drafts are right"
+    assert len(calls) == usage["accepted_prediction_tokens"] > 0
+
+
 def test_a_draft_model_is_not_asked_where_it_may_not_be() -> None:
     for mode in ("off", "lookup"):
         ask = {"a": {"max_tokens": 50, "ignore_eos": True, "priority": Priority.BACKGROUND, "speculate": mode}}

@@ -174,10 +174,14 @@ class Speculator:
             source.see(pos, states)
 
     def run_model(self, sid: int, n_tokens: int, ns: int) -> None:
-        """Let the draft model draft for a session's next step, for `ns` at most."""
+        """Let the draft model draft for a session's next step, for `ns` at most. The plan did not know how many tokens
+        this step would bring: only as many are drafted as still have room.
+        """
         session = self._live.get(sid)
-        if session is not None and session.phase is Phase.DECODE and session.model_drafts is not None:
-            session.model_drafts.run(_new(session), n_tokens, ns)
+        if session is None or session.phase is not Phase.DECODE or session.model_drafts is None:
+            return
+        if n := min(n_tokens, session.n_draft_most):
+            session.model_drafts.run(_new(session), n, ns)
 
     def end(self, session: Session) -> None:
         """Clean up after a session that has ended."""
