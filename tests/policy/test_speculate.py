@@ -244,3 +244,20 @@ def test_a_plan_without_drafts_is_repeated_until_one_would_get_a_row() -> None:
     plan = planned(state(talking(0), config=tight))
     assert plan.n_repeats and plan.draft_floor > 1.0, "no room: no draft ends the repeats"
     assert planned(state(talking(0))).draft_floor == speculate.LEAST_SURVIVAL
+
+
+@pytest.mark.parametrize(("n_streams", "more"), [(16, {}), (20, {}), (2, {"can_mix_rows": False})])
+def test_drafts_that_no_call_has_rows_for_do_not_end_the_repeats(n_streams: int, more: dict[str, Any]) -> None:
+    sure = [talking(i, survival=(1.0,)) for i in range(n_streams)]
+    plan = planned(state(*sure, **more))
+    assert len({item.call for item in plan.items}) == 1 and not rows(plan), "the case has one call, and no drafts"
+    assert plan.n_repeats and plan.draft_floor > 1.0
+
+
+def test_a_short_call_beside_a_full_one_still_takes_drafts() -> None:
+    split = FLAT._replace(splits=(*FLAT.splits[:18], (16, 2), *FLAT.splits[19:]))
+    views = [talking(i, survival=(1.0,)) for i in range(18)]
+    roomy = SchedulerConfig(slo_tbt_ns=10**12)
+    assert rows(planned(state(*views, cost=split, config=roomy)))
+    waiting = planned(state(*(v._replace(survival=()) for v in views), cost=split, config=roomy))
+    assert waiting.n_repeats and waiting.draft_floor < 1.0

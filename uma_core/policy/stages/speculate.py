@@ -254,15 +254,19 @@ def _floor(state: SchedulerState, plan: Plan, room: DraftRoom) -> Plan:
     """Write into the plan how likely a draft must be to get a row. While no draft is that likely, the plan may be
     repeated.
     """
-    cells = [v.n_past for v in views_of(state, plan.decodes)]
-    n = len(cells)
-    if plan.guard is None or not n or n >= state.device.n_verify_rows:
+    if plan.guard is None:
         return plan
-    step_ns = state.cost.decode_ns(n, sum(cells))
+    calls: dict[int, list[int]] = {}  # cells of each row
+    call_of = {i.sid: i.call for i in plan.decodes}
+    for view in views_of(state, plan.decodes):
+        calls.setdefault(call_of[view.sid], []).append(view.n_past)
     floor = 2.0  # no draft is that likely
-    for k in range(1, state.device.n_verify_rows - n + 1):
-        more_ns = state.cost.decode_ns(n + k, sum(cells) + k * min(cells)) - step_ns
-        if more_ns > room.in_long_ns:
-            break
-        floor = min(floor, max(LEAST_SURVIVAL, n * more_ns / (k * step_ns)))
+    for cells in calls.values():
+        n, step_ns = len(cells), state.cost.decode_ns(len(cells), sum(cells))
+        n_free = state.device.n_verify_rows - n if state.device.can_mix_rows or n == 1 else 0
+        for k in range(1, n_free + 1):
+            more_ns = state.cost.decode_ns(n + k, sum(cells) + k * min(cells)) - step_ns
+            if more_ns > room.in_long_ns:
+                break
+            floor = min(floor, max(LEAST_SURVIVAL, n * more_ns / (k * step_ns)))
     return plan._replace(draft_floor=floor)
