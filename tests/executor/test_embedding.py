@@ -19,6 +19,7 @@ from uma_core.engine.fake.engine import FakeModel, _hidden_rows
 from uma_core.engine.fake.kv import FakeKV
 from uma_core.errors import ErrorCode
 from uma_core.executor.admission import Limits
+from uma_core.metrics import catalog as m
 from uma_core.session.embedding import normalized
 from uma_core.session.events import Submit, Token
 from uma_core.session.session import Session
@@ -75,6 +76,7 @@ def test_inputs_read_in_any_way_give_the_same_vectors(pooling: str, n_prefill_sl
     for found, tokens in zip(vectors(rig, "e"), inputs, strict=True):
         np.testing.assert_allclose(found, pooled(tokens, pooling), rtol=1e-6)
     assert rig.finals("e")[0].usage["prompt_tokens"] == sum(map(len, inputs))
+    assert rig.registry.snapshot().value(m.PROMPT_TOKENS) == sum(map(len, inputs))
     rig.check_all_free()
 
 

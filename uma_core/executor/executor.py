@@ -142,7 +142,7 @@ class Executor:
             self._groups_waiting.append(Group(sessions))
         self.queue_positions.accepted(first)
         self.meters.accepted[first.priority].add()
-        self.meters.prompt_tokens.add(first.n_prompt)
+        self.meters.prompt_tokens.add(first.n_given)
         for session in sessions:
             for recorder in self.recorders:
                 recorder.name(session.sid, session.id)
