@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,9 +58,30 @@ def _out(default: Path, help: str = "Folder for results.") -> Option:
     return click.option("--out", type=_FOLDER, default=default, show_default=True, help=help)
 
 
-_MODEL = click.option(
-    "--model", default="0.5b-q8_0", show_default=True, metavar="SHAPE|PATH", help="A shape, or a GGUF file."
-)
+def _known_model(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    if value not in SHAPES and not value.endswith(".gguf"):
+        raise click.BadParameter(
+            f"{value!r} is neither a shape nor a file whose name ends in .gguf; shapes: {', '.join(SHAPES)}"
+        )
+    return value
+
+
+def _known_models(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(_known_model(ctx, param, value) for value in values)
+
+
+def _model(default: str) -> Option:
+    return click.option(
+        "--model",
+        callback=_known_model,
+        default=default,
+        show_default=True,
+        metavar="SHAPE|PATH",
+        help="A shape, or a GGUF file.",
+    )
+
+
+_MODEL = _model("0.5b-q8_0")
 _TRAINED = click.option("--model", required=True, metavar="PATH", help="A trained GGUF.")
 _TEXT = click.argument("text", type=_FILE, nargs=-1, required=True)
 _ISA = click.option(
@@ -83,6 +104,17 @@ def _counts(ctx: click.Context, param: click.Parameter, value: str) -> list[int]
     if min(counts) < 1:
         raise click.BadParameter(f"{value!r} is not a list of positive whole numbers, such as 1,4")
     return counts
+
+
+def _prices(ctx: click.Context, param: click.Parameter, value: str) -> dict[int, float]:
+    """Read the times of calls, in the order of their rows."""
+    try:
+        prices = {int(n): float(price) for n, price in (each.split(":") for each in value.split(","))}
+    except ValueError:
+        prices = {}
+    if not prices or min(prices) < 2 or not all(0 < price < float("inf") for price in prices.values()):
+        raise click.BadParameter(f"{value!r} is not a list of ROWS:TIME from 2 rows on, such as 2:1.05,4:1.2")
+    return dict(sorted(prices.items()))
 
 
 class _Group(click.Group):
@@ -168,6 +200,8 @@ def run(
     _check_names(scenarios, (*SCENARIOS, "all"))
     names = tuple(SCENARIOS) if "all" in scenarios else scenarios
     labels = tuple(label for label in (*ours, *against) if label != "none")
+    if not labels:
+        raise click.UsageError("--ours none and --against none leave no server to measure")
     jobs = tuple(Job(name, labels, options["repeats"], options["peer_repeats"]) for name in names)
     _execute(_plan(jobs, options), ON_GPU if options["gpu_layers"] else (*ON_CPU, *ON_HTTP), options["beside"])
 
@@ -230,6 +264,7 @@ def stages(stages: tuple[str, ...], names: tuple[str, ...], **options: Any) -> N
     from uma_core.policy.config import DEFAULT_STAGES
     from uma_core.policy.pipeline import NEEDED_STAGES
 
+    _check_names(names, tuple(SCENARIOS))
     optional = [stage for stage in DEFAULT_STAGES if stage not in NEEDED_STAGES]
     labels = (OURS, *(f"{OURS}:no-{stage}" for stage in stages or optional))
     _execute(_plan(tuple(Job(name, labels, options["repeats"]) for name in names), options), ON_CPU, options["beside"])
@@ -272,6 +307,7 @@ def ablate(
     unknown = [name for name in mechanisms if name not in MECHANISMS]
     if unknown:
         raise click.BadParameter(f"no mechanism {', '.join(unknown)}; known: {', '.join(MECHANISMS)}")
+    _check_names(names, tuple(SCENARIOS))
     chosen = mechanisms or tuple(name for name, m in MECHANISMS.items() if is_daemon or m.is_simulated)
     if is_daemon:
         labels = (OURS, *(f"{OURS}:without-{name}" for name in chosen))
@@ -349,6 +385,9 @@ def engines(model: str, threads: int, rounds: int, only: tuple[str, ...], isa: s
     from perf.engines import BASE, CASES, VARIANTS, Bench  # loads the engine
 
     cases = tuple(case for case in CASES if not only or any(part in case.name for part in only))
+    if not cases:
+        known = ", ".join(case.name for case in CASES)
+        raise click.BadParameter(f"no case's name contains {' or '.join(only)}; cases: {known}", param_hint="--only")
     bench = Bench(model, threads, cases, VARIANTS, replace(BASE, isa=isa))
     for case in cases:
         rows = list(bench.measure(case, rounds))
@@ -469,8 +508,9 @@ def answers(
     """
     from perf import answers as answering
 
-    rows = [json.loads(line) for path in tasks for line in path.read_text().splitlines()]
-    rows = [row for row in rows if row["kind"] in kinds.split(",")]
+    rows = [row for path in tasks for row in _tasks(path) if row["kind"] in kinds.split(",")]
+    if not rows:
+        raise click.BadParameter(f"no task is of the kind {kinds.replace(',', ' or ')}", param_hint="--kinds")
     named = answering.labels(draft)
     found: dict[tuple[str, int, str], list[answering.Figures]] = {}
     try:
@@ -484,21 +524,19 @@ def answers(
 @main.command(short_help="Replay recorded texts through the lookups and the policy.")
 @click.option(
     "--prices",
+    metavar="ROWS:TIME,...",
+    callback=_prices,
     default="2:1.05,4:1.17,8:1.37,16:2",
     show_default=True,
-    help="Time of a call with this many rows (ROWS:TIME), in steps of one row.",
+    help="Time of a call with this many rows, in steps of one row.",
 )
-def drafts(prices: str) -> None:
+def drafts(prices: dict[int, float]) -> None:
     """Replay recorded texts through the lookups and the policy, without an engine: how many draft tokens hold by
     match, what four streams and one gain, and what each constant is worth.
     """
     from perf.drafts import study
 
-    try:
-        times = {int(n): float(price) for n, price in (each.split(":") for each in prices.split(","))}
-    except ValueError:
-        raise click.BadParameter(f"{prices!r} is not a list of ROWS:PRICE", param_hint="--prices") from None
-    for line in study(times):
+    for line in study(prices):
         click.echo(line)
 
 
@@ -544,7 +582,7 @@ def quants(shapes: tuple[str, ...], threads: int, repeats: int, engine: str, out
 
 
 @main.command(short_help="Show the share of the memory bandwidth that one stream reaches.")
-@click.argument("models", nargs=-1, metavar="[SHAPE|PATH...]")
+@click.argument("models", nargs=-1, callback=_known_models, metavar="[SHAPE|PATH...]")
 @_count("--threads", 2, "Compute threads, and threads of the plain read.")
 @_count("--rounds", 15, "Steps and reads, in turn.")
 @_ISA
@@ -564,7 +602,7 @@ def bandwidth(models: tuple[str, ...], threads: int, rounds: int, isa: str) -> N
 
 
 @main.command(name="threads", short_help="Show how decode steps and prompts scale with threads.")
-@click.option("--model", default="1b-q4_k_m", show_default=True, metavar="SHAPE|PATH", help="A shape, or a GGUF file.")
+@_model("1b-q4_k_m")
 @click.option(
     "--counts",
     metavar="N,...",
@@ -580,7 +618,10 @@ def threads_(model: str, counts: list[int], rounds: int) -> None:
     from uma_core.config.options import EngineOptions
     from uma_core.engine.llama.params import n_threads_of
 
-    chosen = tuple(n for n in counts if n <= n_threads_of(EngineOptions()))
+    n_most = n_threads_of(EngineOptions())
+    chosen = tuple(n for n in counts if n <= n_most)
+    if not chosen:
+        raise click.BadParameter(f"this machine has {n_most} processors", param_hint="--counts")
     click.echo(table(list(measure(model, chosen, rounds))))
 
 
@@ -616,7 +657,7 @@ def perplexity(text: tuple[Path, ...], model: str, n_tokens: int, threads: int) 
     """Compare the engines' perplexities over the TEXT files."""
     from perf.perplexity import perplexities  # loads the engine
 
-    found = perplexities(model, "\n".join(path.read_text(encoding="utf-8") for path in text), n_tokens, threads)
+    found = perplexities(model, _joined(text), n_tokens, threads)
     base = next(iter(found.values()))[0]
     for name, (value, n) in found.items():
         click.echo(f"{name:24} {value:9.4f} over {n} tokens, {100 * (value / base - 1):+.4f} %")
@@ -634,7 +675,10 @@ def fidelity(text: tuple[Path, ...], model: str, kinds: tuple[str, ...], n_token
     """
     from perf.fidelity import TYPES, fidelities  # loads the engine
 
-    words = "\n".join(path.read_text(encoding="utf-8") for path in text)
+    unknown = [kind for kind in kinds if kind not in TYPES]
+    if unknown:
+        raise click.BadParameter(f"no type {', '.join(unknown)}; known: {', '.join(TYPES)}", param_hint="--type")
+    words = _joined(text)
     click.echo("| type | tokens | mean KL, ggml | mean KL, ours | ours / ggml | perplexity, exact | ggml | ours |")
     click.echo("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for f in fidelities(model, words, kinds or TYPES, n_tokens, threads):
@@ -659,7 +703,7 @@ def greedy(text: tuple[Path, ...], model: str, n_prompts: int, n_new: int, threa
     """
     from perf.greedy import compare, noise  # loads the engine
 
-    found = compare(model, "\n".join(path.read_text(encoding="utf-8") for path in text), (n_prompts, n_new), threads)
+    found = compare(model, _joined(text), (n_prompts, n_new), threads)
     bound = noise(found)
     click.echo(f"noise: llama.cpp's own modes move the difference of two logits by up to {bound:.3f}")
     for name, tally in found.items():
@@ -674,6 +718,31 @@ def greedy(text: tuple[Path, ...], model: str, n_prompts: int, n_new: int, threa
             f"{name:34} {tally.n_same} of {n_prompts} the same{parted}; moved {tally.rms_moved:.4f} rms, "
             f"{tally.most_moved:.3f} most"
         )
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except ValueError as error:
+        raise click.ClickException(f"{path} is not UTF-8 text: {error}") from error
+
+
+def _joined(paths: Sequence[Path]) -> str:
+    return "\n".join(_text_of(path) for path in paths)
+
+
+def _tasks(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the tasks of a file, one a line."""
+    for number, line in enumerate(_text_of(path).splitlines(), 1):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict) or not {"kind", "messages", "answer"} <= row.keys():
+            raise click.ClickException(
+                f"{path}, line {number} is not a task, which is an object with kind, messages and answer"
+            )
+        yield row
 
 
 def _load(folder: Path) -> Results:
