@@ -55,6 +55,8 @@ def test_a_tick_is_shown_with_names_and_with_other_settings(tmp_path, capsys):
     assert "a setting's value is JSON" in capsys.readouterr().err
     assert main(["show", str(path), "first"]) == 2
     assert "TICK is a number, not 'first'" in capsys.readouterr().err
+    assert main(["show", str(path), number, number]) == 2
+    assert "only one TICK" in capsys.readouterr().err
 
 
 def test_the_command_survives_a_closed_pipe_and_names_an_absent_file(tmp_path):
@@ -82,5 +84,6 @@ def test_what_is_no_recording_is_refused(tmp_path, capsys):
         "\n".join([lines[0], lines[1][:-9], *lines[2:]]),
     ):
         path.write_text(text)
-        assert main(["replay", str(path)]) == 2
-        assert "is not a recording of this version" in capsys.readouterr().err
+        for command in ("replay", "show"):
+            assert main([command, str(path)]) == 2
+            assert "is not a recording of this version" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any, TextIO
 
 from uma_core.trace.lines import recorded
-from uma_core.trace.replay import differences, shown
+from uma_core.trace.replay import NO_TICKS, differences, shown
 
 PIPE_CLOSED = 141  # 128 + SIGPIPE, like a program that the signal ended
 USAGE = """usage: python -m uma_core.trace replay FILE
@@ -59,8 +59,10 @@ def _replay(file: TextIO, path: str) -> int:
 
 
 def _show(file: TextIO, path: str, more: list[str]) -> int:
-    """Show ticks. Returns 1 if the recording does not have the tick."""
+    """Show ticks. Returns 1 if the recording does not have the tick. Raises: ValueError."""
     ticks = [_tick(text) for text in more if "=" not in text]
+    if len(ticks) > 1:
+        raise ValueError("only one TICK can be shown")
     n = 0
     for text in shown(file, ticks[0] if ticks else None, _settings(text for text in more if "=" in text)):
         print(text)
@@ -68,7 +70,9 @@ def _show(file: TextIO, path: str, more: list[str]) -> int:
     if not n:
         file.seek(0)
         numbers = [state.tick for _, _, state in recorded(file)]
-        has = f"ticks {numbers[0]} to {numbers[-1]}, without those that repeated a plan" if numbers else "no ticks"
+        if not numbers:
+            raise ValueError(NO_TICKS)
+        has = f"ticks {numbers[0]} to {numbers[-1]}, without those that repeated a plan"
         print(f"{path} has {has}", file=sys.stderr)
     return 0 if n else 1
 

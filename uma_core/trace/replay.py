@@ -13,6 +13,8 @@ from uma_core.policy.pipeline import DEPRECATED, compose, explain, guard_words
 from uma_core.policy.state import SchedulerState, SessionView
 from uma_core.trace.lines import pack_plan, recorded
 
+NO_TICKS = "it has no ticks (a daemon without requests records none)"
+
 
 def differences(lines: Iterable[str]) -> Iterator[str]:
     """Plan every recorded state again; yield one line per field of a plan that differs.
@@ -27,7 +29,7 @@ def differences(lines: Iterable[str]) -> Iterator[str]:
             if again.get(field) != value:
                 yield f"line {number}, tick {line['tick']}: {field}: recorded {value!r}, now {again.get(field)!r}"
     if not n_ticks:
-        raise ValueError("it has no ticks (a daemon without requests records none)")
+        raise ValueError(NO_TICKS)
 
 
 def shown(lines: Iterable[str], tick: int | None, settings: Mapping[str, Any]) -> Iterator[str]:
