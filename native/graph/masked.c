@@ -7,8 +7,8 @@
 #include <string.h>
 
 // ggml's CUDA kernels need the number of cells to be a multiple of 256. When the span of a decode step with few rows
-// grows, the step cannot be begun ahead, so its token comes half a step late (and recorded graphs are recorded again).
-// Larger multiples make that rare, but read some cells that no row sees.
+// grows, the step cannot be started ahead, so its token comes half a step late (and recorded graphs are recorded
+// again). Larger multiples make that rare, but read some cells that no row sees.
 enum { PAGE = 64, STEP = 256, FEW_ROWS = 16, STEP_OF_FEW = 1024 };
 
 static const uint16_t UNSEEN = 0xFC00; // -inf as f16; 0 is seen

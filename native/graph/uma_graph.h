@@ -139,7 +139,7 @@ enum uma_forward_status { UMA_FORWARD_BAD_TOKEN = 2 };
 int32_t uma_forward_decode(uma_forward * f, uma_rows * rows);
 void    uma_forward_begin_next(uma_forward * f, uma_rows * rows); // begins the call after a decode that succeeded
 llama_token uma_forward_draw(uma_forward * f, int32_t row, uma_sampler * sampler); // for a row of the last call
-void    uma_forward_settle(uma_ahead * ahead);                      // waits for the call begun ahead, and drops it
+void    uma_forward_settle(uma_ahead * ahead);                      // waits for the call started ahead, and drops it
 
 // -- fitted.c: fits a graph that was laid out for its longest batch to a shorter one
 typedef struct uma_fitting uma_fitting;

@@ -59,9 +59,9 @@ static inline bool multiplies_bits(const struct uma_mm * mm) {
     return mm->is_arranged && uma_type_info(mm->type).bits < 8 && mm->n_rows <= V_MOST_IN_PLACE;
 }
 
-// Panels multiplied at once. Two share the loads of the activations, if a tile of rows leaves registers for them. They
-// would not for the bytes of products summed by block. (One core of a Zen 3, weights in a cache: two panels take 1.06
-// to 1.43 of the time with sums in f32 for 64 to 256 rows by Q4_K and Q6_K, one panel takes 0.93 to 1.08.)
+// Panels multiplied at once. Two share the loads of the activations, if a tile of rows leaves registers for them. Sums
+// by block over unpacked bytes leave none. (One core of a Zen 3, weights in a cache, 64 to 256 rows by Q4_K and Q6_K:
+// compared with sums in f32, sums by block take 1.06 to 1.43 of the time with two panels, 0.93 to 1.08 with one.)
 static inline int panels_at_once(const struct uma_mm * mm) {
     if (mm->n_rows > V_TILE_ROWS && !multiplies_bits(mm)) return is_summed_by_block(mm) ? 1 : V_QUANT_PANELS;
     if (mm->n_rows > V_ROWS_BY_TWO && mm->n_rows <= V_TILE_ROWS) return 1; // one tile holds all rows
@@ -119,8 +119,8 @@ static inline float quantise_32(const float * x, int8_t * q) {
     return uma_round_f16(max / 127.0f);
 }
 
-// Returns the first element of x with this magnitude. Searching for it took as long as the rest of quantise_256.
-// Counting both signs vectorises, and nearly always only one of the signs occurs.
+// Returns the first element of x with this magnitude. A search would take as long as the rest of quantise_256, but
+// counting how often each sign occurs vectorises. Nearly always only one sign does, and nothing has to be searched.
 static inline float first_of(const float * x, float max) {
     int n_plus = 0, n_minus = 0, i = 0;
     for (int k = 0; k < 256; k++) {

@@ -13,7 +13,7 @@
 /* cdef begin */
 
 // -- tick.c: one decode call and one token per wanted row, in one release of the GIL
-// Nothing is begun ahead here: a llama_context with an eval callback returns when everything is computed.
+// Nothing is started ahead here: a llama_context with an eval callback returns when everything is computed.
 // What a row wants. A draft token's row gets a token only if the row before it drew the draft token. So samplers see
 // what they would see without drafts.
 enum {
@@ -34,7 +34,7 @@ typedef struct uma_rows {
     int8_t        * want;    // (n) 0: nothing, or one of the above
     struct uma_sampler ** sampler; // (rows) NULL samples greedily; owned by the caller
     llama_token   * out;     // (rows) the tokens; -1 where a logit is not finite; UMA_NOT_DRAWN. NULL: none are wanted
-    int64_t         begun_ns;  // when the call began; if it was begun ahead, before it was asked for
+    int64_t         begun_ns;  // when the call began; if it was started ahead, before it was asked for
     int64_t         call_ns;   // from begun_ns until its logits were available
     int64_t         sample_ns;
 } uma_rows;

@@ -57,8 +57,8 @@ HYBRID_LAYERS = {
     "recurrent layers": ("ssm_conv1d.weight", "shortconv.conv.weight"),
     "attention": ("attn_output.weight",),
 }
-# The same is true of encoders with windows: layers with a window and layers without one. These have one layer of the
-# second kind in so many if their file gives no pattern (load_swa_pattern in llama.cpp's models).
+# The same is true of encoders that have both layers with a window and layers without one. If the file gives no pattern,
+# one layer in this many has no window (load_swa_pattern in llama.cpp's models).
 WINDOWED_ENCODERS = {"gemma-embedding": 6, "modern-bert": 3}
 DENSE_FIRST = frozenset({"modern-bert"})  # that layer is the first one; in the others it is the last one
 WINDOW, WINDOW_PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"

@@ -33,8 +33,8 @@ class SchedulerConfig:
     pause_cap: float = 2.0  # the same limit for a long gap ...
     # ... and at most this share of gaps may be longer than guard_cap. A 95th percentile allows 0.05, of which a shared
     # machine takes 0.02 to 0.03 itself. Beside background streams of a mixture of experts, the 95th percentile was 1.34
-    # steps with 0.04, 1.28 with 0.02 (five repeats each; in alternation 1.30, 1.67, 1.28 and 1.11, 1.19, 1.06), at the
-    # same makespans (2 cores, AVX-512).
+    # steps with 0.04 and 1.28 with 0.02 (five repeats each). In alternating runs it was 1.30, 1.67 and 1.28 with 0.04,
+    # and 1.11, 1.19 and 1.06 with 0.02, at the same makespans (2 cores, AVX-512).
     long_tick_share: float = 0.02
     starvation_ticks: int = 64  # after this many rounds without progress, one piece of a prompt is forced
     slo_ttft_ns: int = 0  # default targets for requests without their own; 0: none

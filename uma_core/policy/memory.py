@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Ledger(NamedTuple):
-    """Virtual times by client, and the clients planned in the last tick: ((client, rows), ...) by phase."""
+    """Charges by client, and the clients planned in the last tick: ((client, rows), ...) by phase."""
 
     counters: Mapping[int, int]
     decoded: tuple[tuple[int, int], ...] = ()

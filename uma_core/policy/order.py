@@ -7,9 +7,9 @@ Aging has three effects. A background session that made no progress for `aging_n
 for a sequence does so only if no other background session made any progress for as long. (The chats that it passes have
 it parked. A queue of aged sessions would take turns without getting anything done, and a chat would wait for all of
 them.) A request that waited as long, while its client held no sequence, is not passed over for what that client was
-charged: processes that ask once, in an endless row, are always charged less. And AGE_RATE of the time waited is
-subtracted from the remaining work, so a request that arrives more than work / AGE_RATE after a session does not
-overtake it.
+charged: otherwise new processes that each ask once, one after another, would pass it forever. And AGE_RATE of the time
+waited is subtracted from the remaining work, so a request that arrives more than work / AGE_RATE after a session does
+not overtake it.
 """
 
 from __future__ import annotations

@@ -58,7 +58,8 @@ REGISTRY: dict[str, StageSpec] = {
 }
 
 
-# they admit, give streams tokens, choose a prompt and size its chunk: without one of them some request is never served
+# These stages admit, give streams tokens, choose a prompt and size its chunk. Without one of them some request is never
+# served.
 NEEDED_STAGES = ("admission", "decode_first", "prefill_order", "prefill_budget")
 
 

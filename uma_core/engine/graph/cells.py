@@ -51,7 +51,7 @@ class Cells:
             yield tensor, array, (page * PAGE + begin) * part.position_bytes, (end - begin) * part.position_bytes
 
     def taken(self, page: int) -> None:
-        """Its memory is there already."""
+        """Do nothing: all cells have memory from the start."""
 
     def copy(self, src: int, dst: int, begin: int, end: int) -> None:
         """Copy on the device, not through host memory."""
@@ -77,7 +77,7 @@ class Cells:
             lib.ggml_backend_tensor_set(tensor, ffi.from_buffer("char[]", array), offset, size)
 
     def touch(self, page: int) -> None:
-        """Its memory is there already."""
+        """Do nothing: all cells have memory from the start."""
 
     def release(self, page: int) -> int:
         return 0

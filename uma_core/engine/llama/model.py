@@ -40,7 +40,7 @@ SPECIALS = (
 )
 VOCAB_TYPES = dict(enumerate(("none", "spm", "bpe", "wpm", "ugm", "rwkv", "plamo2")))  # llama.h: enum llama_vocab_type
 POOLING = {1: "mean", 2: "cls", 3: "last", 4: "rank"}  # llama.h: enum llama_pooling_type
-# architectures whose graphs in llama.cpp name the inputs of their layers; to ask another one for them ends the process
+# architectures whose graphs in llama.cpp name the inputs of their layers; asking another one for them ends the process
 NAMES_INPUTS = frozenset(
     (
         "bailingmoe3", "deepseek4", "gemma4", "gpt-oss", "hunyuan-dense", "hunyuan_vl", "lfm2", "lfm2moe", "llama",

@@ -146,7 +146,7 @@ def encoder_shape(options: EngineOptions, n_ctx_train: int, n_vocab: int) -> tup
     n_input = min(n_ctx_train, options.encoder_ctx or n_most)
     n_batch = max(n_input, min(options.n_ubatch, n_most))
     n_inputs = min(ENCODER_INPUTS, n_batch)
-    # every sequence has the same share, because llama.cpp lays out such batches so
+    # llama.cpp lays out such a batch with equal shares for all sequences
     return n_input, -(-n_batch // n_inputs) * n_inputs, n_inputs
 
 

@@ -1,9 +1,8 @@
-"""Fairness between clients: virtual time counters over measured time (VTC, arXiv 2401.00588).
+"""Fairness between clients: a counter of measured time for each (virtual token counter, VTC, arXiv 2401.00588).
 
-Rules: every tick's measured ns is charged to the clients whose rows and chunks ran. Admission, prompt order
-and background rotation put clients with less virtual time first, in steps of FAIR_QUANTUM_NS. A returning client's
-counter is raised to the lowest of those present, so that absence earns no credit.
-With a single client no counters are kept.
+Rules: every tick's measured ns is charged to the clients whose rows and chunks ran. Admission, prompt order and
+background rotation put clients that were charged less first, in steps of FAIR_QUANTUM_NS. A returning client's counter
+is raised to the lowest of those present, so that absence earns no credit. With a single client no counters are kept.
 """
 
 from __future__ import annotations

@@ -26,7 +26,6 @@ UNLIMITED_NS = 1 << 62
 # AVX-512, 0.5B Q8_0).
 LEAST_SURVIVAL = 0.25
 
-
 ORDINARY = ("nothing", "normal")  # kinds of gaps within the everyday limit; gaps of the other kinds are long already
 
 
@@ -199,7 +198,8 @@ def _exchange(state: SchedulerState, streams: list[SessionView], prompt: PlanIte
 
 def _likeliest(streams: list[SessionView]) -> Iterator[tuple[float, int]]:
     """Return (survival, sid) of every draft token, the likeliest first."""
-    by_stream = ([(-survival, v.sid) for survival in v.survival] for v in streams)  # each stream's fall already
+    # a stream's survival falls from token to token, so each of its lists is sorted
+    by_stream = ([(-survival, v.sid) for survival in v.survival] for v in streams)
     return ((-negated, sid) for negated, sid in heapq.merge(*by_stream))
 
 
