@@ -21,7 +21,7 @@ from uma_core.config.options import EngineOptions
 from uma_core.constraint.compiler import Compiler
 from uma_core.constraint.matcher import Matcher
 from uma_core.constraint.vocabulary import Text
-from uma_core.engine.api import NOT_DRAWN, WANT_IF_HELD, WANT_TOKEN, Batch, DecodeOutcome, DecodeStatus, Engine
+from uma_core.engine.api import NOT_DRAWN, WANT_IF_ACCEPTED, WANT_TOKEN, Batch, DecodeOutcome, DecodeStatus, Engine
 from uma_core.models import default_model_path
 from uma_core.types import Constraint, SamplingParams, TokenId
 
@@ -101,14 +101,14 @@ class Replay:
     def decode(self, batch: Batch, samplers: Sequence[Any]) -> DecodeOutcome:
         wanted = batch.want_logits[: batch.n]
         asked = wanted.copy()
-        wanted[asked == WANT_IF_HELD] = WANT_TOKEN
+        wanted[asked == WANT_IF_ACCEPTED] = WANT_TOKEN
         outcome = self._decode(batch, samplers)
         wanted[:] = asked
         if outcome.status is not DecodeStatus.OK or not outcome.tokens:
             return outcome
         tokens: list[TokenId] = []
         for place, sampler, drawn in zip(np.flatnonzero(asked), samplers, outcome.tokens, strict=False):
-            if asked[place] == WANT_IF_HELD and tokens[-1] != batch.tokens[place]:
+            if asked[place] == WANT_IF_ACCEPTED and tokens[-1] != batch.tokens[place]:
                 tokens.append(NOT_DRAWN)
             else:
                 tokens.append(self._chosen(sampler, drawn))

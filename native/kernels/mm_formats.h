@@ -15,7 +15,7 @@ struct block_scales {
 };
 
 // Splits `n` bytes into nibbles: the low ones go to out, the high ones to out + apart.
-static inline void part_nibbles(const uint8_t * q, int n, uint8_t * out, int apart) {
+static inline void split_nibbles(const uint8_t * q, int n, uint8_t * out, int apart) {
     for (int i = 0; i < n; i++) out[i] = q[i] & 15;
     for (int i = 0; i < n; i++) out[i + apart] = q[i] >> 4;
 }
@@ -35,7 +35,7 @@ static inline void read_k_scales(const uint8_t * w, struct block_scales * s) {
 }
 
 static inline void read_q5_k(const uint8_t * w, uint8_t * out) {
-    for (int i = 0; i < 4; i++) part_nibbles(w + Q5_K_QS + 32 * i, 32, out + 64 * i, 32);
+    for (int i = 0; i < 4; i++) split_nibbles(w + Q5_K_QS + 32 * i, 32, out + 64 * i, 32);
     for (int s = 0; s < 8; s++) {
         for (int i = 0; i < 32; i++) out[32 * s + i] |= (uint8_t)((w[Q5_K_QH + i] >> s & 1) << 4);
     }
@@ -44,7 +44,7 @@ static inline void read_q5_k(const uint8_t * w, uint8_t * out) {
 static inline void read_q6_k(const uint8_t * w, uint8_t * out) {
     for (int h = 0; h < 2; h++, out += 128) {
         const uint8_t * low = w + 64 * h, * high = w + Q6_K_QH + 32 * h;
-        part_nibbles(low, 64, out, 64);
+        split_nibbles(low, 64, out, 64);
         for (int run = 0; run < 4; run++) {
             for (int i = 0; i < 32; i++) out[32 * run + i] |= (uint8_t)((high[i] >> (2 * run) & 3) << 4);
         }
@@ -65,18 +65,18 @@ static inline void read_block(enum uma_type type, const uint8_t * w, struct bloc
     memcpy(s->halves, w, 2 * sizeof s->halves[0]); // most formats begin with them
     switch (type) {
         case UMA_Q8_0: memcpy(out, w + Q8_0_QS, 32); break;
-        case UMA_Q4_0: part_nibbles(w + Q4_0_QS, 16, out, 16); break;
-        case UMA_Q4_1: part_nibbles(w + Q4_1_QS, 16, out, 16); break;
+        case UMA_Q4_0: split_nibbles(w + Q4_0_QS, 16, out, 16); break;
+        case UMA_Q4_1: split_nibbles(w + Q4_1_QS, 16, out, 16); break;
         case UMA_Q5_0:
-            part_nibbles(w + Q5_0_QS, 16, out, 16);
+            split_nibbles(w + Q5_0_QS, 16, out, 16);
             add_fifth_bits(uma_u32(w + Q5_0_QH), out);
             break;
         case UMA_Q5_1:
-            part_nibbles(w + Q5_1_QS, 16, out, 16);
+            split_nibbles(w + Q5_1_QS, 16, out, 16);
             add_fifth_bits(uma_u32(w + Q5_1_QH), out);
             break;
         case UMA_Q4_K:
-            for (int i = 0; i < 4; i++) part_nibbles(w + Q4_K_QS + 32 * i, 32, out + 64 * i, 32);
+            for (int i = 0; i < 4; i++) split_nibbles(w + Q4_K_QS + 32 * i, 32, out + 64 * i, 32);
             read_k_scales(w, s);
             break;
         case UMA_Q5_K:
@@ -88,13 +88,13 @@ static inline void read_block(enum uma_type type, const uint8_t * w, struct bloc
             memcpy(s->halves, w + Q6_K_D, 2);
             memcpy(s->bytes, w + Q6_K_SCALES, 16);
             break;
-        case UMA_IQ4_NL: part_nibbles(w + IQ4_NL_QS, 16, out, 16); break;
+        case UMA_IQ4_NL: split_nibbles(w + IQ4_NL_QS, 16, out, 16); break;
         case UMA_IQ4_XS:
-            for (int i = 0; i < 8; i++) part_nibbles(w + IQ4_XS_QS + 16 * i, 16, out + 32 * i, 16);
+            for (int i = 0; i < 8; i++) split_nibbles(w + IQ4_XS_QS + 16 * i, 16, out + 32 * i, 16);
             read_iq4_xs_scales(w, s);
             break;
         case UMA_MXFP4:
-            part_nibbles(w + MXFP4_QS, 16, out, 16);
+            split_nibbles(w + MXFP4_QS, 16, out, 16);
             s->bytes[0] = w[0];
             break;
         default: break;

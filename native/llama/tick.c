@@ -15,7 +15,7 @@ void uma_wake(int32_t fd) {
 
 static bool is_drawn(const uma_rows * rows, int32_t i, int32_t row) {
     const int8_t want = rows->want[i];
-    return want == UMA_WANT_TOKEN || (want == UMA_WANT_IF_HELD && row > 0 && rows->out[row - 1] == rows->token[i]);
+    return want == UMA_WANT_TOKEN || (want == UMA_WANT_IF_ACCEPTED && row > 0 && rows->out[row - 1] == rows->token[i]);
 }
 
 void uma_draw_rows(const uma_rows * rows, uma_draw draw, void * logits) {

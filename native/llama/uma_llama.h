@@ -17,9 +17,9 @@
 // What a row wants. A draft token's row gets a token only if the row before it drew the draft token. So samplers see
 // what they would see without drafts.
 enum {
-    UMA_WANT_TOKEN   = 1,
-    UMA_WANT_LOGITS  = 2, // its token is drawn by a separate call, before the next batch
-    UMA_WANT_IF_HELD = 3, // a draft
+    UMA_WANT_TOKEN       = 1,
+    UMA_WANT_LOGITS      = 2, // its token is drawn by a separate call, before the next batch
+    UMA_WANT_IF_ACCEPTED = 3, // a draft's row
 };
 enum { UMA_NOT_DRAWN = -2 };                      // instead of a token
 typedef struct uma_ahead uma_ahead;

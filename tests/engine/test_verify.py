@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.engine.drive import generate, read, step, tokens_of
-from uma_core.engine.api import NOT_DRAWN, WANT_IF_HELD, WANT_LOGITS, Batch, DecodeStatus, Engine, Sampler
+from uma_core.engine.api import NOT_DRAWN, WANT_IF_ACCEPTED, WANT_LOGITS, Batch, DecodeStatus, Engine, Sampler
 from uma_core.types import SamplingParams
 
 N = 6
@@ -19,7 +19,7 @@ def verify(
     seq_id: int,
     token: int,
     drafts: Sequence[int],
-    want: int = WANT_IF_HELD,
+    want: int = WANT_IF_ACCEPTED,
     sampler: Sampler | None = None,
 ) -> list[int]:
     """Return the tokens that were drawn for the token's row and for each draft's row."""
@@ -75,7 +75,7 @@ def test_other_sequences_are_beside_it(clean: Engine) -> None:
     batch = Batch(clean.info.n_batch)
     for i, text in enumerate(texts):
         batch.add(text[0], clean.kv_len(i), i, True)
-        batch.verify(text[1 : 1 + i], clean.kv_len(i) + 1, i, WANT_IF_HELD)
+        batch.verify(text[1 : 1 + i], clean.kv_len(i) + 1, i, WANT_IF_ACCEPTED)
     outcome = clean.decode(batch, [None] * batch.n_rows)
     assert list(outcome.tokens) == [*texts[0][1:2], *texts[1][1:3], *texts[2][1:4]]
 
@@ -94,7 +94,7 @@ def test_a_sampler_sees_what_it_would_see_without_drafts(clean: Engine) -> None:
         while len(out) <= N:
             drafts = drafts_of[len(out) : len(out) + 3]
             n = clean.kv_len(0)
-            for i, token in enumerate(verify(clean, 0, out[-1], drafts, WANT_IF_HELD, sampler)):
+            for i, token in enumerate(verify(clean, 0, out[-1], drafts, WANT_IF_ACCEPTED, sampler)):
                 out.append(token)
                 if i == len(drafts) or token != drafts[i]:
                     break

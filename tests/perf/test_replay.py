@@ -11,7 +11,7 @@ from perf.replayed import Replay, Spelling, constraint_of, seed_of, vocabulary
 from uma_core.constraint.grammar import Grammar
 from uma_core.constraint.matcher import Matcher
 from uma_core.constraint.vocabulary import Vocabulary
-from uma_core.engine.api import NOT_DRAWN, WANT_IF_HELD, Batch
+from uma_core.engine.api import NOT_DRAWN, WANT_IF_ACCEPTED, Batch
 from uma_core.engine.fake.engine import FakeEngine, FakeModel
 from uma_core.speculation.acceptance import Acceptance
 from uma_core.types import SamplingParams
@@ -39,7 +39,7 @@ def test_drafts_hold_as_far_as_they_were_recorded(engine: FakeEngine) -> None:
     sampler = engine.sampler(SamplingParams(), seed_of(0))
     batch = Batch(8)
     batch.add(5, 0, 0, True)
-    batch.verify([70, 71, 9], 1, 0, WANT_IF_HELD)
+    batch.verify([70, 71, 9], 1, 0, WANT_IF_ACCEPTED)
     assert engine.decode(batch, [sampler] * 4).tokens == [70, 71, 72, NOT_DRAWN]
     assert list(batch.want_logits[:4]) == [1, 3, 3, 3], "the batch is as it was"
     engine.kv_truncate(0, 3)

@@ -23,7 +23,7 @@ from tests.executor.rig import new_executor
 from uma_core.clock import ManualClock, MonotonicClock
 from uma_core.config.options import EngineOptions, SpeculationOptions
 from uma_core.constraint.compiler import Compiler
-from uma_core.engine.api import WANT_IF_HELD, Batch, Engine
+from uma_core.engine.api import WANT_IF_ACCEPTED, Batch, Engine
 from uma_core.engine.draft import check_draft, estimate_with_draft, for_drafts, open_heads
 from uma_core.engine.graph.engine import GraphEngine
 from uma_core.engine.llama.engine import LlamaEngine
@@ -239,7 +239,7 @@ def test_states_are_those_of_their_rows(opened: Opened, model: Model) -> None:
         engine.kv_truncate(0, 0)
     batch.clear()
     batch.add(int(tokens[0]), 0, 0, True)
-    batch.verify(tokens[1:3].tolist(), 1, 0, WANT_IF_HELD)
+    batch.verify(tokens[1:3].tolist(), 1, 0, WANT_IF_ACCEPTED)
     batch.add(int(tokens[3]), 0, 1, True)
     engine.decode(batch, [None] * 4)
     states = engine.hidden()

@@ -27,7 +27,7 @@ NO_PAGES = np.zeros(0, np.int32)
 NOT_DRAWN = -2  # in place of a token: none was drawn for this row (UMA_NOT_DRAWN)
 WANT_TOKEN = 1  # the call draws the row's token (UMA_WANT_TOKEN)
 WANT_LOGITS = 2  # `Engine.draw` draws the row's token (UMA_WANT_LOGITS)
-WANT_IF_HELD = 3  # a draft's row: its token is drawn only if the draft was accepted (UMA_WANT_IF_HELD)
+WANT_IF_ACCEPTED = 3  # a draft's row: its token is drawn only if the draft was accepted (UMA_WANT_IF_ACCEPTED)
 
 
 class DecodeStatus(IntEnum):
@@ -341,7 +341,7 @@ class Batch:
         self.n_rows = int(self.want_logits[: self.n].sum())
 
     def verify(self, drafts: Sequence[TokenId], pos0: int, seq_id: SeqId, want: int) -> None:
-        """Append draft tokens after their sequence's row; `want`: WANT_IF_HELD or WANT_LOGITS."""
+        """Append draft tokens after their sequence's row; `want`: WANT_IF_ACCEPTED or WANT_LOGITS."""
         i, k = self.n, len(drafts)
         self.tokens[i : i + k] = drafts
         self.pos[i : i + k] = np.arange(pos0, pos0 + k, dtype=np.int32)
@@ -436,7 +436,7 @@ class Engine(Protocol):
         have the same adapters, else BAD_BATCH. If the same `samplers` object is passed again, it must hold the same
         samplers. Blocks; releases the GIL.
 
-        A token is drawn from a draft's row (WANT_IF_HELD) only if the token before it was drawn as drafted. So a
+        A token is drawn from a draft's row (WANT_IF_ACCEPTED) only if the token before it was drawn as drafted. So a
         sampler sees the same rows as without drafts. The KV of all rows is computed; `kv_truncate` removes that of
         rejected drafts.
         """

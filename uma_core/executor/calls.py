@@ -14,7 +14,7 @@ from uma_core.cache.manager import PrefixCache
 from uma_core.clock import Clock
 from uma_core.engine.api import (
     NOT_DRAWN,
-    WANT_IF_HELD,
+    WANT_IF_ACCEPTED,
     WANT_LOGITS,
     Batch,
     DecodeOutcome,
@@ -160,7 +160,7 @@ class Calls:
                 n_kv += session.n_past + 1
                 if item.n_tokens > 1:
                     n_drafts = item.n_tokens - 1
-                    want = WANT_LOGITS if session.draws_one_by_one else WANT_IF_HELD
+                    want = WANT_LOGITS if session.draws_one_by_one else WANT_IF_ACCEPTED
                     batch.verify(session.draft.tokens[:n_drafts], session.n_past + 1, session.seq_id, want)
                     n_kv += n_drafts * (session.n_past + 1)
                     rows += [session] * n_drafts

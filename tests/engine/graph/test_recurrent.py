@@ -14,7 +14,7 @@ import pytest
 from tests.engine.drive import finish, read, read_plain, step, tokens_of
 from tests.engine.graph.conftest import SMALL
 from tests.engine.graph.models import RECURRENT, Model
-from uma_core.engine.api import WANT_IF_HELD, Batch, DecodeStatus, PrefillStatus
+from uma_core.engine.api import WANT_IF_ACCEPTED, Batch, DecodeStatus, PrefillStatus
 from uma_core.engine.graph.engine import GraphEngine
 from uma_core.engine.llama.engine import LlamaEngine
 from uma_core.errors import ErrorCode, UmaError
@@ -157,9 +157,9 @@ def test_drafts_are_taken_back_to_where_they_held(engine: GraphEngine, n_held: i
     read(engine, 1, tokens[5:30])
     batch = Batch(engine.info.n_batch)
     batch.add(int(tokens[60]), 60, 0, True)
-    batch.verify(tokens[61:65].tolist(), 61, 0, WANT_IF_HELD)
+    batch.verify(tokens[61:65].tolist(), 61, 0, WANT_IF_ACCEPTED)
     batch.add(7, 25, 1, True)
-    batch.verify([8, 9], 26, 1, WANT_IF_HELD)
+    batch.verify([8, 9], 26, 1, WANT_IF_ACCEPTED)
     assert engine.decode(batch, [None] * batch.n_rows).status is DecodeStatus.OK
     assert engine.kv_truncate(0, 61 + n_held)
     assert engine.kv_truncate(1, 26)
@@ -178,7 +178,7 @@ def test_drafts_leave_the_states_of_a_prompt(written: Callable[[Model], str]) ->
             batch = Batch(engine.info.n_batch)
             n = engine.kv_len(0)
             batch.add(3, n, 0, True)
-            batch.verify([4, 5, 6, 7, 8, 9, 10], n + 1, 0, WANT_IF_HELD)
+            batch.verify([4, 5, 6, 7, 8, 9, 10], n + 1, 0, WANT_IF_ACCEPTED)
             assert engine.decode(batch, [None] * batch.n_rows).status is DecodeStatus.OK
         assert [engine.resumable(0, n) for n in (20, 40, 59)] == [20, 40, 59]
 

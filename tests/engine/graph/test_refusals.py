@@ -29,7 +29,7 @@ CASES = {
     "metadata llama.expert_used_count that differs by layer": replace(LLAMA, meta={"expert_used_count": [2, 1]}),
     "a use of blk.0.attn_q.scale": replace(LLAMA, tensors={"blk.0.attn_q.scale": (1,)}),
     "K of these lengths": replace(MODELS["deepseek2"], dim=64),
-    "K and V are not parted by heads": replace(MODELS["llama"], arch="deepseek2"),
+    "K and V are not split by head": replace(MODELS["llama"], arch="deepseek2"),
     "3 of 4 groups of 6 experts": replace(
         MODELS["deepseek2"],
         n_expert=6,

@@ -19,7 +19,7 @@ from uma_core.engine.api import (
     NO_PAGES,
     NOT_DRAWN,
     ROWS_OF,
-    WANT_IF_HELD,
+    WANT_IF_ACCEPTED,
     WANT_TOKEN,
     Adapter,
     Batch,
@@ -217,7 +217,7 @@ class FakeEngine:
         out: list[TokenId] = []
         for i in np.flatnonzero(batch.want_logits[: batch.n]):
             row, want = len(out), batch.want_logits[i]
-            if want == WANT_TOKEN or (want == WANT_IF_HELD and out[-1] == batch.tokens[i]):
+            if want == WANT_TOKEN or (want == WANT_IF_ACCEPTED and out[-1] == batch.tokens[i]):
                 out.append(-1 if row in nan else self._sample(self._rows[row], samplers[row]))
             else:
                 out.append(NOT_DRAWN)

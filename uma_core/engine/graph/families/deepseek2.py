@@ -42,7 +42,7 @@ class Own(NamedTuple):
 
 def adapt(shape: Shape, meta: Meta) -> Shape:
     if "attention.key_length_mla" not in meta:
-        raise Unsupported("a file whose K and V are not parted by heads (converted for an old llama.cpp)")
+        raise Unsupported("a file whose K and V are not split by head (converted for an old llama.cpp)")
     rope = shape.layers[0].rope
     assert rope is not None
     n_latent = meta.number("attention.kv_lora_rank")
