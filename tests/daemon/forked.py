@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.daemon.support import FORKED_HELPER, IMPORTED, Event, Wire
+from tests.daemon.support import FORKED_HELPER, IMPORTED, LOOK_S, Event, Wire
 from tests.folders import short_folder
 from tests.forks import Forked, ForkServer
 
@@ -103,7 +103,7 @@ class Nursery:
                 wire.sock.settimeout(LONGEST_S)
                 if wire.ask("health")["state"] == "ready":
                     return True
-            time.sleep(0.01)
+            time.sleep(LOOK_S)
         return False
 
     def _outcome(self, daemon: Forked, seconds: float, where: str, reasons: tuple[str, ...] = ()) -> Outcome:

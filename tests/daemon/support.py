@@ -23,6 +23,8 @@ from tests.trained import TINY as TINY
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("--threads", "1", "--n-ctx", "2048", "--n-ubatch", "64", "--calibrate", "off")  # quick to load, light to run
 
+LOOK_S = 0.04  # between two looks at a daemon that starts: each look costs 1 to 2 ms of a core (AMD EPYC)
+
 # modules that daemons import at their start
 IMPORTED = (
     "uma_core.server.lifecycle.daemon",
@@ -243,7 +245,9 @@ class DaemonProcess(Process):
 
     def reach(self, state: str) -> DaemonProcess:
         """Wait until the daemon reaches a state."""
-        eventually(lambda: self.state() == state or self.process.poll() is not None, f"never {state}: {self.log}")
+        eventually(
+            lambda: self.state() == state or self.process.poll() is not None, f"never {state}: {self.log}", LOOK_S
+        )
         assert self.state() == state, f"ended with {self.process.returncode}: {self.log}"
         return self
 
