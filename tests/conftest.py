@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pwd
 import signal
@@ -55,6 +56,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if STARTS_DAEMONS.intersection(item.path.parents):
             item.add_marker(pytest.mark.daemon)
+
+
+# All tests stay until the end: while files are imported, to look again and again for what nobody uses is in vain, and
+# later it would go through millions of objects each time.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def n_skipped(config: pytest.Config) -> int:
