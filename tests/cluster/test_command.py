@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("ray", reason="the extra [cluster] has no wheel for this platform")
-
-import ray
-
+from tests.late import Late, needs_ray
 from uma_core.errors import UmaError
 from uma_gateway.cli import main
-from uma_gateway.cluster import command
 from uma_gateway.cluster.settings import parse
+
+ray = Late("ray")
+COMMAND = "uma_gateway.cluster.command"
+command = Late(COMMAND)
+pytestmark = needs_ray
 
 SETTINGS = {"models": [{"name": "m", "daemon": []}]}
 
@@ -28,19 +29,19 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
         assert address == "auto", "a Ray cluster is started"
         raise ConnectionError("none is found")
 
-    monkeypatch.setattr(ray, "init", init)
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr("ray.init", init)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
 
 
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Stands in for Ray Serve in a cluster of two nodes. `there`: what runs of it; `rows`: what the nodes report."""
     serve = SimpleNamespace(start=lambda **_: None, run=lambda *_, **__: None, there=None, rows=[])
-    monkeypatch.setattr(command, "connect", lambda *_, **__: None)
-    monkeypatch.setattr(command, "n_alive", lambda: 2)
-    monkeypatch.setattr(command, "serve", serve)
-    monkeypatch.setattr(command, "_get_global_client", lambda **_: serve.there)
-    monkeypatch.setattr(command, "_about", lambda: serve.rows)
+    monkeypatch.setattr(f"{COMMAND}.connect", lambda *_, **__: None)
+    monkeypatch.setattr(f"{COMMAND}.n_alive", lambda: 2)
+    monkeypatch.setattr(f"{COMMAND}.serve", serve)
+    monkeypatch.setattr(f"{COMMAND}._get_global_client", lambda **_: serve.there)
+    monkeypatch.setattr(f"{COMMAND}._about", lambda: serve.rows)
     return serve
 
 
@@ -79,8 +80,8 @@ def test_an_address_where_nothing_listens_is_not_given_to_ray(
         raise ConnectionRefusedError(errno.ECONNREFUSED, f"Connection refused by {place[0]} {place[1]}")
 
     monkeypatch.setattr(socket, "create_connection", refuse)
-    monkeypatch.setattr(ray, "init", lambda *_, **__: pytest.fail("Ray is asked"))
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr("ray.init", lambda *_, **__: pytest.fail("Ray is asked"))
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
     error = told(monkeypatch, capsys, "status", "--address", "[fd00::1]:6379")
     assert "cannot be reached at [fd00::1]:6379: Connection refused by fd00::1 6379" in error
 
@@ -99,7 +100,7 @@ def test_the_proxy_goes_on_until_the_application_has_ended(
     serve.there = object()
     serve.delete = lambda name, _blocking: did.append(f"delete {name} {_blocking}")
     serve.status, serve.shutdown = status, lambda: did.append("shutdown")
-    monkeypatch.setattr(command, "LOOK_S", 0.001)
+    monkeypatch.setattr(f"{COMMAND}.LOOK_S", 0.001)
     command.down("")
     assert did == [f"delete {command.APPLICATION} False", "status", "status", "status", "shutdown"]
 

@@ -25,9 +25,10 @@ from tests.daemon import support
 from tests.daemon.support import ROOT, WAIT_S
 from tests.folders import short_folder
 from tests.gateway.support import Answer, Raw
+from tests.late import Late, needs_ray
 
-ray = pytest.importorskip("ray", reason="the extra [cluster] has no wheel for this platform")
-pytestmark = pytest.mark.daemon
+ray = Late("ray")
+pytestmark = [pytest.mark.daemon, needs_ray]
 IS_FULL = os.environ.get("UMA_FUZZ") == "full"
 N_NODES = 2
 N_PARALLEL = 4  # answers that a daemon computes at once

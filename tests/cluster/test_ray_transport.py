@@ -3,39 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-pytest.importorskip("ray", reason="the extra [cluster] has no wheel for this platform")
-
-from uma_gateway.cluster import ray_transport, replicas
-from uma_gateway.cluster.ray_transport import RayTransport
+from tests.late import needs_ray
+from uma_gateway.cluster import replicas
 from uma_gateway.errors import GatewayError
 
+if TYPE_CHECKING:
+    from tests.cluster.nodes import Nodes
 
-class Nodes(RayTransport):
-    """Two nodes; `large` has the most memory, and refuses."""
-
-    def __init__(self) -> None:
-        super().__init__(None, "nodes", {"m": 1}, 60.0)
-        self.asked: list[str] = []
-        self.models: dict[str, dict[str, Any]] = {"large": {}, "small": {}}
-        self.refusing = {"large"}
-
-    async def _ask(self, method: str, replica: str, *args: Any, timeout_s: float = 60.0) -> dict[str, Any]:
-        if method == "load":
-            self.asked.append(replica)
-            if replica in self.refusing:
-                return {"error": "no such file"}
-            self.models[replica]["m"] = {}
-            return {"is_new": True}
-        free = 100 if replica == "large" else 50
-        return {"name": replica, "node": replica, "free_mb": free, "need_mb": {}, "models": dict(self.models[replica])}
+pytestmark = needs_ray
 
 
 @pytest.fixture
 def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
+    from tests.cluster.nodes import Nodes
+
     monkeypatch.setattr(replicas, "running", lambda deployment: {"large": "1", "small": "2"})
     return Nodes()
 
@@ -125,7 +110,7 @@ def test_nodes_that_refuse_are_asked_again_after_a_while(nodes: Nodes, monkeypat
 
     asyncio.run(work())
     nodes.asked.clear()
-    monkeypatch.setattr(ray_transport, "REFUSED_S", 0.0)
+    monkeypatch.setattr("uma_gateway.cluster.ray_transport.REFUSED_S", 0.0)
     nodes._refusals.clear()
 
     async def later() -> None:

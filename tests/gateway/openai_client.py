@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import openai
-
 from tests.gateway.support import GatewayProcess
+from tests.late import Late
+
+openai = Late("openai")
 
 
 def client_of(gateway: GatewayProcess, **options: Any) -> openai.OpenAI:

@@ -18,12 +18,14 @@ import pytest
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # otherwise it uses the network at import
 os.environ["LANGSMITH_TRACING"] = "false"
 
-import openai
 from pydantic import BaseModel, Field
 
 from tests.daemon.support import WAIT_S, eventually
 from tests.forks import Forked, server_of
 from tests.gateway.support import GatewayProcess, n_busy
+from tests.late import Late
+
+openai = Late("openai")
 
 if TYPE_CHECKING:
     from langchain_openai import ChatOpenAI  # imported only where it is used, as litellm: they take 6 s

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ollama
-import openai
 import pytest
 
 from tests.daemon.encoders import encoder
@@ -18,6 +16,10 @@ from tests.daemon.support import DaemonProcess, eventually
 from tests.engine.encoders import N_EMBD
 from tests.gateway.openai_client import client_of
 from tests.gateway.support import GatewayProcess, Raw, gateway_before, n_busy
+from tests.late import Late
+
+ollama = Late("ollama")
+openai = Late("openai")
 
 TEXTS = ["the shell", "a cat and a dog", "tree"]
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 import json
 import re
 
-import openai
 import pytest
 
 from tests.daemon.support import eventually
 from tests.gateway.openai_client import client_of
 from tests.gateway.support import Raw, n_busy
+from tests.late import Late
+
+openai = Late("openai")
 
 WEATHER = {
     "type": "function",

@@ -5,18 +5,12 @@ Their clients accept anything and check nothing: a missing field becomes an Attr
 
 from __future__ import annotations
 
-import functools
 import json
 from typing import Any
 
 import pytest
-from anthropic.types import Message, MessageTokensCount, RawMessageStreamEvent
-from ollama import ChatResponse, EmbedResponse, GenerateResponse
-from openai.types import Completion, CreateEmbeddingResponse, Model
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from openai.types.responses import Response, ResponseItem, ResponseStreamEvent
-from openai.types.responses.input_token_count_response import InputTokenCountResponse
-from pydantic import TypeAdapter
+
+from tests.gateway.promised import adapter_of
 
 ASK = [{"role": "user", "content": "What is the weather in Paris?"}]
 CITY = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}
@@ -29,7 +23,12 @@ OLLAMA = {"model": "any", "messages": ASK, "options": {"temperature": 0, "num_pr
 GENERATE = {"model": "any", "prompt": "The weather", "options": {"num_predict": 5}}
 CASES = [
     *(
-        ("/v1/chat/completions", {**CHAT, **fields}, ChatCompletion, ChatCompletionChunk)
+        (
+            "/v1/chat/completions",
+            {**CHAT, **fields},
+            "openai.types.chat:ChatCompletion",
+            "openai.types.chat:ChatCompletionChunk",
+        )
         for fields in (
             {},
             {"max_tokens": 3},
@@ -43,11 +42,16 @@ CASES = [
     ),
     # OpenAI's type of a stream's chunks says that `finish_reason` is never null, but its own servers send null
     *(
-        ("/v1/completions", {**OLDER, **fields}, Completion, None)
+        ("/v1/completions", {**OLDER, **fields}, "openai.types:Completion", None)
         for fields in ({}, {"logprobs": 2, "echo": True}, {"logprobs": 0})
     ),
     *(
-        ("/v1/responses", {**ITEMS, **fields}, Response, ResponseStreamEvent)
+        (
+            "/v1/responses",
+            {**ITEMS, **fields},
+            "openai.types.responses:Response",
+            "openai.types.responses:ResponseStreamEvent",
+        )
         for fields in (
             {},
             {"max_output_tokens": 3, "store": False, "instructions": "Be kind.", "metadata": {"a": "b"}},
@@ -63,7 +67,7 @@ CASES = [
         )
     ),
     *(
-        ("/v1/messages", {**CHAT, **fields}, Message, RawMessageStreamEvent)
+        ("/v1/messages", {**CHAT, **fields}, "anthropic.types:Message", "anthropic.types:RawMessageStreamEvent")
         for fields in (
             {},
             {"max_tokens": 3},
@@ -73,7 +77,7 @@ CASES = [
         )
     ),
     *(
-        ("/api/chat", {**OLLAMA, **fields}, ChatResponse, ChatResponse)
+        ("/api/chat", {**OLLAMA, **fields}, "ollama:ChatResponse", "ollama:ChatResponse")
         for fields in (
             {},
             {"tools": [{"type": "function", "function": FUNCTION}]},
@@ -82,18 +86,20 @@ CASES = [
             {"logprobs": True, "top_logprobs": 2},
         )
     ),
-    ("/api/generate", GENERATE, GenerateResponse, GenerateResponse),
-    ("/api/embed", {"model": "any", "input": ["a", "b"]}, EmbedResponse, None),
-    ("/v1/embeddings", {"model": "any", "input": "a"}, CreateEmbeddingResponse, None),
-    ("/v1/messages/count_tokens", {"model": "any", "messages": ASK}, MessageTokensCount, None),
-    ("/v1/responses/input_tokens", {"model": "any", "input": "a"}, InputTokenCountResponse, None),
+    ("/api/generate", GENERATE, "ollama:GenerateResponse", "ollama:GenerateResponse"),
+    ("/api/embed", {"model": "any", "input": ["a", "b"]}, "ollama:EmbedResponse", None),
+    ("/v1/embeddings", {"model": "any", "input": "a"}, "openai.types:CreateEmbeddingResponse", None),
+    ("/v1/messages/count_tokens", {"model": "any", "messages": ASK}, "anthropic.types:MessageTokensCount", None),
+    (
+        "/v1/responses/input_tokens",
+        {"model": "any", "input": "a"},
+        "openai.types.responses.input_token_count_response:InputTokenCountResponse",
+        None,
+    ),
 ]
 
 
-adapter_of = functools.cache(TypeAdapter)  # to build one takes up to 0.07 s, and a stream has many events
-
-
-def hold(kind: Any, values: list[Any]) -> None:
+def hold(kind: str, values: list[Any]) -> None:
     """Raises: pydantic.ValidationError, also if a text stands for a number."""
     assert values
     for value in values:
@@ -113,7 +119,10 @@ def test_answers_are_what_their_clients_types_say(work_gateway, path, fields, wh
 
 
 def test_lists_are_what_their_client_s_types_say(work_gateway):
-    hold(Model, work_gateway.get("/v1/models").json["data"])
+    hold("openai.types:Model", work_gateway.get("/v1/models").json["data"])
     response = work_gateway.post("/v1/responses", **ITEMS).json
-    hold(Response, [work_gateway.get(f"/v1/responses/{response['id']}").json])
-    hold(ResponseItem, work_gateway.get(f"/v1/responses/{response['id']}/input_items").json["data"])
+    hold("openai.types.responses:Response", [work_gateway.get(f"/v1/responses/{response['id']}").json])
+    hold(
+        "openai.types.responses:ResponseItem",
+        work_gateway.get(f"/v1/responses/{response['id']}/input_items").json["data"],
+    )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import openai
 import pytest
 
 from tests.gateway.support import GatewayProcess
+from tests.late import Late
+
+openai = Late("openai")
 
 
 def test_both_lists_tell_the_served_model_and_its_context(work_gateway: GatewayProcess) -> None:

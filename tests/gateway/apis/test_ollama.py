@@ -7,13 +7,15 @@ import datetime
 import json
 from typing import Any
 
-import ollama
 import pytest
 
 from tests.gateway.support import GatewayProcess
+from tests.late import Late
 from uma_core.engine.fake.text import EOG
 from uma_gateway.apis.ollama import Answer, _stream, chat_part
 from uma_gateway.chat.diff import Diff
+
+ollama = Late("ollama")
 
 USER = [{"role": "user", "content": "hello"}]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import anthropic
 import pytest
 
 from tests.daemon.support import eventually
@@ -19,9 +18,12 @@ from tests.gateway.apis.anthropic.test_request import (
     searched,
 )
 from tests.gateway.support import GatewayProcess, Raw, n_busy
+from tests.late import Late
 from uma_gateway.apis.anthropic.messages import Shape, StreamWriter, blocks
 from uma_gateway.chat.diff import Diff
 from uma_gateway.parsing import Message
+
+anthropic = Late("anthropic")
 
 
 def client_of(gateway: GatewayProcess, **options) -> anthropic.Anthropic:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import openai
 import pytest
 
 from tests.gateway.openai_client import client_of
 from tests.gateway.support import GatewayProcess
+from tests.late import Late
 from uma_gateway.keys import entry, new_key
+
+openai = Late("openai")
 
 PREVIOUS = "previous_response_id"
 FIRST: dict[str, Any] = {"type": "message", "role": "user", "content": "My name is Ada."}

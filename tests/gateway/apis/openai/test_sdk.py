@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 
-import openai
 import pytest
 
 from tests.daemon.support import eventually
 from tests.gateway.openai_client import client_of
 from tests.gateway.support import n_busy
+from tests.late import Late
 from uma_gateway.keys import entry, new_key
+
+openai = Late("openai")
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
