@@ -1,6 +1,5 @@
 // MUL_MAT of f32 activations by one weight matrix: all threads pack the activations, then each computes runs of weight
 // rows.
-#include "op.h"
 #include "runs.h"
 
 static int64_t n_rows_of(const struct ggml_tensor * op) { return op->ne[1] * op->ne[2] * op->ne[3]; }
@@ -27,7 +26,7 @@ void uma_mul_mat_compute(const struct ggml_compute_params * params, struct ggml_
     const struct uma_mm_table * table = uma_kernels()->mm;
     const struct ggml_tensor * w = op->src[0];
     const struct ggml_tensor * x = op->src[1];
-    struct uma_share * shares = (struct uma_share *)(void *)uma_align(params->wdata);
+    struct uma_share * shares = uma_shares_at(params);
     char * work = (char *)(shares + params->nth);
     const struct uma_mm mm = {
         .type = uma_type_of(w->type), .n_out = w->ne[1], .n_in = w->ne[0], .n_rows = n_rows_of(op),

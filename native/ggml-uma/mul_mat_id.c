@@ -1,6 +1,5 @@
 // MUL_MAT_ID (mixture of experts): the rows of each expert are gathered by index, so that its weights are read once for
 // all of them.
-#include "op.h"
 #include "runs.h"
 
 // The work buffer holds the threads' shares of the runs, the list of each expert's rows, then the packed activations of
@@ -43,12 +42,8 @@ size_t uma_mul_mat_id_work_size(int n_threads, const struct ggml_tensor * op) {
     return 64 + uma_shares_bytes(n_threads) + lists_bytes(op) + acts_bytes(op) + (size_t)n_threads * scratch_bytes(op);
 }
 
-static struct uma_share * shares_at(const struct ggml_compute_params * params) {
-    return (struct uma_share *)(void *)uma_align(params->wdata);
-}
-
 static struct experts experts_at(const struct ggml_compute_params * params, const struct ggml_tensor * op) {
-    char * work = (char *)(shares_at(params) + params->nth);
+    char * work = (char *)(uma_shares_at(params) + params->nth);
     int32_t * lists = (int32_t *)(void *)work;
     const int64_t n = op->src[0]->ne[2];
     struct experts e = { .n_active = lists[0], .id = lists + 1, .first = lists + 1 + n };
@@ -109,8 +104,8 @@ static struct uma_mm product_of(const struct ggml_tensor * op, const struct expe
 void uma_mul_mat_id_compute(const struct ggml_compute_params * params, struct ggml_tensor * op) {
     const struct uma_mm_table * table = uma_kernels()->mm;
     if (params->ith == 0) {
-        uma_start_runs(shares_at(params), params->nth);
-        sort_rows(op, experts_at(params, op), (int32_t *)(void *)(shares_at(params) + params->nth));
+        uma_start_runs(uma_shares_at(params), params->nth);
+        sort_rows(op, experts_at(params, op), (int32_t *)(void *)(uma_shares_at(params) + params->nth));
     }
     ggml_barrier(params->threadpool);
     const struct experts e = experts_at(params, op);
@@ -125,7 +120,7 @@ void uma_mul_mat_id_compute(const struct ggml_compute_params * params, struct gg
     const int64_t n_runs = MIN(n_panels, MAX(wanted, 1));
     const int64_t n_all = n_runs * e.n_active;
     int64_t i;
-    while ((i = uma_next_run(shares_at(params), n_all, params->ith, params->nth)) < n_all) {
+    while ((i = uma_next_run(uma_shares_at(params), n_all, params->ith, params->nth)) < n_all) {
         const struct uma_mm mm = product_of(op, &e, (int32_t)(i / n_runs));
         const int64_t run = i % n_runs, end = n_panels * (run + 1) / n_runs * table->panel;
         table->rows(&mm, n_panels * run / n_runs * table->panel, MIN(end, n_out), e.scratch);
