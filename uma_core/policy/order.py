@@ -45,12 +45,13 @@ def urgency_key(state: SchedulerState, charged: Mapping[int, int]) -> Key:
             held[s.client] = held.get(s.client, 0) + (s.seq_id >= 0)
 
     def key(v: SessionView) -> Rank:
-        idle = now - v.t_progress_ns
-        share, n_held = share_of(v), held.get(v.client, 0) if v.seq_id < 0 else 0
-        if v.seq_id < 0 and idle > aging:
-            share, n_held = share if n_held else 0, 0
-        is_aged = idle > aging and (v.seq_id >= 0 or now - t_background > aging)
-        priority = Priority.INTERACTIVE if is_aged else v.priority
+        is_aged, waits = now - v.t_progress_ns > aging, v.seq_id < 0
+        n_held = held.get(v.client, 0) if waits else 0
+        share = 0 if waits and is_aged and not n_held else share_of(v)
+        if is_aged:
+            n_held = 0
+        counts_as_chat = is_aged and (not waits or now - t_background > aging)
+        priority = Priority.INTERACTIVE if counts_as_chat else v.priority
         n_left = v.n_prompt - max(v.n_past, v.cached_hint)
         work = (n_left - v.chunk_fraction * v.n_chunk) * token_ns if n_left > 0 else 0.0
         return priority, share, n_held, work + v.restore_ns - AGE_RATE * (now - v.t_queued_ns), v.sid
