@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from uma_core.clock import ManualClock
-from uma_core.engine.fake.cost import CPU_SHAPE
+from uma_core.engine.fake.cost import CPU_SHAPE, FakeCost
 from uma_core.engine.fake.engine import FakeEngine, FakeModel
 from uma_core.executor import calibration
 from uma_core.executor.calibration import calibrate, is_calm, samples_of, time_shapes
@@ -89,21 +90,41 @@ class _Drifting(ManualClock):
     """A machine that is now and then slower by a fifth, for longer than a call takes."""
 
     def advance(self, ns: int) -> None:
-        is_slow = (self.now_ns() // 300_000_000 * 2654435761 >> 7) % 3 == 0  # at irregular times
+        is_slow = (self.now_ns() // 300_000_000 * 2654435761 >> 7) % 4 == 0  # at irregular times
         super().advance(ns * 6 // 5 if is_slow else ns)
 
 
-def test_prices_do_not_depend_on_the_moment_at_which_each_was_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def _slowed(by: float) -> FakeCost:
+    def longer(curve: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ...]:
+        return tuple((n, ns * by) for n, ns in curve)
+
+    return replace(CPU_SHAPE, decode=longer(CPU_SHAPE.decode), prefill=longer(CPU_SHAPE.prefill))
+
+
+@pytest.mark.parametrize(("slower", "budget_s"), [(1.0, 60), (1.8, 10)])
+def test_prices_do_not_depend_on_the_moment_at_which_each_was_timed(
+    monkeypatch: pytest.MonkeyPatch, slower: float, budget_s: int
+) -> None:
     """If prices for some row counts were too high, prompts would be fed in smaller parts for as long as the prices are
-    stored.
+    stored. A slow machine has to leave out something else.
     """
-    monkeypatch.setattr(calibration, "BUDGET_NS", 60_000_000_000)
+    monkeypatch.setattr(calibration, "BUDGET_NS", budget_s * 1_000_000_000)
     models: list[CostModel] = []
     for clock in (ManualClock(1), _Drifting(1)):
-        engine = FakeEngine(FakeModel(n_seq_max=4, n_ctx=16384), CPU_SHAPE, clock)
+        engine = FakeEngine(FakeModel(n_seq_max=4, n_ctx=16384), _slowed(slower), clock)
         device = device_view(engine)
         models.append(fit(samples_of(time_shapes(engine, device, clock), device), device))
     for n in (1, 2, 3, 4, 6, 8, 16):
         assert models[1].decode_ns(n, 0) == pytest.approx(models[0].decode_ns(n, 0), rel=0.01)
     for n in (1, 3, 7, 15):
         assert models[1].mixed_ns(1, n, 0) == pytest.approx(models[0].mixed_ns(1, n, 0), rel=0.05)
+
+
+def test_a_large_model_does_not_start_minutes_later() -> None:
+    """Its chunk of 64 tokens takes 1.7 s. One of 512 tokens would take 13.5 s."""
+    clock = ManualClock(1)
+    engine = FakeEngine(FakeModel(n_seq_max=4, n_ctx=16384), _slowed(10.0), clock)
+    device = device_view(engine)
+    model = fit(samples_of(time_shapes(engine, device, clock), device), device)
+    assert clock.now_ns() < 12_000_000_000
+    assert model.prefill_ns(512, 0) == pytest.approx(10 * 1350e6, rel=0.1)

@@ -271,6 +271,16 @@ class TestMixedBatches:
             assert model.mixed_ns(1, n, 0) == pytest.approx(times * added, rel=0.1)
         assert model.factors[:-1] == MIXING.factors[:-1], "streams alone take what they took"
 
+    def test_so_are_rows_that_seemed_to_cost_nothing(self):
+        """A disturbance lengthened the call of three rows by what five further ones take."""
+        model = MIXING._replace(mixed=Curve((1, 3, 8), (16.0 * MS, 22.0 * MS, 22.0 * MS), (0.0, 0.0, 0.0)))
+        for _ in range(60):
+            added = model.mixed_ns(3, 5, 0)
+            alone = model.decode_ns(3, 0)
+            seen = report(Phase.DECODE, 8, alone + added, alone + 6 * MS)
+            model = see(model, seen._replace(n_mixed=5, mixed_ns=added))
+        assert model.mixed_ns(3, 5, 0) == pytest.approx(6 * MS, rel=0.1)
+
     def test_so_is_what_a_context_adds(self):
         """Few rows deep in a context: their cost is measured once, over noise of the same size."""
         model = MIXING

@@ -16,7 +16,7 @@ from uma_core.policy.state import DeviceView
 DECODE, CHUNK, PIECE, TRANSFER, MIXED = "decode", "prefill", "piece", "transfer", "mixed"
 PAGE = 64  # the most cells that a sequence takes at a time
 SHORT, LONG = PAGE, 1024  # contexts at which rows are timed
-N_STEPS = 2  # decode calls per timing of rows: the first call of a shape builds its graph
+N_STEPS = 2  # most decode calls per timing of rows: the first call of a shape builds its graph
 # A size was timed wrong if the next one takes this many times as long per token. With 1.21 two shared cores of a Zen 3
 # lost their best size (128 tokens at 4.75 ms each; 256 at 6.16, 512 at 5.46). What a storm lost: see `ERROR_MOST`.
 WRONG = 1.4

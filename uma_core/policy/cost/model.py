@@ -65,7 +65,9 @@ class CostModel(NamedTuple):
             return self.prefill_ns(n_tokens, n_past)
         rows = max(0.0, self.mixed.ns(n_rows + n_tokens, 0) - self.mixed.ns(n_rows, 0))
         context = self.mixed.ns(n_tokens, n_past) - self.mixed.ns(n_tokens, 0)
-        return int((rows + context) * self.factors[MIXED])
+        ns = rows + context
+        # calibration may have timed these rows as free, and a multiple of nothing would correct nothing
+        return int(ns + (self.factors[MIXED] - 1.0) * max(ns, (NOISE - 1.0) * self.mixed.ns(n_rows, 0)))
 
     def call_ns(self, n_rows: int, n_kv: int, n_prompt: int, n_past: int) -> tuple[int, int]:
         """Time of one call of `n_rows` decode rows that read `n_kv` cells and `n_prompt` prompt tokens after `n_past`,
