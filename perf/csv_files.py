@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from perf.peers import HTTP, OURS, PEER
-from perf.results import Results
+from perf.results import Results, file_name
 from perf.scenarios import SCENARIOS
 from perf.scenarios.context import LongContext
 
@@ -31,7 +31,7 @@ def write(results: Results, folder: Path) -> list[Path]:
     for label in dict.fromkeys(label for name in contexts for label in results.cells[name]):
         paths.append(
             _write(
-                folder / f"long_ctx.{label.replace(':', '-').replace('/', '_')}.csv",
+                folder / f"long_ctx.{file_name(label)}.csv",
                 ("ctx", "tps"),
                 _long_contexts(results, contexts, label),
             )

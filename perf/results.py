@@ -162,8 +162,13 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def file_name(label: str) -> str:
+    """Return a file name for a server's label, which may contain paths."""
+    return label.replace(":", "-").replace("/", "-")
+
+
 def csv_name(scenario: str, label: str, repeat: int) -> str:
-    return f"{scenario}.{label.replace(':', '-')}.r{repeat}.csv"
+    return f"{scenario}.{file_name(label)}.r{repeat}.csv"
 
 
 def write_tokens(path: Path, logs: dict[str, PhaseLog]) -> None:

@@ -25,6 +25,7 @@ from typing import IO
 
 from perf.driver import Endpoint, frames_endpoint, sse_endpoint
 from perf.proc import Usage, usage
+from perf.results import file_name
 from perf.wire import gateway_request, openai_request
 
 _STOP_S = 10.0
@@ -53,18 +54,13 @@ class Settings:
         return self.n_seq * self.n_ctx_seq
 
 
-def _file_name(label: str) -> str:
-    """Return a file name for a label, which may contain paths."""
-    return label.replace(":", "-").replace("/", "-")
-
-
 class Server(ABC):
     """One server process. `start` returns when it answers."""
 
     def __init__(self, label: str, settings: Settings, folder: Path) -> None:
         self.label = label  # as the user wrote it: name[:variant]
         self.settings = settings
-        self.log_path = folder / f"{_file_name(label)}.log"
+        self.log_path = folder / f"{file_name(label)}.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
         self._is_known = False  # it was started before
@@ -197,12 +193,12 @@ class UmaServer(Server):
         self._variant = label.partition(":")[2]
         at = [part[3:] for part in self._variant.split(",") if part.startswith("at=")]
         self.cwd = Path(at[0]).resolve() if at else None  # where Python looks for the package first
-        self.socket_path = folder / f"{_file_name(label)}.sock"
+        self.socket_path = folder / f"{file_name(label)}.sock"
         if len(os.fsencode(self.socket_path)) > 100:  # the system's limit on such paths is about 104 bytes
             self.socket_path = (
                 Path(os.environ.get("TMPDIR") or "/tmp") / f"uma-perf-{os.getpid()}-{abs(hash(label)) % 10**6}.sock"
             )
-        self._cache_dir = folder / f"{_file_name(label)}-kv"
+        self._cache_dir = folder / f"{file_name(label)}-kv"
 
     def command(self) -> list[str]:
         s = self.settings
@@ -435,7 +431,7 @@ class LlamaCppPythonServer(HttpServer):
     def __init__(self, label: str, settings: Settings, folder: Path, script: Path) -> None:
         super().__init__(label, settings, folder)
         self._script = script
-        self._config = folder / f"{_file_name(label)}.json"
+        self._config = folder / f"{file_name(label)}.json"
 
     def command(self) -> list[str]:
         s = self.settings

@@ -44,8 +44,9 @@ def test_results_survive_the_disk(tmp_path: Path) -> None:
 
 
 def test_csv_has_the_documented_fields_and_reads_back(tmp_path: Path) -> None:
-    path = tmp_path / csv_name("storm", "llama-server:b64", 0)
+    path = tmp_path / csv_name("storm", "uma:at=/some/checkout", 0)
     write_tokens(path, logs())
+    assert path.parent == tmp_path, "beside the other servers' files"
     with path.open() as source:
         table = list(csv.reader(source))
     assert table[0] == list(CSV_FIELDS) == ["session_id", "token_idx", "ts_ms", "is_interactive"]
