@@ -50,23 +50,24 @@ def _solo(r: Results) -> str:
     return (
         f"A step of a stream alone takes {number(_value(r, 'solo', OURS, 'itl_p50_ms'))} ms with UMA Serve and "
         f"{number(_value(r, 'solo', PEER, 'itl_p50_ms'))} ms with llama-server "
-        f"({number(_ratio(r, 'solo', 'itl_p50_ms'))}x); "
-        f"the first token comes after {number(_value(r, 'solo', OURS, 'ttft_ms'))} against "
-        f"{number(_value(r, 'solo', PEER, 'ttft_ms'))} ms."
+        f"({number(_ratio(r, 'solo', 'itl_p50_ms'))}x). "
+        f"The first token comes after {number(_value(r, 'solo', OURS, 'ttft_ms'))} ms instead of "
+        f"{number(_value(r, 'solo', PEER, 'ttft_ms'))}."
     )
 
 
-def _storm(name: str, what: str) -> Sentence:
+def _loaded(name: str, when: str, whose: str) -> Sentence:
+    """Make the sentences about chats in a loaded scenario; of several chats, the one that fared worst."""
+
     def sentence(r: Results) -> str:
         best = best_peer(r, name, "makespan_ms")
         return (
-            f"{what}, the longest pause is {number(_value(r, name, OURS, 'pause_ms'))} ms "
-            f"({number(_value(r, name, OURS, 'pause_x'))}x the solo step) with UMA Serve and "
+            f"{when}, {whose} longest pause is {number(_value(r, name, OURS, 'pause_ms'))} ms "
+            f"({number(_value(r, name, OURS, 'pause_x'))}x its step alone) with UMA Serve and "
             f"{number(_value(r, name, PEER, 'pause_ms'))} ms "
-            f"({number(_value(r, name, PEER, 'pause_x'))}x) with llama-server; inter-token p95 is "
-            f"{number(_value(r, name, OURS, 'p95_x'))}x solo. All of it takes "
-            f"{number(_ratio(r, name, 'makespan_ms', best))}x as long "
-            f"as with {best}."
+            f"({number(_value(r, name, PEER, 'pause_x'))}x) with llama-server. Its inter-token p95 is "
+            f"{number(_value(r, name, OURS, 'p95_x'))}x that of the chat alone. All the work takes "
+            f"{number(_ratio(r, name, 'makespan_ms', best))}x the time of {best}."
         )
 
     return sentence
@@ -74,20 +75,20 @@ def _storm(name: str, what: str) -> Sentence:
 
 def _paste(r: Results) -> str:
     return (
-        "A chat that arrives during a big paste sees its first token after "
+        "A chat that arrives during a big paste gets its first token after "
         f"{number(_value(r, 'paste', OURS, 'ttft_ms'))} ms "
-        f"({number(_value(r, 'paste', OURS, 'ttft_x'))}x its solo time) with UMA Serve and after "
-        f"{number(_value(r, 'paste', PEER, 'ttft_ms'))} ms with llama-server; the paste's own first token takes "
-        f"{number(_ratio(r, 'paste', 'paste_ttft_ms'))}x as long."
+        f"({number(_value(r, 'paste', OURS, 'ttft_x'))}x its time alone) with UMA Serve and after "
+        f"{number(_value(r, 'paste', PEER, 'ttft_ms'))} ms with llama-server. The paste's own first token takes "
+        f"{number(_ratio(r, 'paste', 'paste_ttft_ms'))}x llama-server's time."
     )
 
 
 def _chain(r: Results) -> str:
     return (
-        f"Three background decoders slow an agent's chain down {number(_value(r, 'chain', OURS, 'slowdown_x'))}x with "
-        "UMA Serve and "
-        f"{number(_value(r, 'chain', PEER, 'slowdown_x'))}x with llama-server, "
-        f"at {number(_ratio(r, 'chain', 'makespan_ms'))}x the makespan."
+        "An agent's chain of requests beside three background streams takes "
+        f"{number(_value(r, 'chain', OURS, 'slowdown_x'))}x its time alone with UMA Serve and "
+        f"{number(_value(r, 'chain', PEER, 'slowdown_x'))}x with llama-server. All the work takes "
+        f"{number(_ratio(r, 'chain', 'makespan_ms'))}x llama-server's time."
     )
 
 
@@ -101,29 +102,27 @@ def _throughput(r: Results) -> str:
 
 def _guard_cost(r: Results) -> str:
     return (
-        "Without the latency guard the same four streams run at "
-        f"{number(_ratio(r, 'throughput', 'tok_s', OURS, GUARD_OFF))}x "
-        "of the rate with it."
+        "Without the latency guard the same four streams get "
+        f"{number(_ratio(r, 'throughput', 'tok_s', OURS, GUARD_OFF))}x the tokens/s that they get with it."
     )
 
 
 def _crowd(r: Results) -> str:
     return (
-        f"{number(_value(r, 'crowd', OURS, 'done_n'))} of 24 clients over 4 sequences are served; half of them get "
-        "their first token within "
-        f"{number(_value(r, 'crowd', OURS, 'ttft_p50_ms') / 1000)} s with UMA Serve and within "
-        f"{number(_value(r, 'crowd', PEER, 'ttft_p50_ms') / 1000)} s with llama-server, at "
-        f"{number(_ratio(r, 'crowd', 'makespan_ms'))}x the makespan."
+        f"Of 24 clients over 4 sequences, {_value(r, 'crowd', OURS, 'done_n'):.0f} are served. Half of them get their "
+        f"first token within {number(_value(r, 'crowd', OURS, 'ttft_p50_ms') / 1000)} s with UMA Serve and within "
+        f"{number(_value(r, 'crowd', PEER, 'ttft_p50_ms') / 1000)} s with llama-server. All the work takes "
+        f"{number(_ratio(r, 'crowd', 'makespan_ms'))}x llama-server's time."
     )
 
 
 def _context(name: str, size: str) -> Sentence:
     def sentence(r: Results) -> str:
         return (
-            f"Beside a document of {size} tokens, 2k chats have an inter-token p95 of "
-            f"{number(_value(r, name, OURS, 'chats_p95_x'))}x "
-            f"solo with UMA Serve and {number(_value(r, name, PEER, 'chats_p95_x'))}x with llama-server, at "
-            f"{number(_ratio(r, name, 'total_tok_s'))}x its tokens/s."
+            f"Beside a document of {size} tokens, chats of 2k tokens have an inter-token p95 of "
+            f"{number(_value(r, name, OURS, 'chats_p95_x'))}x that of a chat alone with UMA Serve and "
+            f"{number(_value(r, name, PEER, 'chats_p95_x'))}x with llama-server. Prompts and answers together get "
+            f"{number(_ratio(r, name, 'total_tok_s'))}x llama-server's tokens/s."
         )
 
     return sentence
@@ -131,16 +130,16 @@ def _context(name: str, size: str) -> Sentence:
 
 def _moe(r: Results) -> str:
     return (
-        f"On the mixture of experts, up to seven background decoders raise an interactive stream's p95 to "
-        f"{number(_value(r, 'moe-sweep', OURS, 'p95_x'))}x solo with UMA Serve and "
-        f"{number(_value(r, 'moe-sweep', PEER, 'p95_x'))}x with "
-        f"llama-server, at {number(_ratio(r, 'moe-sweep', 'x8_tok_s'))}x its aggregate."
+        "With a mixture of experts, up to seven background streams raise an interactive stream's p95 to "
+        f"{number(_value(r, 'moe-sweep', OURS, 'p95_x'))}x that of the stream alone with UMA Serve and "
+        f"{number(_value(r, 'moe-sweep', PEER, 'p95_x'))}x with llama-server. Eight streams together get "
+        f"{number(_ratio(r, 'moe-sweep', 'x8_tok_s'))}x llama-server's tokens/s."
     )
 
 
 def _ipc(r: Results) -> str:
     return (
-        "On a model that costs nothing, a request's first token takes "
+        "With a model that costs nothing, a request's first token takes "
         f"{number(_value(r, 'ipc', OURS, 'ttft_p50_ms'))} ms over frames "
         f"and {number(_value(r, 'ipc', PEER, 'ttft_p50_ms'))} ms over llama-server's HTTP; a token costs the server "
         f"{number(_value(r, 'ipc', OURS, 'server_cpu_ms_per_token'))} against "
@@ -150,9 +149,9 @@ def _ipc(r: Results) -> str:
 
 _SENTENCES: tuple[Sentence, ...] = (
     _solo,
-    _storm("storm", "When a storm of long prompts arrives beside a chat"),
-    _storm("two-chats", "Beside two chats"),
-    _storm("mixed", "With three chats and a long document"),
+    _loaded("storm", "When a storm of long prompts arrives beside a chat", "the chat's"),
+    _loaded("two-chats", "When the same storm arrives beside two chats", "the worse chat's"),
+    _loaded("mixed", "With three chats and a long document", "the worst chat's"),
     _paste,
     _chain,
     _throughput,

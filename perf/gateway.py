@@ -1,8 +1,8 @@
 """The cost of the HTTP gateway: its CPU time per token, and how much later the first token comes than on the socket.
 
 A token's time is that of long streams less that of short ones, because a request also takes time (`x*_request_us`; its
-limit is the first token's delay). `x*_token_all_us` is the time of long streams divided by their
-tokens, requests included.
+limit is the first token's delay). `x*_token_all_us` is the time of long streams divided by their tokens, requests
+included.
 
 The daemon behind the gateway runs the simulated engine at a model's pace (perf/paced.py). The socket and the gateway
 are measured alternately, never at once.

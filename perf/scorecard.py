@@ -112,15 +112,7 @@ def run_name(results: Results) -> str:
 
 
 def scorecard_page(runs: Sequence[Results]) -> str:
-    parts = [
-        "# Scorecard\n\nEach row is a promise, and what was measured. Ratios are taken within one run, repeat by "
-        "repeat; "
-    ]
-    parts.append(
-        "the figure is their median, with the lowest and the highest. A row is met if its median and at least 4 of 5 "
-        "repeats are within the bound; a repeat that lost a stream or gave no value is not. If a row was measured in "
-        "several runs, all of them count, and the median of each is shown. All rows of a table are of one commit.\n"
-    )
+    parts = [f"# Scorecard\n\n{_CARD}"]
     for results in runs:
         verdicts = judge_all(results, criteria_of(results))
         measured = [v for v in verdicts if v.is_met is not None]
@@ -148,7 +140,7 @@ def benchmarks_page(runs: Sequence[Results]) -> str:
 
 
 def findings_page(runs: Sequence[Results]) -> str:
-    parts = ["# Findings\n\nWhat the runs in BENCHMARKS.md say, in sentences that are computed from their numbers.\n"]
+    parts = [f"# Findings\n\n{_FINDINGS}"]
     for results in runs:
         lines = findings.sentences(results)
         if lines:
@@ -170,17 +162,38 @@ def scenario_definitions() -> str:
     return report.markdown_table(["name", "what happens", "sizes (tokens, ms)"], rows)
 
 
+_FINDINGS = """\
+This page puts the measurements into sentences, for each model and machine. Read it before the promises in
+[SCORECARD.md](SCORECARD.md) and all figures in [BENCHMARKS.md](BENCHMARKS.md). Figures are medians of the repeats. A
+ratio such as 0.5x compares repeat by repeat. `llama-server:kvu` is llama-server with `-kvu`; it is named where that is
+its fastest configuration.
+"""
+
+_CARD = """\
+This page says which promises are kept, for each model and machine. Each row is a promise, and what was measured. Ratios
+are taken within one run, repeat by repeat; the figure is their median, with the lowest and the highest. A row is met if
+its median and at least 4 of 5 repeats are within the bound; a repeat that lost a stream or gave no value is not. If a
+row was measured in several runs, all of them count, and the median of each is shown. All rows of a table are of one
+commit. [BENCHMARKS.md](BENCHMARKS.md) defines the scenarios.
+"""
+
 _HOW = """\
+This page says how the figures were measured, and has all of them, for each model and machine.
+[SCORECARD.md](SCORECARD.md) compares them with the promises, [FINDINGS.md](FINDINGS.md) puts them into sentences.
+
 `python -m perf run SCENARIO... --against llama-server` starts our daemon and the peer from the same pinned llama.cpp
 source, with the same model, threads, context and sequences, and interleaves the repeats. `python -m perf accept` runs
-the whole acceptance table; on a machine of many cores `--beside 5` runs five repeats at a time, each on its own
-cores, for contexts whose repeats take half an hour. Models have random weights in the shapes of real ones
-(`python -m perf model SHAPE`), because step times depend on the shape; a prompt of n characters is n tokens. Every
-prompt is unique, prompt caches are off, sampling is greedy. All figures are the client's: one process with one
-selector, a monotonic time stamp per received token. Exceptions are what our daemon reports itself (time between decode
-calls, device idle, copies of KV, memory traffic) and CPU and memory, which the system reports. Every run leaves
-`results.json`, `tokens/SCENARIO.SERVER.rN.csv` (`session_id,token_idx,ts_ms,is_interactive`: every token of every
-stream), `figures.csv`, and for some scenarios `long_ctx.SERVER.csv` (`ctx,tps`) and `ipc_overhead.csv`
+the whole acceptance table. On a machine of many cores `--beside 5` runs five repeats at a time, each on its own cores:
+repeats with long contexts take half an hour.
+
+Models have random weights in the shapes of real ones (`python -m perf model SHAPE`), because step times depend on the
+shape; a prompt of n characters is n tokens. Every prompt is unique and prompt caches are off, except in the scenarios
+about prompts that begin alike. Sampling is greedy. All figures are the client's: one process with one selector, a
+monotonic time stamp per received token. The exceptions are what our daemon reports itself (time between decode calls,
+device idle, copies of KV, memory traffic), and CPU and memory, which the system reports.
+
+Every run leaves `results.json`, `tokens/SCENARIO.SERVER.rN.csv` (`session_id,token_idx,ts_ms,is_interactive`: every
+token of every stream), `figures.csv`, and for some scenarios `long_ctx.SERVER.csv` (`ctx,tps`) and `ipc_overhead.csv`
 (`path,ttft_ms,cpu_pct`).
 
 - TTFT: sending to the first token. TTF5: to the fifth. Inter-token: gaps between a stream's tokens.

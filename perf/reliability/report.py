@@ -12,8 +12,8 @@ HEAD = """<!-- Written by `python -m perf.reliability`. Do not edit: run it agai
 
 # Reliability
 
-What was done to a running daemon, and the results. `python -m perf.reliability` does it all and writes this page;
-`tests/daemon` holds the same promises in short form.
+This page reports how we tried to break a running daemon, and what happened: a row for each promise, then the details.
+`python -m perf.reliability` does it all and writes this page; `tests/daemon` checks the same promises in less time.
 
 The daemon ran on the small trained models with one compute thread, on {n_cores} cores ({cpu}) that it shared with the
 clients and with other work, on {date}, commit {commit}. Times are those of a busy machine.
@@ -205,25 +205,23 @@ _TITLES = {
 
 
 _RELOADS = """
-A reload took {p50:.0f} ms (median), {max:.0f} ms at most. Every second one changed the model
-(dense ↔ mixture of experts). Each stream's tokens were rated afterwards by both models, fed with the stream's own
-text: a token that lies
-more than a near tie below a model's choice is not of that model.
+A reload took {p50:.0f} ms (median), {max:.0f} ms at most. Every second one changed the model (dense ↔ mixture of
+experts). Afterwards both models read each stream's text and rated its tokens: a token that lies more than a near tie
+below a model's choice is not of that model.
 """
 _TESTS = """
-The tests of `tests/daemon` do this, through hooks inside the daemon, with the simulated engine and with the real
-one:
+These tests of `tests/daemon` do this, through hooks inside the daemon, with the simulated engine and with the real one:
 
 """
 _POINTS = """
-At rest, every minute or so (all clients paused, the same model loaded anew, caches cleared):
+At rest, every minute or so (all clients paused, the same model loaded anew, caches cleared), resident memory in MiB:
 
 """
 _COLUMNS = {
     "minutes": "minutes",
-    "rss_mb": "MiB",
-    "own_mb": "its own",
-    "file_mb": "of mapped files",
+    "rss_mb": "all",
+    "own_mb": "own memory",
+    "file_mb": "mapped files",
     "descriptors": "descriptors",
 }
 _LISTS = {

@@ -63,7 +63,7 @@ def test_pages_are_generated_from_results(tmp_path: Path) -> None:
     gpu = make({"storm": {"uma": rows("pause_x", 1.9)}}, gpu_layers=-1)
     paths = scorecard.write([cpu, gpu], tmp_path)
     findings_text, benchmarks, card = (path.read_text() for path in paths)
-    assert "120 ms" in findings_text
+    assert "after 100 ms instead of 120." in findings_text
     assert "title of storm" in benchmarks and "first_ms = 500.0" in benchmarks
     assert "2 of 3 measured rows met" in card and "MISSED" in card
     assert "1 of 1 measured rows met" in card
