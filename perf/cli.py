@@ -248,7 +248,7 @@ def accept(
     sys.exit(0 if is_clean and all(v.is_met for v in verdicts if not (quick and v.is_met is None)) else 1)
 
 
-@main.command(short_help="A/B of policy STAGES: our daemon with and without each.")
+@main.command(short_help="Compare our daemon with itself without each of the policy's STAGES.")
 @click.argument("stages", nargs=-1)
 @click.option(
     "--scenario",
@@ -260,7 +260,7 @@ def accept(
 )
 @_shared
 def stages(stages: tuple[str, ...], names: tuple[str, ...], **options: Any) -> None:
-    """A/B of policy STAGES (default: all optional ones): our daemon as it is against the same without each."""
+    """Compare our daemon with itself without each of the policy's STAGES (default: all optional ones)."""
     from uma_core.policy.config import DEFAULT_STAGES
     from uma_core.policy.pipeline import NEEDED_STAGES
 
@@ -362,7 +362,9 @@ def tick(model: str, threads: int, repeats: int, out: Path) -> None:
 @click.option("--step-ms", default=5.0, show_default=True, help="Time between two tokens of a stream, as with a model.")
 @_out(_OUT / "gateway")
 def gateway(repeats: int, step_ms: float, out: Path) -> None:
-    """Measure what the HTTP gateway costs a token and a first token, on an engine that costs nothing."""
+    """Measure the HTTP gateway's CPU time per token, and how much later the first token comes through it, on an engine
+    that costs nothing.
+    """
     from perf.gateway import measure
 
     results = _results({"step_ms": step_ms})
@@ -416,7 +418,7 @@ def engines(model: str, threads: int, rounds: int, only: tuple[str, ...], isa: s
 @_count("--rounds", 7, "Calls of each size; the fastest counts.")
 @_ISA
 def batches(model: str, threads: int, engine: str, gpu_layers: int, depth: int, rounds: int, isa: str) -> None:
-    """Show what batch sizes cost with a model on this machine, and the options that follow (docs/TUNING.md)."""
+    """Show the cost of steps by streams and of prompt chunks by size, and the options to choose (docs/TUNING.md)."""
     from perf.batches import advice, measure, table  # loads the engine
     from uma_core.config.options import EngineOptions
 
@@ -454,8 +456,8 @@ def replay(
     gpu_layers: int,
     out: Path,
 ) -> None:
-    """Compare tokens a second with and without speculation, in turn, on recorded texts: edit, agent, json, summary,
-    prose.
+    """Compare tokens a second with and without speculation, in turn, on recorded texts. WORKLOADs: edit, agent, json,
+    summary, prose (default: all).
     """
     from perf import replay as replaying
     from perf.recorded import WORKLOADS
@@ -485,7 +487,7 @@ def replay(
         for row in found
     ]
     alone_ms = sorted(solo)[len(solo) // 2] if solo else float("nan")
-    click.echo(f"times are in steps of one stream without drafts: {alone_ms:.2f} ms")
+    click.echo(f"times are in steps; a step of one stream without drafts takes {alone_ms:.2f} ms")
     for case in cases:
         click.echo(replaying.words(case, rows[case, mode], rows[case, replaying.OFF], alone_ms))
 
@@ -531,8 +533,8 @@ def answers(
     help="Time of a call with this many rows, in steps of one row.",
 )
 def drafts(prices: dict[int, float]) -> None:
-    """Replay recorded texts through the lookups and the policy, without an engine: how many draft tokens hold by
-    match, what four streams and one gain, and what each constant is worth.
+    """Replay recorded texts through the lookups and the policy, without an engine. Prints the gain of four streams and
+    of one, how many draft tokens are accepted, by the length of the match too, and the gain with other constants.
     """
     from perf.drafts import study
 
@@ -636,8 +638,8 @@ def threads_(model: str, counts: list[int], rounds: int) -> None:
 )
 @_count("--requests", 1_000_000, "Requests to these daemons.")
 def router(sessions: int, nodes: int, requests: int) -> None:
-    """Simulate the cluster's router: cached tokens and times to the first token beside other ways to route, and the
-    cost of a choice.
+    """Simulate the cluster's router and other ways to route: cached tokens, times to the first token, and the processor
+    time of a choice.
     """
     from perf import routing
 
@@ -670,8 +672,8 @@ def perplexity(text: tuple[Path, ...], model: str, n_tokens: int, threads: int) 
 @_count("--tokens", 3_000, "Most tokens of the text to use.", "n_tokens")
 @_THREADS
 def fidelity(text: tuple[Path, ...], model: str, kinds: tuple[str, ...], n_tokens: int, threads: int) -> None:
-    """Measure how far predictions with quantised weights are from exact ones with the same weights, beside ggml's
-    kernels, over the TEXT files.
+    """Measure over the TEXT files how far predictions with quantised weights are from exact ones with the same weights,
+    for our kernels and for ggml's.
     """
     from perf.fidelity import TYPES, fidelities  # loads the engine
 
@@ -698,8 +700,8 @@ def fidelity(text: tuple[Path, ...], model: str, kinds: tuple[str, ...], n_token
 @_count("--tokens", 32, "Tokens to continue each prompt with.", "n_new")
 @_THREADS
 def greedy(text: tuple[Path, ...], model: str, n_prompts: int, n_new: int, threads: int) -> None:
-    """Compare greedy continuations of pieces of the TEXT files with llama.cpp's, and the logit gaps at which they
-    differ with the noise of its kernels.
+    """Continue pieces of the TEXT files greedily, and compare with llama.cpp's continuations. Where they differ,
+    compare the gap between the two tokens' logits with the noise of llama.cpp's own kernels.
     """
     from perf.greedy import compare, noise  # loads the engine
 

@@ -184,13 +184,13 @@ RATES: dict[str, tuple[float, float, float]] = {
     "1b-q4_k_m": (0.70, 3.0, 2.0),
     **dict.fromkeys(("1b-q6_k", "1b-q5_k_m", "1b-iq4_xs", "1b-q4_0"), (0.75, 2.5, 1.7)),
     **dict.fromkeys(("1b-moe64-q8_0", "1b-moe64-q4_k_m", "1b-moe64-mxfp4"), (0.85, 1.8, 2.0)),
-    "0.5b-q8_0": (0.59, 4.4, 1.0),  # as measured earlier
+    "0.5b-q8_0": (0.59, 4.4, 1.0),  # what was measured when this bound was set
     "1b-q8_0": (0.85, 3.0, 1.0),
 }
 
 GATEWAY_CRITERIA: tuple[Criterion, ...] = (  # the gateway's own cost, on an engine that costs nothing
     *(
-        Criterion("gateway", f"CPU time per token, {n} streams, µs", f"x{n}_token_us", 60.0, ours=HTTP)
+        Criterion("gateway", f"CPU time per token, {n} stream{'s' * (n > 1)}, µs", f"x{n}_token_us", 60.0, ours=HTTP)
         for n in (1, 4, 16)
     ),
     Criterion("gateway", "delay of the first token, ms", "first_later_ms", 3.0, ours=HTTP),

@@ -45,7 +45,9 @@ def perplexities(
 
 
 def log_probabilities(engine: Engine, tokens: np.ndarray) -> Iterator[np.ndarray]:
-    """Read the tokens as a text of their own. Yields (n_vocab,) f64 log probabilities after each but the last."""
+    """Read the tokens as one text, from an empty context. Yields (n_vocab,) f64 log probabilities after each token
+    but the last.
+    """
     engine.kv_truncate(0, 0)
     batch = Batch(N_ROWS)
     for at in range(0, len(tokens) - 1, N_ROWS):

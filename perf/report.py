@@ -93,7 +93,9 @@ def figure_name(figure: str) -> str:
     if words[0] in TICK_TARGETS:  # greedy_4_us, greedy_4_p95_us
         return f"{words[0]}, {words[1]} sequences{', p95' if 'p95' in words else ''}, µs"
     count, _, rest = figure.partition("_")  # x4_tok_s of a sweep
-    return f"{count[1:]} streams: {NAMES.get(rest, rest)}" if count[:1] == "x" and count[1:].isdigit() else figure
+    if count[:1] != "x" or not count[1:].isdigit():
+        return figure
+    return f"{count[1:]} {'stream' if count == 'x1' else 'streams'}: {NAMES.get(rest, rest)}"
 
 
 def _order(figure: str) -> tuple[int, int, str]:
