@@ -7,7 +7,6 @@ ENGINE.md the families likewise.
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -92,7 +91,7 @@ def gateway_page() -> str:
         parts.append(f"### {section}\n\n{vars(type(getattr(gateway_config.Config(), section)))['__doc__']}\n\n")
         rows = ((*row[:5], row[6]) for row in map(_option_row, options))
         parts.append(table(("key", "flag", "variable", "value", "default", "meaning"), rows) + "\n")
-    return _renewed("GATEWAY.md", "options", "".join(parts))
+    return _renewed("GATEWAY.md", options="".join(parts))
 
 
 def engine_page() -> str:
@@ -103,28 +102,24 @@ def engine_page() -> str:
     from uma_core.engine.graph.families import FAMILIES
 
     rows = ((f"`{arch}`", family.models, family.notes) for arch, family in FAMILIES.items())
-    return _renewed("ENGINE.md", "families", table(("architecture", "models", "beside Llama's layers"), rows))
-
-
-def _renewed(page: str, name: str, content: str) -> str:
-    path = DOCS / page
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    pattern = re.compile(rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-    text, n_found = pattern.subn(lambda found: f"{found[1]}\n{content.strip()}\n\n{found[2]}", text)
-    if n_found != 1:
-        raise ValueError(f"{page} needs exactly one `<!-- generated: {name} -->` with an `<!-- end -->`")
-    return text
+    return _renewed("ENGINE.md", families=table(("architecture", "models", "beside Llama's layers"), rows))
 
 
 def protocol_page() -> str:
     """Return PROTOCOL.md with its generated parts renewed. Raises ValueError where a marker is absent."""
-    page = DOCS / "PROTOCOL.md"
-    text = page.read_text(encoding="utf-8") if page.exists() else ""
-    for name, render in (("ops", markdown.ops_markdown), ("events", markdown.events_markdown)):
-        pattern = re.compile(rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-        text, n_found = pattern.subn(lambda found, render=render: f"{found[1]}\n{render().strip()}\n\n{found[2]}", text)  # type: ignore[misc]
-        if n_found != 1:
-            raise ValueError(f"PROTOCOL.md needs exactly one `<!-- generated: {name} -->` with an `<!-- end -->`")
+    return _renewed("PROTOCOL.md", ops=markdown.ops_markdown(), events=markdown.events_markdown())
+
+
+def _renewed(page: str, **contents: str) -> str:
+    """Return the page with new contents between the markers of these names."""
+    path = DOCS / page
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    for name, content in contents.items():
+        before, marker, rest = text.partition(f"<!-- generated: {name} -->\n")
+        _, end, after = rest.partition("<!-- end -->")
+        if not end or marker in after:
+            raise ValueError(f"{page} needs exactly one `<!-- generated: {name} -->` with an `<!-- end -->`")
+        text = f"{before}{marker}\n{content.strip()}\n\n{end}{after}"
     return text
 
 
@@ -212,12 +207,16 @@ context fits beside a model, and [TUNING.md](TUNING.md) which options matter for
 
 _CONFIG_INTRO = """# Configuration
 
+This page lists every option of the daemon, by section, and the presets. [TUNING.md](TUNING.md) says which of them
+matter for a model.
+
 A value is taken from the first of these that sets it: the flag, the environment variable, the YAML file
-(`--config FILE`, `UMA_CONFIG`), the preset, the default. The file must be a regular file of at most 1 MiB, because a
-pipe could block the daemon. `uma-core daemon --print-config` prints every value with its origin, in the form of a valid
-file; `--check-config` only checks. An unknown key, a wrong type or a value out of range is `E_CONFIG_001`, which names
-the key and its source. Nothing is guessed, and a file with a YAML alias (`*name`) is refused. In flags and variables,
-lists and maps are written as `a,b` and `1000=background`.
+(`--config FILE`, `UMA_CONFIG`), the preset, the default. `uma-core daemon --print-config` prints every value with its
+origin, in the form of a valid file; `--check-config` only checks.
+
+The file must be a regular file of at most 1 MiB, because a pipe could block the daemon. Nothing is guessed: an unknown
+key, a wrong type or a value out of range is `E_CONFIG_001`, which names the key and its source, and a file with a YAML
+alias (`*name`) is refused. In flags and variables, lists and maps are written as `a,b` and `1000=background`.
 
 *reload* says what a reload does with a change: `live` takes effect between two ticks, `new engine` loads a new engine,
 and `restart` is refused, because only a restart of the daemon can apply it.
@@ -225,27 +224,33 @@ and `restart` is refused, because only a restart of the daemon can apply it.
 
 _METRICS_INTRO = """# Metrics
 
-`uma-ctl metrics`, the request `{"type": "metrics"}` and the line `/metrics` return the JSON. The Prometheus text has
-base units: `uma-ctl metrics --prometheus`, the request with `"format": "prometheus"`, the line `/metrics prometheus`,
-and with [`metrics.listen`](CONFIG.md#metrics) `GET /metrics` over HTTP on this machine, which Prometheus can read
-directly. In the JSON, labels nest (`"errors_total": {"E_PROTO_001": 0, ...}`), and a histogram is an object of
-`count, mean, p50, p95, p99, max` since the start. Values of *last minute* cover the last 30 to 60 s.
+This page lists every metric of the daemon. There are two forms:
+
+- JSON: `uma-ctl metrics`, the request `{"type": "metrics"}`, the line `/metrics`. Labels nest
+  (`"errors_total": {"E_PROTO_001": 0, ...}`), and a histogram is an object of `count, mean, p50, p95, p99, max` since
+  the start. Values of *last minute* cover the last 30 to 60 s.
+- Prometheus' text, in base units: `uma-ctl metrics --prometheus`, the request with `"format": "prometheus"`, the line
+  `/metrics prometheus`, and with [`metrics.listen`](CONFIG.md#metrics) `GET /metrics` over HTTP on this machine, which
+  Prometheus can read directly ([DEPLOY.md](DEPLOY.md#logs-and-metrics)). `uma_info` describes the served model in its
+  labels.
 
 Quantiles come from histograms with 24 buckets a decade: a reported quantile is within 5 % of the true one (times from
-0.1 ms to 100 s; planning and overhead from 1 us to 10 s). The Prometheus text shows every fourth bound. `uma_info`
-describes the served model in its labels. Figures for single clients and requests are in `status`, not here, because
-their number is unbounded.
+0.1 ms to 100 s; planning and overhead from 1 us to 10 s). The Prometheus text shows every fourth bound. Figures for
+single clients and requests are in `status`, not here, because their number is unbounded.
 
 """
 
 _ERRORS_INTRO = """# Errors
 
-An `error` event carries `code`, `name`, `message` and sometimes `detail`. Codes and names are stable; messages are for
-people. *who must act*: `client`: the same request fails again; `server`: it may succeed later; `engine`: the model or
-its backend failed; `ours`: a bug in UMA Serve. *exit status* is that of `uma-core`: 0 success, 1 could not start,
-2 server error, 3 protocol error. `uma-ctl` and `uma-cli` exit with 3 where the table says 3, and with 2 for every other
-code that the daemon sends; their exit status 1 means that they could not connect, or wrong usage. If an accepted
-`generate` request is cancelled, times out or is drained, the `reason` of its `eos` event says so; that is not an error.
+This page lists every error code. An `error` event carries `code`, `name`, `message` and sometimes `detail`. Codes and
+names are stable; messages are for people. If an accepted `generate` request is cancelled, times out or is drained, the
+`reason` of its `eos` event says so; that is not an error.
+
+- *who must act*: `client`: the same request fails again; `server`: it may succeed later; `engine`: the model or its
+  backend failed; `ours`: a bug in UMA Serve.
+- *exit status* is that of `uma-core`: 0 success, 1 could not start, 2 server error, 3 protocol error. `uma-ctl` and
+  `uma-cli` exit with 3 where the table says 3, and with 2 for every other code that the daemon sends; their exit status
+  1 means that they could not connect, or wrong usage.
 
 """
 
