@@ -12,7 +12,6 @@ import errno
 import gc
 import logging
 import os
-import resource
 import signal
 import socket
 import ssl
@@ -26,6 +25,7 @@ import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from uma_core import descriptors
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.regular import read_regular
 from uma_core.threads import start
@@ -362,16 +362,11 @@ def check_pem(*paths: str) -> None:
 
 
 def make_room(limits: LimitOptions) -> None:
-    """Raise this process's limit of open files to the number that its own limits may need: each request has two
-    connections.
+    """Raise the limit on open files to what these limits may need: each request in flight has a connection to the
+    daemon too.
     """
     wanted = limits.max_connections + limits.max_in_flight + SPARE_FILES
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-        if most < wanted:
-            log.warning("the system allows %d open files, %d may be needed: connections may be refused", most, wanted)
+    descriptors.make_room(wanted, f"{limits.max_connections} connections")
 
 
 def serve(config: Config, keys: Keys) -> int:

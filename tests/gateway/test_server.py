@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import json
 import re
+import resource
 import socket
 import time
 
@@ -13,6 +14,8 @@ import pytest
 
 from tests.daemon.support import WAIT_S, eventually
 from tests.gateway.support import Raw, gateway_before, n_busy
+from uma_gateway.config import LimitOptions
+from uma_gateway.server import make_room
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
 
@@ -360,3 +363,13 @@ def test_the_head_of_an_endless_stream_ends(gateway):
         raw.send("HEAD", "/uma/events", is_last=False)
         raw.send("GET", "/health")
         assert re.findall(rb"HTTP/1.1 (\d+)", raw.rest()) == [b"200", b"200"]
+
+
+def test_a_limit_on_open_files_that_the_system_refuses_does_not_keep_the_gateway_from_starting(monkeypatch, caplog):
+    def refuse(kind, limits):
+        raise ValueError("current limit exceeds maximum limit")
+
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (256, resource.RLIM_INFINITY))
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    make_room(LimitOptions(max_connections=100_000))
+    assert "the limit on open files stays at 256" in caplog.text

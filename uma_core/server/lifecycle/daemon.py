@@ -1,8 +1,8 @@
 """The composition root: builds the parts of the daemon, connects them, runs the loop and shuts them down.
 
 Threads: this one runs the I/O loop and gets the signals; `compute` owns the engines; `intake` reads prompts;
-`loader` and `closer` live while a model is loaded or closed. The socket answers, also to
-`status`, from the first moment.
+`loader` and `closer` live while a model is loaded or closed. The socket answers from the first moment; `status` reports
+the progress of the load.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from uma_core import __version__, endpoint
+from uma_core import __version__, descriptors, endpoint
 from uma_core.clock import MonotonicClock
 from uma_core.config import presets
 from uma_core.config.load import Sources
@@ -24,7 +24,6 @@ from uma_core.executor.thread import ComputeThread
 from uma_core.log import installed
 from uma_core.metrics.catalog import new_registry
 from uma_core.models import DEMO_NOTICE
-from uma_core.server.io import descriptors
 from uma_core.server.io.app import IoApp
 from uma_core.server.io.listener import bind_unix, passed_sockets
 from uma_core.server.io.loop import Loop
@@ -46,12 +45,14 @@ from uma_core.server.operations.helper import Helper
 from uma_core.server.operations.props import props
 from uma_core.server.operations.status import Status
 from uma_core.server.operations.tracing import Tracing
+from uma_core.types import n_extra
 
 log = logging.getLogger(__name__)
 
 # the compute thread waits this long for the GIL when another thread is busy (Python's default: 5 ms)
 SWITCH_INTERVAL_S = 0.0005
 STOP_TIMEOUT_S = 5.0
+OTHER_FILES = 256  # descriptors besides connections: the files of the model and the cache, listeners, refused clients
 
 
 class Daemon:
@@ -120,7 +121,7 @@ class Daemon:
         config = self._config()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         tame_allocator()
-        descriptors.make_room(config.ipc.max_connections)
+        _make_room(config.ipc.max_connections)
         signals.install(self.loop, self.lifecycle, self._reload)
         if config.ipc.stop_at_eof:
             stdin.watch(lambda: self.loop.call_soon(self._let_go))
@@ -192,7 +193,7 @@ class Daemon:
         output = installed()
         if output is not None:
             output.apply(config.log)
-        descriptors.make_room(config.ipc.max_connections)
+        _make_room(config.ipc.max_connections)
         self.app.apply(config)
         self.relief.apply(config)
         self.tracing.apply(config.log)
@@ -238,6 +239,12 @@ class Daemon:
         if output is not None:
             output.close()
         os._exit(self.exit_status)
+
+
+def _make_room(n_connections: int) -> None:
+    """Raise the limit on open files to what these connections need."""
+    wanted = n_connections + n_extra(n_connections) + OTHER_FILES
+    descriptors.make_room(wanted, f"{n_connections} connections")
 
 
 def _helper() -> Helper | None:
