@@ -25,7 +25,6 @@ class Model:
         self.system_fingerprint = f"b{__version__}-{self.fingerprint[:12]}"
         self.max_tokens: int = props["limits"]["max_tokens"]
         capabilities = props["capabilities"]
-        self.operations = frozenset(capabilities["operations"])
         self.generate_fields = frozenset(capabilities["generate"])
         self.has_chat: bool = capabilities["chat"]
         self.has_infill: bool = capabilities["infill"]

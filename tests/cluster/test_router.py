@@ -53,7 +53,7 @@ def node_of(router: Router, request: Ask, now: int = S) -> str:
 def test_a_prompt_goes_where_it_is_cached() -> None:
     router = routers(digest(), digest(PROMPT[:4]), digest(PROMPT[:12]), digest(tuple(range(16))))
     choice = router.offer(ask(), S)
-    assert choice == Choice("n2", 12 * PAGE, 0.0)
+    assert choice == Choice("n2", 12 * PAGE)
 
 
 def test_until_waiting_there_costs_more_than_reading_it_anew() -> None:
@@ -195,7 +195,7 @@ def test_a_daemon_that_goes_takes_its_requests_and_pages_along() -> None:
     assert router.remove("n0") == ["r"]
     assert router.node_of("r") is None
     choice = router.offer(ask("s"), S)
-    assert choice == Choice("n1", 0, 0.0)
+    assert choice == Choice("n1", 0)
     router.add("n0", "m")  # another daemon of that name, in the same place
     router.heard("n0", digest(), 2 * S)
     router.ended("s", 2 * S)

@@ -78,11 +78,9 @@ async def on_file(exchange: Exchange) -> None:
     await send_file(exchange, name)
 
 
-METRICS = (  # in addition to the status
-    "tokens_generated_total", "prefill_tokens_total", "requests_total", "worst_pause_ms", "interactive_gap_stretch",
-    "device_idle_share",
-    "cache_hits_total", "cache_misses_total", "cache_tokens_saved_total", "cache_evictions_total", "cache_bytes",
-    "cache_restore_ms",
+METRICS = (  # shown by the dashboard in addition to the status
+    "tokens_generated_total", "prefill_tokens_total", "cache_hits_total", "cache_misses_total",
+    "cache_tokens_saved_total", "cache_evictions_total", "cache_bytes", "cache_restore_ms",
 )  # fmt: skip
 
 

@@ -127,10 +127,9 @@ class ClusterDaemon(Daemon):
 
     def _turn(self, units: list[Unit]) -> list[Unit]:
         """Return the daemons, open ones first; each call begins with a different one."""
-        is_open = {row["unit"] for row in self.cluster.table() if row["is_open"]}
         at = time.monotonic_ns() // 1_000_000 % max(1, len(units))
         turned = units[at:] + units[:at]
-        return sorted(turned, key=lambda unit: unit.name not in is_open)
+        return sorted(turned, key=lambda unit: not self.cluster.router.is_open(unit.name))
 
     async def ask_all(self, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> list[tuple[Unit, Event]]:
         """Ask every daemon of the cluster.

@@ -72,7 +72,6 @@ class Ask(NamedTuple):
 class Choice(NamedTuple):
     node: str
     n_cached: int  # tokens of the prompt that the daemon should have
-    load_ms: float  # expected when the daemon was chosen
 
 
 class Refusal(NamedTuple):
@@ -338,7 +337,7 @@ class Router:
             score = n_cached / n_tokens - beta * (load - mean) / scale - OCCUPANCY * node.n_requests / node.n_seq
             if score > best_score:
                 best, best_score, best_cached = node, score, n_cached
-        return Choice(best.id, min(best_cached, ask.n_tokens), best.loads[priority]) if best is not None else None
+        return Choice(best.id, min(best_cached, ask.n_tokens)) if best is not None else None
 
     def _candidates(self, ask: Ask, group: _Group, masks: tuple[int, int], now_ns: int) -> Iterator[tuple[int, int]]:
         """Yield (bit, tokens of the prompt that it has) for daemons that have a part of the prompt, and for the least
@@ -572,9 +571,6 @@ class FairQueue:
 
     def __len__(self) -> int:
         return len(self._account_of)
-
-    def __bool__(self) -> bool:
-        return bool(self._account_of)
 
     def push(self, ask: Ask) -> None:
         self._asks.setdefault(ask.account, OrderedDict())[ask.id] = ask

@@ -1,4 +1,5 @@
-// The cluster live: once a second, what the router knows about every daemon.
+// The cluster live: what the router knows about every daemon arrives twice a second.
+import { number } from "./charts.js";
 import { element, watch } from "./common.js";
 
 const RETRY_MS = 2000;
@@ -10,11 +11,6 @@ const WORDS = {
   lost: "ended by a loss",
   refused: "refused",
 };
-
-const number = (value, digits = 0) =>
-  value === undefined || value === null
-    ? "–"
-    : Number(value).toLocaleString(undefined, { maximumFractionDigits: digits });
 
 function table(head, rows) {
   const made = document.createElement("table");

@@ -24,7 +24,7 @@ let key = stored(KEY);
 
 export const element = (id) => document.getElementById(id);
 
-export function authorization() {
+function authorization() {
   return key ? { authorization: `Bearer ${key}` } : {};
 }
 

@@ -139,7 +139,7 @@ class Host:
             executor, is_demo = built
 
             def installed(_: object, failure: BaseException | None) -> None:
-                self._tell(lambda: self._installed(executor, is_demo, failure, done))
+                self._loop.call_soon(lambda: self._installed(executor, is_demo, failure, done))
 
             self._compute.submit(Call(lambda: self._install(executor), installed))
 
@@ -191,9 +191,6 @@ class Host:
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
-
-    def _tell(self, function: Callable[[], None]) -> None:
-        self._loop.call_soon(function)
 
     # on the loader thread
 
@@ -262,7 +259,7 @@ class Host:
 
         def tell(doing: str) -> None:
             self.doing = doing
-            self._tell(self.on_doing)
+            self._loop.call_soon(self.on_doing)
 
         return Trial(fits, lambda: not self._is_given_up, tell)
 
@@ -348,7 +345,7 @@ class Host:
                 executor.set_speculation(speculation)
 
         def reply(result: object, failure: BaseException | None) -> None:
-            self._tell(lambda: done(unexpected(failure) if failure is not None else None))
+            self._loop.call_soon(lambda: done(unexpected(failure) if failure is not None else None))
 
         self._compute.submit(Call(change, reply))
 
@@ -370,7 +367,7 @@ class Host:
             for executor in self._compute.executors:
                 executor.forget(recorder)
 
-        self._compute.submit(Call(forget, lambda *_: self._tell(done)))
+        self._compute.submit(Call(forget, lambda *_: self._loop.call_soon(done)))
 
     def ask(
         self, function: Callable[[Executor], dict[str, Any]], answer: Callable[[dict[str, Any] | UmaError], None]
