@@ -302,6 +302,21 @@ def test_a_check_says_whether_both_models_fit(serve, ctl, fit, said):
     assert said in ctl("reload", "--check", "--model", "m.gguf").stdout
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("cache", "stats", "k1"), "stats takes no KEY"),
+        (("cache", "list", "k1"), "list takes no KEY"),
+        (("tokenize", "--ids", "--count", "text"), "--ids or --count, not both"),
+    ],
+)
+def test_an_argument_that_would_be_ignored_is_refused(serve, ctl, arguments, told):
+    server = serve(answering(cache={"stats": {}}, tokenize={"tokens": [1]}))
+    done = ctl(*arguments)
+    assert done.returncode == 1 and told in done.stderr
+    assert not server.received
+
+
 def test_cache_actions(serve, ctl):
     server = serve(answering(cache={"stats": {"bytes": 10, "tiers": {"ram": {"entries": 2}}}}))
     assert "entries: 2" in ctl("cache").stdout
@@ -320,7 +335,7 @@ def test_a_cache_without_entries_says_so(serve, ctl):
 def test_trace_lines_go_to_a_file_one_by_one(serve, ctl, tmp_path):
     serve(answering(trace={"lines": [{"new_context": 1}, {"tick": 2}], "n_ticks": 1, "n_left_out": 3}))
     done = ctl("trace", "--seconds", "0.1", "--jsonl", "--out", str(tmp_path / "t.jsonl"))
-    assert done.returncode == 0 and "1 ticks in" in done.stderr and "3 later ticks are left out" in done.stderr
+    assert done.returncode == 0 and "1 tick in" in done.stderr and "left out: 3 later ticks" in done.stderr
     assert [json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines()] == [
         {"new_context": 1},
         {"tick": 2},
@@ -340,7 +355,7 @@ def test_trace_goes_to_a_file(serve, ctl, tmp_path):
     done = ctl("trace", "--seconds", "0.1", "--out", str(tmp_path / "t.json"))
     assert done.returncode == 0
     assert json.loads((tmp_path / "t.json").read_text()) == {"traceEvents": [{"name": "tick", "ph": "X"}]}
-    assert "1 events" in done.stderr
+    assert "1 event in" in done.stderr
 
 
 def test_a_trace_is_not_recorded_for_a_file_that_cannot_be_created(serve, ctl, tmp_path):

@@ -9,6 +9,7 @@ from uma_ctl.client import fields_of
 from uma_ctl.options import Target, with_target
 
 NEEDS_KEY = ("pin", "unpin")
+WITHOUT_KEY = ("stats", "list")
 
 
 @click.command()
@@ -19,6 +20,8 @@ def command(target: Target, action: str, key: str | None) -> None:
     """Show or change the prefix cache: stats, list, clear [KEY], pin KEY, unpin KEY."""
     if action in NEEDS_KEY and key is None:
         raise click.UsageError(f"{action} needs the KEY of an entry, as `uma-ctl cache list` shows it")
+    if action in WITHOUT_KEY and key is not None:
+        raise click.UsageError(f"{action} takes no KEY")
     with target.connect() as client:
         fields = fields_of(client.call("cache", action=action, key=key))
     if action == "list" and not target.as_json and not render.list_of(fields, "entries"):

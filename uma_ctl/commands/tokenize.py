@@ -20,6 +20,8 @@ def command(
     target: Target, text: str | None, add_special: bool, no_parse_special: bool, only_ids: bool, only_count: bool
 ) -> None:
     """Show the tokens of TEXT, or of standard input: one line with id and text per token."""
+    if only_ids and only_count:
+        raise click.UsageError("--ids or --count, not both")
     content = read_stdin("no text: give TEXT, or pipe it in") if text is None else text
     if not content:
         raise click.UsageError("the text is empty")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from uma_ctl import output, render
+from uma_ctl import output, render, units
 from uma_ctl.client import DEFAULT_TIMEOUT_S, Event, fields_of
 from uma_ctl.options import Target, with_target
 from uma_ctl.ranges import FiniteRange
@@ -49,7 +49,8 @@ def command(target: Target, seconds: float, jsonl: bool, out: str | None) -> Non
         _write(out, text)
         output.note(f"{_count(fields, jsonl)} in {out}")
     if fields.get("n_left_out"):
-        output.note(f"{fields['n_left_out']} later ticks are left out: record for a shorter time")
+        left_out = units.counted(fields["n_left_out"], "later tick")
+        output.note(f"left out: {left_out}; record for a shorter time")
 
 
 def _write(path: str, text: str) -> None:
@@ -60,4 +61,6 @@ def _write(path: str, text: str) -> None:
 
 
 def _count(fields: Event, jsonl: bool) -> str:
-    return f"{fields.get('n_ticks')} ticks" if jsonl else f"{len(render.rows_of(fields, 'traceEvents'))} events"
+    if jsonl:
+        return units.counted(fields.get("n_ticks"), "tick")
+    return units.counted(len(render.rows_of(fields, "traceEvents")), "event")
