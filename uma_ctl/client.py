@@ -31,8 +31,8 @@ Event = dict[str, Any]
 class Client:
     """One connection to a daemon, at `path` or at the first default path on which a daemon listens.
 
-    Blocks for at most `timeout_s` per event (None: without limit). Raises: CannotConnect, also if the listener is an
-    untrusted user.
+    Blocks for at most `timeout_s` per event (None: without limit). Raises: CannotConnect, also if an untrusted user
+    listens there.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None, timeout_s: float | None = DEFAULT_TIMEOUT_S) -> None:

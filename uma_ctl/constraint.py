@@ -1,4 +1,4 @@
-"""Command-line options that constrain an answer to a schema, an expression, choices or a grammar."""
+"""Command-line options that constrain an answer to a schema, a regular expression, choices or a grammar."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Dashboard:
             self.tick_ms.append(last)
         self._count(metrics.get(TOKENS_TOTAL), now_s)
         if self.selected not in [_key(s) for s in sessions]:
-            # select a request only once: a key pressed just as a request ends must not act on another one
+            # a request is selected automatically only once: a key pressed just as it ends must not act on another one
             self.selected = _key(sessions[0]) if sessions and not self._has_selected else None
             self._has_selected |= bool(sessions)
 

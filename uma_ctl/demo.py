@@ -1,7 +1,7 @@
 """`python -m uma_ctl.demo`: the daemon with its embedded model, three clients at once, a chat over HTTP, status, and a
 clean stop.
 
-Everything is in a temporary folder and takes at most about five minutes.
+All files are in a temporary folder. It takes about five minutes at most.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Answer:
     timing: dict[str, Any] = field(default_factory=dict)
     is_interrupted: bool = False
     tokens: list[Event] = field(default_factory=list)  # with `--logprobs`: each token's log probabilities
-    others: list[Answer] = field(default_factory=list)  # with `--n`: all answers, including the first
+    answers: list[Answer] = field(default_factory=list)  # with `--n`: all of them, including the first
 
     @property
     def exit_status(self) -> int:
@@ -78,8 +78,9 @@ def build_request(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def show(target: Target, request: Mapping[str, Any]) -> Answer:
-    """Run a request over a new connection and print its answer as it arrives, or every event as JSON. Raises: those of
-    `run`, CannotConnect.
+    """Run a request over a new connection and print its answer as it arrives, or every event as JSON.
+
+    Raises: CannotConnect, and what `run` raises.
     """
     with target.connect() as client:
         if target.as_json:
@@ -95,9 +96,9 @@ def show(target: Target, request: Mapping[str, Any]) -> Answer:
 
 def _note_tokens(answer: Answer) -> None:
     """Show each token's probability and the likeliest alternatives on standard error (`--logprobs`)."""
-    for number, one in enumerate(answer.others or [answer], 1):
+    for number, one in enumerate(answer.answers or [answer], 1):
         if one.tokens:
-            output.note(("" if not answer.others else f"[{number}]\n") + render.token_table(one.tokens))
+            output.note(("" if not answer.answers else f"[{number}]\n") + render.token_table(one.tokens))
 
 
 def nothing(_: Any) -> None:
@@ -132,16 +133,16 @@ def _take_one_of_several(answer: Answer, index: int, event: Event, on_text: Call
     """Take an event of one of several answers. Each is shown under its number once it has ended, because answers that
     are printed as they stream could not be told apart.
     """
-    while len(answer.others) <= index:
-        answer.others.append(Answer())
-    one = answer.others[index]
+    while len(answer.answers) <= index:
+        answer.answers.append(Answer())
+    one = answer.answers[index]
     one.text += event.get("text") or ""
     one.tokens += event.get("logprobs") or ()
     if event["event"] == "end":
         one.reason = str(event.get("reason", ""))
         label = f"[{index + 1}]" if one.reason in COMPLETE else f"[{index + 1}, {one.reason}]"
         on_text(f"{label} {one.text.rstrip()}\n")
-        answer.text = answer.others[0].text
+        answer.text = answer.answers[0].text
 
 
 def _take(answer: Answer, event: Event, on_text: Callable[[str], None]) -> None:

@@ -19,11 +19,14 @@ from uma_ctl.ranges import FiniteRange, seconds
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+THOUGHT = ("<think>", "</think>")  # the tags of most templates
+
 socket_option = click.option(
     "--socket", "socket_path", envvar=GIVEN, show_envvar=True, metavar="PATH",
     help=f"The daemon's socket; default: $XDG_RUNTIME_DIR/uma.sock, then {FALLBACK}.",
 )  # fmt: skip
-json_option = click.option("--json", "as_json", is_flag=True, help="JSON for machines instead of text for people.")
+JSON_HELP = "JSON for machines instead of text for people."
+json_option = click.option("--json", "as_json", is_flag=True, help=JSON_HELP)
 
 
 def adapter(text: str) -> dict[str, Any]:
@@ -33,9 +36,6 @@ def adapter(text: str) -> dict[str, Any]:
         return {"id": name, "scale": FiniteRange().convert(scale or 1, None, None)}
     except click.BadParameter:
         raise click.BadParameter(f"{text!r} is neither ID nor ID=SCALE") from None
-
-
-THOUGHT = ("<think>", "</think>")  # the tags of most templates
 
 
 def _field(path: str) -> Field:
@@ -128,7 +128,7 @@ class Target:
 
 
 _own_socket = click.option("--socket", "own_socket", metavar="PATH", help="The daemon's socket.")
-_own_json = click.option("--json", "own_json", is_flag=True, help="JSON for machines instead of text for people.")
+_own_json = click.option("--json", "own_json", is_flag=True, help=JSON_HELP)
 
 
 def with_target(command: F) -> F:

@@ -61,7 +61,7 @@ class TextSink:
 
 
 class _Closed(io.TextIOBase):
-    """Replaces standard output if that was closed at the start: Python sets it to None."""
+    """Replaces a standard output that was closed at the start: Python has set it to None."""
 
     def write(self, text: str) -> int:
         if text:

@@ -21,5 +21,5 @@ class FiniteRange(click.FloatRange):
 
 
 def seconds(least: float, is_open: bool = False) -> FiniteRange:
-    """A time to wait."""
+    """Return the type of an option that is a time to wait, in seconds."""
     return FiniteRange(least, SECONDS_MOST, min_open=is_open)

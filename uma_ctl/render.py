@@ -363,7 +363,7 @@ def summary(usage: Fields, timing: Fields, reason: str) -> str:
     return joined(
         units.text(reason),
         f"{units.count(usage.get('prompt_tokens'))} + {units.count(tokens)} tokens",
-        "" if tokens == 0 else f"{units.ms(timing.get('ttft_ms'))} to the first",  # without tokens
+        "" if tokens == 0 else f"{units.ms(timing.get('ttft_ms'))} to the first",
         rate,
     )
 
@@ -378,7 +378,9 @@ def token_table(tokens: Sequence[Fields]) -> str:
 
 
 def pieces(tokens: Sequence[Any], shown: Sequence[Any]) -> str:
-    """Return a line for each token: its id, and its text as a JSON string, or its bytes if they are not text alone."""
+    """Return a line for each token: its id, and its text as a JSON string, or its bytes if they are not valid text on
+    their own.
+    """
     width = max((len(str(token)) for token in tokens), default=0)
     return "\n".join(f"{token!s:>{width}}  {_piece(piece)}" for token, piece in zip(tokens, shown, strict=False))
 

@@ -16,7 +16,7 @@ ENCODING_S = 60.0  # building the reply takes a while after a busy minute
 
 
 def _creatable(context: click.Context, param: click.Parameter, path: str | None) -> str | None:
-    """Refuse a path that will not do before a minute is recorded for it. Raises: BadParameter."""
+    """Check before anything is recorded that the file can be created. Raises: BadParameter."""
     if path is not None and not os.path.exists(path) and not os.access(os.path.dirname(path) or ".", os.W_OK):
         raise click.BadParameter(f"cannot create {path!r}", context, param)
     return path
