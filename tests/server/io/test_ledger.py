@@ -15,9 +15,9 @@ def ledger():
 
 
 def test_a_whole_life(ledger):
-    assert ledger.work(KEY) == "work"
+    assert ledger.pending(KEY) == "work"
     assert ledger.accept(KEY)
-    assert ledger.work(KEY) is None
+    assert ledger.pending(KEY) is None
     assert ledger.is_running(KEY)
     assert ledger.end(KEY)
     assert (len(ledger), ledger.n_violations) == (0, 0)

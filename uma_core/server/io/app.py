@@ -145,6 +145,7 @@ class IoApp:
         if not may_connect(peer, config.access):
             refusal = UmaError(ErrorCode.FORBIDDEN)
         elif len(self.clients) >= limit and (len(self.clients) >= limit + n_extra(limit) or self._n_connections(peer)):
+            # places above the limit are only for processes without a connection
             n_held = self._n_connections(peer)
             message = f"{len(self.clients)} connections are open, {n_held} of them yours; the limit is {limit}"
             refusal = UmaError(ErrorCode.TOO_MANY_SESSIONS, message, n_held=n_held, limit=limit)
@@ -270,7 +271,7 @@ class IoApp:
         if known is None or not (index is None or index < known.request.n_answers):
             return False
         if not self.intake.cancel(conn_id, request_id, index):
-            job = self.ledger.work((conn_id, request_id))
+            job = self.ledger.pending((conn_id, request_id))
             if job is not None:
                 job.cancel(index)  # in case it comes back as stale
             self._compute.submit(Cancel(conn_id, request_id, index))
@@ -340,7 +341,7 @@ class IoApp:
 
     def _on_refused(self, client: Client, event: Refused) -> None:
         key = event.conn_id, event.request_id
-        job = self.ledger.work(key)
+        job = self.ledger.pending(key)
         if self.ledger.end(key):
             embed = job.request.embed if job else None
             journal.refused(client, embed.op if embed else "generate", event.request_id, event.error)
@@ -379,7 +380,7 @@ class IoApp:
         )
 
     def _on_stale(self, client: Client, event: Stale) -> None:
-        job = self.ledger.work((event.conn_id, event.request_id))
+        job = self.ledger.pending((event.conn_id, event.request_id))
         if job is not None:
             self.intake.put(job)
 

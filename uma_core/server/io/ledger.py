@@ -54,11 +54,11 @@ class Ledger(Generic[T]):
         return True
 
     def find(self, key: Key) -> T | None:
-        """Return the work of a request."""
+        """Return the work of a request, accepted or not."""
         entry = self._entries.get(key)
         return None if entry is None else entry.work
 
-    def work(self, key: Key) -> T | None:
+    def pending(self, key: Key) -> T | None:
         """Return the work of a request that is not accepted yet."""
         entry = self._entries.get(key)
         return None if entry is None or entry.is_accepted else entry.work

@@ -100,7 +100,7 @@ def passed_sockets(environ: Mapping[str, str], pid: int) -> list[BoundSocket]:
 
 
 def _adopt(fd: int) -> BoundSocket:
-    """Accept only Unix sockets: for others the kernel does not tell who connects."""
+    """Adopt a passed descriptor. Only Unix sockets are accepted: for others the kernel does not tell who connects."""
     try:
         os.set_inheritable(fd, False)
         sock = socket.socket(fileno=fd)
@@ -250,7 +250,9 @@ class Listener:
             self._on_accept(sock)
 
     def _shed(self) -> bool:
-        """Out of descriptors: accept with a spare one, so that the client is told instead of hanging."""
+        """Accept with a spare descriptor, because there are no others, so that the client is told instead of left
+        hanging. False: no spare is left.
+        """
         self._restore_spares()
         if not self._spare_fds:
             return False

@@ -51,8 +51,8 @@ class Timer:
 class Wakeup:
     """Makes a sleeping loop return: an eventfd if the system has it, else a socket pair.
 
-    The flag saves the system call while a wake-up is already pending. It is cleared after the read and before the loop
-    looks at its queues: a thread that still saw it set had queued its call before that.
+    A flag saves the system call while a wake-up is already pending. `clear` resets it after the read and before the
+    loop looks at its queues, so the loop finds there the call of a thread that still saw the flag set.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Wakeup:
 
     def set(self) -> None:
         fd = self.far_fd()
-        if fd >= 0:  # otherwise `clear` may have reset the flag by now, and it would stay set without a wake-up
+        if fd >= 0:  # otherwise leave the flag: `clear` may just have reset it, and it would be set without a wake-up
             self._is_set = True
             _write(fd, WAKING, len(WAKING))
 

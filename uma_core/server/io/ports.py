@@ -75,9 +75,9 @@ class TextPort(Reading, Protocol):
     def is_control(self, token: TokenId) -> bool: ...
 
 
-# the reply's fields, or their JSON without braces; for any thread, once
+# takes the reply's fields, or their JSON without braces; called once, by any thread
 Answer = Callable[[dict[str, Any] | bytes | UmaError], None]
-EncodedAnswer = Callable[[bytes | UmaError], None]  # their JSON, without braces; for any thread, once
+EncodedAnswer = Callable[[bytes | UmaError], None]  # the same, for JSON only
 
 
 @dataclass

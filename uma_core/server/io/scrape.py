@@ -30,12 +30,6 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 class Scraper:
     """Owns the listening socket. Raises: CONFIG_INVALID if it cannot be bound."""
 
-    @property
-    def address(self) -> tuple[str, int]:
-        """The address, with the port that the system chose if 0 was given."""
-        host, port = self._sock.getsockname()[:2]
-        return host, port
-
     def __init__(self, loop: Loop, address: tuple[str, int], text: Callable[[], str]) -> None:
         self._loop = loop
         self._text = text
@@ -53,6 +47,12 @@ class Scraper:
         self._sock.setblocking(False)
         log.info("metrics at http://%s/metrics", _shown(self.address))
         self._resume()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """The address, with the port that the system chose if 0 was given."""
+        host, port = self._sock.getsockname()[:2]
+        return host, port
 
     def _resume(self) -> None:
         if self._sock.fileno() >= 0:

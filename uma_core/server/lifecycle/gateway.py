@@ -1,9 +1,9 @@
 """The HTTP gateway as a child of the daemon: started with it, restarted when it ends, stopped with it.
 
-Rules: runs on the I/O thread, which never waits for the child: a thread does. The child holds one end of a socket whose
-other end only the daemon has, so that it ends whenever and however the daemon does. The daemon sends a byte when it
-was reloaded; the child reports once how many seconds its running answers get when it is told to stop. The child logs to
-the daemon's stderr.
+Rules: runs on the I/O thread, which never waits for the child; another thread does. The child holds one end of a socket
+whose other end only the daemon has, so that it ends whenever and however the daemon does. The daemon sends a byte when
+it was reloaded; the child reports once how many seconds its running answers get when it is told to stop. The child logs
+to the daemon's stderr.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RELOADED = b"\n"
 FIRST_PAUSE_NS = 1_000_000_000  # before a restart; doubled each time ...
 LONGEST_PAUSE_NS = 60_000_000_000  # ... up to this
 PROVEN_NS = 60_000_000_000  # after this long a child counts as healthy, and the pause starts over
-LATE_NS = 10_000_000_000  # after the time for running answers, a gateway that still runs hangs and is killed
+LATE_NS = 10_000_000_000  # a gateway that still runs this long after its answers' time hangs, and is killed
 STOP_S = 3.0  # to say goodbye to its clients once the daemon no longer serves it
 
 

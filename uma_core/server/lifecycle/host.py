@@ -1,5 +1,5 @@
-"""The engines of the process: loads them while others run, installs them between ticks, retires them, publishes
-views.
+"""The engines of the process: loads them while others run, installs them between ticks, retires them, and publishes
+views of their sessions and memory.
 
 Rules: the I/O thread owns this object. Loading and closing happen on threads of their own, installation on the
 compute thread; all report back through `Loop.call_soon`. An engine is closed when its last session has ended and no
@@ -132,7 +132,7 @@ class Host:
 
         def build() -> tuple[Executor, bool]:
             executor = self._build(config, is_start)
-            return executor, is_default_model(executor.engine.info.model_path)  # here: it reads the file system
+            return executor, is_default_model(executor.engine.info.model_path)  # here, because it reads the file system
 
         def opened(built: tuple[Executor, bool]) -> None:
             self.is_loading = True

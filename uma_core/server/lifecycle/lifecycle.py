@@ -141,7 +141,7 @@ class Lifecycle:
             self._become(STARTING)
 
     def loaded(self, lost: UmaError | None = None) -> None:
-        """The model is loaded, or none could be (`lost`). An earlier drain stays in effect."""
+        """Serve the loaded model. `lost`: there is none to serve, and why. An earlier drain stays in effect."""
         self.lost = lost
         if self._state in (STARTING, READY):
             self._become(READY if self._drain is None else DRAINING)
@@ -216,7 +216,7 @@ class Lifecycle:
             for executor in self._compute.executors:
                 executor.engine.abort()
         elif now - drain.t_cut_ns > 2 * CUT_GRACE_NS and self._compute.turn_since_ns < drain.t_cut_ns:
-            self._give_up(drain)  # the compute thread is stuck, or the rest is not on it
+            self._give_up(drain)  # the compute thread is stuck, or the remaining requests are not on it
 
     def _give_up(self, drain: Drain) -> None:
         """End a drain that something waits for, although the engine or a tokeniser does not return."""

@@ -109,8 +109,8 @@ class Reloader:
             if self._asked is asked:  # otherwise it is too late
                 self._was_read(asked, outcome)
 
-        now = self.config.http
-        self._reader = run_aside(self._loop, "reload", lambda: _read(inputs, now), read)
+        in_use = self.config.http
+        self._reader = run_aside(self._loop, "reload", lambda: _read(inputs, in_use), read)
 
     def _give_reading_up(self, asked: Asked) -> None:
         if self._asked is asked:
@@ -241,11 +241,14 @@ class Reloader:
         log.error("reload failed, the old configuration stays: %s", error)
 
 
-def _read(inputs: Inputs, http: HttpOptions) -> tuple[Config, Sources]:
-    """`http`: the gateway's current options. Blocks for as long as the file system takes. Raises: CONFIG_INVALID."""
+def _read(inputs: Inputs, in_use: HttpOptions) -> tuple[Config, Sources]:
+    """Read and check the configuration. `in_use`: the gateway's current options.
+
+    Blocks for as long as the file system takes. Raises: CONFIG_INVALID.
+    """
     config, sources = load(inputs)
-    if (config.http.host, config.http.port) != (http.host, http.port):
+    if (config.http.host, config.http.port) != (in_use.host, in_use.port):
         check_http(config.http)
-    elif config.http != http:  # the gateway has the address already
+    elif config.http != in_use:  # the gateway has the address already
         check_http_options(config.http)
     return config, sources

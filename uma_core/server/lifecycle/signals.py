@@ -24,15 +24,10 @@ from uma_core.server.lifecycle.lifecycle import EXIT, Lifecycle
 log = logging.getLogger(__name__)
 
 QUIT_STATUS = 128 + signal.SIGQUIT
-LEAVING = {
-    "SIGTERM": "another SIGTERM",
-    "SIGINT": "another Ctrl-C",
-}  # signal -> what then ends the daemon at once
+# signal that begins a drain -> what then ends the daemon at once
+LEAVING = {"SIGTERM": "another SIGTERM", "SIGINT": "another Ctrl-C"}
 # the CPU limit is near, or the power fails: drain; the kernel repeats the former every second
-LAST_CALLS = (
-    "SIGXCPU",
-    "SIGPWR",
-)
+LAST_CALLS = ("SIGXCPU", "SIGPWR")
 UNUSED = ("SIGUSR1", "SIGUSR2", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGIO", "SIGSTKFLT", "SIGEMT")
 TRAPS = ("SIGTRAP", "SIGSYS")  # fatal signals that faulthandler does not handle
 

@@ -94,7 +94,7 @@ def resident_bytes() -> int:
 def mapped_bytes(path: str) -> int | None:
     """Return how many bytes of this file are mapped; None: not reported by the system. Source: proc(5), Linux.
 
-    If none are, those of the file that had the path until it was replaced or removed.
+    If none are, counts those of the file that had the path until it was replaced or removed.
     """
     try:
         lines = Path("/proc/self/maps").read_bytes().split(b"\n")

@@ -63,7 +63,7 @@ class Admin:
         self._reloader.reload(answer, args["check"], args.get("model"))
 
     def _cache(self, args: dict[str, Any], answer: Answer) -> None:
-        if args["action"] == "clear":  # the C library keeps memory freed between blocks in use, unless told otherwise
+        if args["action"] == "clear":  # the C library keeps freed memory that lies between blocks in use
             answer = self._giving_back(answer)
         self._host.ask(lambda executor: executor.cache_admin(args), answer)
 

@@ -1,7 +1,7 @@
 """The intake: prompts are templated and tokenised here, off the I/O thread, before the compute side sees them.
 
-So is the work of text operations such as `tokenize` (`Task`), of embedding replies (`Encoding`) and of decoding large
-requests (`Decoding`); all wait in the same queues. Large requests are left to a `Reader`.
+Text operations such as `tokenize` (`Task`), the encoding of embedding replies (`Encoding`) and the decoding of large
+requests (`Decoding`) wait in the same queues. Large requests are read by a `Reader`.
 
 Short prompts go first, with aging: a prompt's turn is its arrival time plus its size at `AGING_BYTES_PER_S`, so the
 order never needs to be recomputed and a long paste waits a bounded time. One worker takes short prompts only, so
@@ -205,7 +205,7 @@ class Intake:
         self.put(Task(-1, self._clock.now_ns(), 0, work, lambda outcome: None, True))
 
     def cancel(self, conn_id: int, request_id: str, index: int | None = None) -> bool:
-        """False: it has left the intake; its Submit is on the compute side."""
+        """Cancel a job. False: it has left the intake, and its Submit is on the compute side."""
         with self._condition:
             job = self._jobs.get((conn_id, request_id))
             if job is not None:
@@ -219,7 +219,7 @@ class Intake:
                 job.is_dropped |= job.conn_id == conn_id
 
     def is_using(self, text: TextPort) -> bool:
-        """True while a job uses it, and it must not be closed. For any thread."""
+        """Whether a job uses this text side, which must then not be closed. For any thread."""
         with self._condition:
             return any(used is text for used in self._in_use)
 

@@ -35,7 +35,7 @@ LARGE_BYTES = 16_384
 
 
 class Digest(NamedTuple):
-    """A checked request without its input. Plain values."""
+    """A checked request without its input. All values are plain, so that another process can return them."""
 
     op: str
     wire_id: WireId

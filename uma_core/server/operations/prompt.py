@@ -29,14 +29,14 @@ ENDS_MAX_BYTES = 1 << 16
 
 class Encoded(NamedTuple):
     tokens: Sequence[TokenId] | np.ndarray  # an array if there are many
-    # see session.events.Submit; for embed and rerank, where each input ends
+    # where messages end (see session.events.Submit); for embed and rerank: where each input ends
     message_ends: tuple[int, ...] = ()
 
 
 def encode(text: Reading, request: Request) -> Encoded:
-    """Tokenise. Blocks for as long as the tokeniser takes. Raises: TEMPLATE_FAILED, UNSUPPORTED, BAD_REQUEST.
+    """Tokenise. A request for filling in a gap needs a TextPort.
 
-    Gaps need a TextPort.
+    Blocks for as long as the tokeniser takes. Raises: TEMPLATE_FAILED, UNSUPPORTED, BAD_REQUEST.
     """
     if request.embed is not None:
         return Encoded(*input_tokens(text, request.embed))

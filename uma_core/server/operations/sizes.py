@@ -6,7 +6,8 @@ from typing import Any
 
 from uma_core.protocol.embed import INPUT_FIELDS
 
-INPUTS = ("prompt", "tokens", "messages", "content", *INPUT_FIELDS)  # request fields that hold text
+# a large request's input, which stays in its source (`large.digest`)
+INPUTS = ("prompt", "tokens", "messages", "content", *INPUT_FIELDS)
 
 
 def input_bytes(args: dict[str, Any]) -> int:
@@ -18,7 +19,9 @@ def input_bytes(args: dict[str, Any]) -> int:
 
 
 def text_bytes(value: Any) -> int:
-    """Return the size of all strings in a JSON value, without the names of its objects."""
+    """Return the size of all strings in a JSON value; an integer counts as a token id. Names in objects are not
+    counted.
+    """
     n_bytes, stack = 0, [value]
     while stack:
         item = stack.pop()

@@ -43,12 +43,15 @@ def detokenize(text: Reading, args: Fields) -> Fields:
 
 
 def count(text: Reading, args: Fields) -> Fields:
-    """Count as `generate` does: its `prompt_tokens` for the same input. Raises: what `encode` raises."""
+    """Return what `generate` would report as `prompt_tokens` for the same input. Raises: what `encode` raises."""
     return {"n_tokens": len(encode(text, Request(id="", **to_input(args))).tokens)}
 
 
 def prefix_hashes(text: Reading, args: Fields) -> Fields:
-    """Hash what `generate` would read for the same input. Raises: BAD_REQUEST, and what `encode` raises."""
+    """Return the hashes of the tokens that `generate` would read for the same input.
+
+    Raises: BAD_REQUEST, and what `encode` raises.
+    """
     key = to_key(args["key"])
     tokens = encode(text, Request(id="", **to_input(args))).tokens
     return {"n_tokens": len(tokens), "hashes": page_hashes(tokens, key)}
