@@ -55,16 +55,14 @@ class Cluster:
         }
         self._polls: dict[str, asyncio.Task[None]] = {}
         self._waiting: dict[str, asyncio.Future[Choice]] = {}
-        self._readers: dict[
-            str, dict[object, Callable[[], None]]
-        ] = {}  # by unit: its readers, and the call that tells each of its loss
+        # by unit: its readers, and the call that tells each of its loss
+        self._readers: dict[str, dict[object, Callable[[], None]]] = {}
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._main: list[asyncio.Task[None]] = []
         self._has_changed = asyncio.Event()
         self._by_model: dict[str, list[Unit]] = {}  # daemons with a digest; rebuilt when they change
-        self._positions: dict[
-            str, tuple[float, dict[str, int]]
-        ] = {}  # by group: time until which it is valid, and each request's
+        # by group: the time until which the positions are valid, and each request's
+        self._positions: dict[str, tuple[float, dict[str, int]]] = {}
 
     def start(self) -> None:
         if not self._main:

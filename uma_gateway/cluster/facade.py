@@ -203,9 +203,9 @@ class ClusterGateway(Gateway):
         """Return the models that are loaded; the others are loaded when a request asks for them. A model whose daemons
         are away for the moment is returned as it was last known, so that the list does not wait for them.
         """
-        loaded = {name: gateway for name, gateway in self._by_model.items() if self.cluster.of_model(name)} or {
-            "": self
-        }
+        loaded = {name: gateway for name, gateway in self._by_model.items() if self.cluster.of_model(name)}
+        if not loaded:  # no model has a daemon now: wait for one of the first model
+            return [await self.model(is_new=True)]
         here = {name for name in loaded if self._is_here(name)} or loaded.keys()
         listed = [(gateway, name in here) for name, gateway in loaded.items() if name in here or gateway.is_known]
         return list(await asyncio.gather(*(gateway.model(is_new=is_here) for gateway, is_here in listed)))

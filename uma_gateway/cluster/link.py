@@ -47,11 +47,11 @@ ELSEWHERE = frozenset(  # refusals after which another daemon may accept the req
 
 
 class _Complete(Exception):
-    """The sent text is the whole answer. The argument: the reason of its end."""
+    """The sent text is the whole answer. The argument: the reason for its end."""
 
 
 class RoutedLink:
-    """The source from which `daemon.Generation` reads, instead of a connection to one daemon."""
+    """The source from which a `Generation` reads, instead of a connection to one daemon."""
 
     def __init__(
         self, cluster: Cluster, model: str, fields: Mapping[str, Any], request_id: str, is_resumable: bool = False
@@ -87,7 +87,7 @@ class RoutedLink:
         self._cancels: list[int | None] = []  # answers that each daemon of the request must end; None: all
         self._task = asyncio.get_running_loop().create_task(self._run())
 
-    # as daemon.Link
+    # the methods of a Link
 
     async def receive(self) -> list[bytes]:
         """Wait for events. Raises: GatewayError once nothing more can arrive."""
@@ -260,9 +260,8 @@ class RoutedLink:
         """
         call, ids, text = self._cluster.transport.call, self._token_ids, self._sent_text
         with contextlib.suppress(GatewayError):
-            limits = (await call(unit, "props", HASHES_S, {}))[
-                "limits"
-            ]  # without it the answer's limit would start again
+            # without these the answer's limit would start again
+            limits = (await call(unit, "props", HASHES_S, {}))["limits"]
             n_most = self._fields.get("max_tokens") or limits["default_max_tokens"]
             self._fields["max_tokens"] = min(n_most, limits["max_tokens"])
             self._overflow = self._fields.get("overflow") or limits.get("overflow", "")
@@ -324,8 +323,8 @@ class RoutedLink:
 
     @property
     def _is_kept_whole(self) -> bool:
-        """Whether a continued prompt must not be cut: so that a quarter of the context stays free, a daemon would cut
-        one that has room for the rest of the answer, too.
+        """Whether a continued prompt must not be cut. A daemon cuts a prompt so far that a quarter of the context stays
+        free, but the rest of this answer may have room without that.
         """
         return bool(self._tail) and self._overflow == "truncate-middle" and not self._is_cut and not self._is_last_try
 

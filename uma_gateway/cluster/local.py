@@ -142,7 +142,7 @@ class LocalDaemon:
             self.state = "gone"
             return False
         if self.state in READY and not self._was_ready:
-            self._was_ready, self.t_used = True, time.monotonic()  # those who asked for it can only begin now
+            self._was_ready, self.t_used = True, time.monotonic()  # its first requests can only come now
         return True
 
     async def _end(self) -> None:

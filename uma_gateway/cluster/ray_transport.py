@@ -41,9 +41,8 @@ class RayTransport:
         self._load_s = load_s
         self._name = secrets.token_hex(8)  # this gateway's, by which a node knows whose requests it has
         self._about: dict[str, dict[str, Any]] = {}  # by replica: its last report
-        self._refusals: dict[
-            tuple[str, str], tuple[float, str]
-        ] = {}  # by replica and model: end of the refusal, and its reason
+        # by replica and model: end of the refusal, and its reason
+        self._refusals: dict[tuple[str, str], tuple[float, str]] = {}
         self._placing: set[str] = set()  # models that a replica is being asked to load
         self._placed: dict[tuple[str, str], float] = {}  # by replica and model: when the replica said that it loads it
         self._is_known = False

@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 READY = frozenset({"ready", "degraded"})  # states in which a daemon accepts requests
 PRIORITIES = ("interactive", "background")
 NS_PER_MS = 1_000_000
-EWMA = 0.1
-OCCUPANCY = 0.05  # share of a prompt that a full daemon scores below an empty one if a request waits at neither
+EWMA = 0.1  # weight of the latest request in the mean time that a daemon has a request
+OCCUPANCY = 0.05  # a full daemon scores this share of a prompt less than an empty one, even if nothing waits at either
 GUESS_MS = 1000.0  # expected time of an answer, until some have ended
 FEW = 32  # most daemons with the same pages of a prompt that are compared; of more, this many are drawn at random
 PAGE = 64  # tokens
@@ -143,10 +143,7 @@ class _Group:
         self.usable = [0, 0]  # by priority: the daemons that have room for a request ...
         self.warm = [0, 0]  # ... and those that have room for one that is cached there
         # by priority and bit: load, plus a little for occupancy; infinite: not usable
-        self.cold: tuple[list[float], list[float]] = (
-            [],
-            [],
-        )
+        self.cold: tuple[list[float], list[float]] = ([], [])
         self.sums = [0.0, 0.0]  # loads of the usable daemons, by priority
 
     def join(self, node_id: str) -> _Node:
