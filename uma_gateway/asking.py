@@ -48,7 +48,7 @@ async def plan_chat(exchange: Exchange, model: Model, ask: Ask, body: dict[str, 
 def plan_prompt(
     exchange: Exchange, model: Model, ask: Ask, prompt: Prompt, body: dict[str, Any], max_tokens: int
 ) -> Plan:
-    """Do the same for a prompt that is already written. Raises: GatewayError."""
+    """Plan the request for a prompt that is already written; otherwise as `plan_chat`. Raises: GatewayError."""
     fields = {
         **sampling_fields(body, model, exchange.gateway.config.answers),
         **prompt.fields,

@@ -32,7 +32,7 @@ def _stopping() -> GatewayError:
 
 
 async def _answered(timeout_s: float, work: Coroutine[Any, Any, Event]) -> Event:
-    """Wait for a reply, no longer than this, which includes the wait for a turn. Raises: GatewayError."""
+    """Wait for a reply, for at most `timeout_s`, including the wait for a turn. Raises: GatewayError."""
     try:
         return await within(timeout_s, work)
     except asyncio.TimeoutError:

@@ -100,6 +100,10 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
     return GatewayError(Kind.INVALID, message, param, code)
 
 
+def unsupported(message: str, param: str | None = None) -> GatewayError:
+    return GatewayError(Kind.NOT_SUPPORTED, message, param, "not_supported")
+
+
 def shortage(error: Exception) -> GatewayError | None:
     """Return an error that may be retried if the system had no descriptor, process, thread or memory for a request.
     None: `error` has another cause.
@@ -110,10 +114,6 @@ def shortage(error: Exception) -> GatewayError | None:
         return None
     message = f"the gateway is short of what the system allows it: {error.strerror}"
     return GatewayError(Kind.UNAVAILABLE, message, code="overloaded")
-
-
-def unsupported(message: str, param: str | None = None) -> GatewayError:
-    return GatewayError(Kind.NOT_SUPPORTED, message, param, "not_supported")
 
 
 _KINDS = {  # of the others: INVALID if the request is at fault, else SERVER

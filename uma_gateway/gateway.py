@@ -40,7 +40,7 @@ class Gateway:
         self.started_at = int(time.time())
         self.n_in_flight = 0
         self.stopping = asyncio.Event()  # ends streams that have no end of their own
-        self.watch_s = math.inf  # they end after this time at the latest
+        self.watch_s = math.inf  # such streams end after this time at the latest
         self._model: Model | None = None
         self._t_model = 0.0
         self._asking: asyncio.Task[Model] | None = None

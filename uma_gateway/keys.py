@@ -185,8 +185,8 @@ def entry(name: str, key: str) -> str:
 
 
 def _scalar(text: str) -> str:
-    """Return the text as a YAML scalar: plain, or in quotes if YAML could read it as something else (`12`, `no`, `a:
-    b`).
+    """Return the text as a YAML scalar: plain, or in quotes if YAML could read it as something else, such as `12`,
+    `no` or `a: b`.
     """
     is_plain = re.fullmatch(r"[A-Za-z][\w.-]*", text, re.ASCII) and text.lower() not in YAML_WORDS
     return text if is_plain else json.dumps(text, ensure_ascii=False)

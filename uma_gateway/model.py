@@ -131,7 +131,9 @@ def quantisation(description: str) -> str:
 
 
 def _plain_name(name: str, path: str) -> str:
-    """Return the name, or the file's if it has spaces or slashes, which confuse clients that put names into URLs."""
+    """Return the name, or the file's if the name has characters such as spaces and slashes, which confuse clients that
+    put names into URLs.
+    """
     if name and all(c.isalnum() or c in "-_.:" for c in name):
         return name
     return os.path.basename(path).removesuffix(".gguf") or "model"

@@ -15,7 +15,7 @@ Prompt = str | list[int | str]  # a text or token ids; token ids mixed with text
 
 
 def read_prompts(body: Mapping[str, Any]) -> list[Prompt]:
-    """One prompt or several. Raises: GatewayError."""
+    """Read one prompt or several. Raises: GatewayError."""
     value: Any = body.get("prompt")
     if isinstance(value, str | dict) or (_is_mixed(value) and int in map(type, value)):
         value = [value]

@@ -1,6 +1,5 @@
-"""Turns a conversation, in OpenAI's form, into the daemon's fields and a parser for its answer.
-
-Every family turns its requests into a `Chat`; here it becomes the fields of a generate request and a parser per answer.
+"""Turns a `Chat`, which every family makes of its requests, into the fields of a generate request and a parser for each
+answer.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from uma_gateway.turns import Message, merged, plain_content, read_messages
 
 @dataclass
 class Chat:
-    """A conversation, and the form that its answer may have.
+    """A conversation in OpenAI's form, and the form that its answer may have.
 
     `tool_choice`: auto, none, required, or an object that names tools, in OpenAI's form.
     """

@@ -59,7 +59,7 @@ TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: cl
 
 
 class ChunkWriter:
-    """daemon.Writer of a connection: writes chunks as uvicorn's `send` does, without its coroutine.
+    """The Writer (generation.py) of a connection: writes chunks as uvicorn's `send` does, without its coroutine.
 
     A stream has no content-length, so uvicorn sends it in chunks.
     """

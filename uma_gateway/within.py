@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 async def within(seconds: float, work: Awaitable[T]) -> T:
-    """Wait for `work`, and cancel it when its time has passed or the caller is cancelled. Raises: TimeoutError.
+    """Wait for `work`, and cancel it when its time has passed or the caller is cancelled. Raises: asyncio.TimeoutError.
 
     Before Python 3.12 `asyncio.wait_for` returns normally if its caller is cancelled just as the result arrives. The
     request of a client that has left would then keep running.

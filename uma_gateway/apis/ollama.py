@@ -286,7 +286,7 @@ def ndjson(value: dict[str, Any]) -> bytes:
 
 def options_of(body: dict[str, Any]) -> dict[str, Any]:
     """Return the sampling options under the names that the other APIs use, with the request's LoRA adapters and
-    priority. A limit of -2, or none, fills the context.
+    priority. A `num_predict` of -2 or 0 counts as absent.
     """
     options = {name: value for name, value in table(body, "options").items() if name not in LOADING}
     options |= {name: body.get(name) for name in ("lora", "priority", "service_tier")}

@@ -241,7 +241,7 @@ def _whole_lark(grammar: Grammar, parser: str, generation_prompt: str, schemas: 
 
 @_kept_lark
 def _calls_lark(grammar: Grammar, parser: str, generation_prompt: str, schemas: Schemas) -> Node:
-    """Build the same without content: a model that may write content first may never get to the call."""
+    """Build the grammar of calls without content: a model that may write content first may never get to the call."""
     root = _read(grammar, parser, generation_prompt, schemas, grammar.empty)
     if root.nullable:
         raise Unsettled("no call has to come")

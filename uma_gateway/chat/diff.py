@@ -40,7 +40,9 @@ class ToolCall:
 
     @property
     def values(self) -> dict[str, Any]:
-        """Return the arguments as an object. If they are none, because the answer was cut off, it holds their text."""
+        """Return the arguments as an object. If their text is no JSON object, because the answer was cut off, it is the
+        value of an empty name.
+        """
         try:
             values = orjson.loads(self.arguments or "{}")
         except ValueError:

@@ -417,8 +417,8 @@ class Grammar:
         return self._loop(node, rest, settled_rest)
 
     def _settle_items(self, items: tuple[Node, ...], rest: Node, settled_rest: Node) -> Node:
-        """Settle the items of a sequence. What follows an item is put together only for one that ends open: a call has
-        many items, and each of them would copy all those behind it.
+        """Settle the items of a sequence. The items after one are joined only if that one ends open: a call has many
+        items, and joining the rest for each of them would copy them again and again.
         """
         settled = [settled_rest]  # from the last to the first
         for i in reversed(range(len(items))):

@@ -9,10 +9,10 @@ Value = TypeVar("Value")
 
 
 class lazy(Generic[Value]):
-    """`functools.cached_property` without its lock, which Python before 3.12 has. One lock serves all objects of the
-    class, and it is held while the value is computed. Parts of a grammar ask each other for values, so the threads of
-    two requests waited for each other for ever. Two threads may compute a value twice, so the result must be the same
-    each time.
+    """`functools.cached_property` without the lock that it has in Python before 3.12. That lock serves all objects of
+    the class and is held while a value is computed. Parts of a grammar ask each other for values, so the threads of two
+    requests waited for each other for ever. Without it two threads may both compute a value, so the result must be the
+    same each time.
     """
 
     def __init__(self, make: Callable[[Any], Value]) -> None:

@@ -17,8 +17,8 @@ from uma_gateway.chat.library import LibraryError, call, encode
 
 Schema = dict[str, Any]
 
-# A rule's name keeps only some characters; std::regex recurses at every character of a run of the others. 200,000 of
-# them ended the process.
+# llama.cpp makes a rule's name of it: std::regex replaces the characters that such a name cannot have, and recurses at
+# every character of a run of them. 200,000 of them ended the process.
 MAX_NAME_BYTES = 512
 MAX_DEPTH = 200  # levels of JSON; all recursive functions here can follow as many
 # at most one line break and indentation at a time: if any number is allowed, small models never stop writing blanks

@@ -158,8 +158,10 @@ class Templates:
         parallel_tool_calls: None: as the template allows. False: the answer calls one tool at most.
         json_schema: what an answer that is not a call must be. grammar: GBNF for the same; not with tools or a schema.
         strict: refuse a `json_schema` of which a part would not be enforced. A tool's own `strict` does that for its
-        arguments. continue_final_message: go on with the last message, which is the assistant's; "reasoning_content" or
-        "content" says with what.
+        arguments.
+        continue_final_message: go on with the last message, which is the assistant's; "reasoning_content" or "content"
+        names the part of it.
+
         Raises: ChatError.
         """
         if len(tools or ()) > MAX_TOOLS:
@@ -213,7 +215,7 @@ class Templates:
         return _applied_by(self._handle, request)
 
     def parse_only(self, request: Mapping[str, Any], rendered: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return the same without the prompt. `rendered`: the result of `render` for the same request."""
+        """Return what `render` returns, except for the prompt. `rendered`: its result for the same request."""
         if rendered is not None and self._parse_handle is self._handle:
             return rendered
         return _applied_by(self._parse_handle, request)

@@ -64,7 +64,7 @@ def read_request(body: dict[str, Any]) -> Ask:
     last = chat.messages[-1]
     if last["role"] == "assistant":
         if last.get("tool_calls"):
-            raise invalid("messages: the last one must not call tools: their results are to follow", "messages")
+            raise invalid("messages: the last one must not call tools: their results have to follow it", "messages")
         chat.continue_final_message, chat.add_generation_prompt = True, False
     return Ask(chat, is_stream=boolean(body, "stream"))
 

@@ -14,7 +14,7 @@ from uma_gateway.fields import model_name
 
 
 async def on_embedding(exchange: Exchange) -> None:
-    """Return an array of objects, each with an array of vectors: one vector, or with `pooling` none one for
+    """Return an array of objects, each with an array of vectors. It has one vector, or, if `pooling` is none, one for
     each token.
     """
     body = await exchange.json()
@@ -100,8 +100,10 @@ async def _scores(exchange: Exchange, body: dict[str, Any], query: str, document
 
 
 def _may_cut(body: dict[str, Any]) -> bool:
-    """Whether long documents are cut to what the model takes. Cohere's clients ask for it with a number of tokens that
-    many send with every request, and that often exceeds the model's context. Raises: GatewayError.
+    """Whether long documents are cut to what the model takes. Cohere's clients ask for it with `max_tokens_per_doc`.
+    Its number is ignored: many clients send one with every request, and it often exceeds the model's context.
+
+    Raises: GatewayError.
     """
     most, wish = integer(body, "max_tokens_per_doc", 1), wants_cut(body)
     return most is not None if wish is None else wish

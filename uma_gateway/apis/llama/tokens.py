@@ -58,7 +58,9 @@ async def _tokens_of(exchange: Exchange, part: str | int, has_pieces: bool, flag
 
 
 async def _tokenize_as_vllm(exchange: Exchange, body: dict[str, Any]) -> None:
-    """Return a chat's tokens: those of its prompt, with the tokens that the daemon puts before it."""
+    """Return the tokens of a `prompt` or of a chat's, in vLLM's form. A chat's include those that the daemon puts
+    before a prompt.
+    """
     if "prompt" in body:
         prompt, has_special = text(body, "prompt") or "", boolean(body, "add_special_tokens", True)
     else:

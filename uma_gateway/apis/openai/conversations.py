@@ -87,8 +87,8 @@ def conversation_of(exchange: Exchange, body: dict[str, Any]) -> Stored | None:
 
 
 def append(exchange: Exchange, conversation_id: str, more: list[Item]) -> None:
-    """Add items to a conversation. Another request may have added items meanwhile; a conversation that was deleted
-    stays deleted.
+    """Add items to the conversation as it is now: another request may have added items since this one read it. A
+    conversation that was deleted stays deleted.
     """
     stored = find(exchange, KIND, conversation_id)
     if stored is not None:

@@ -57,7 +57,9 @@ def referred(exchange: Exchange, item: Item, path: str) -> Item:
 
 
 def has_item(exchange: Exchange, kept_id: str) -> Callable[[str], bool]:
-    """Return what tells whether a stored object has an item of an id. `kept_id`: "": no object, so no items."""
+    """Return a function that tells whether the stored object `kept_id` has an item with a given id. A `kept_id` of ""
+    stands for no object, which has no items.
+    """
     store, account = store_of(exchange), exchange.caller.account
     return lambda item_id: store.has_item(account, kept_id, item_id)
 

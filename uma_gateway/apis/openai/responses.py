@@ -305,7 +305,7 @@ def usage(counts: dict[str, int]) -> dict[str, Any]:
     n_prompt, n_answer = counts["prompt_tokens"], counts["completion_tokens"]
     return {
         "input_tokens": n_prompt,
-        # OpenAI's type has both
+        # OpenAI's type has both counts
         "input_tokens_details": {"cached_tokens": counts["cached_tokens"], "cache_write_tokens": 0},
         "output_tokens": n_answer,
         "output_tokens_details": {"reasoning_tokens": counts.get("reasoning_tokens", 0)},
@@ -326,8 +326,8 @@ def _keep(exchange: Exchange, request: Request, response: dict[str, Any]) -> Non
 
 
 class _Events(NamedTuple):
-    """The names of the events of an item's text, and the fields that give its place in the item. `part`: of the part
-    that holds it; "": the item has no parts.
+    """The events of an item's text: their name, and the fields that give the text's place in the item. `part`: the name
+    of the events of the part that holds the text; "": the item has no parts.
     """
 
     text: str

@@ -38,8 +38,8 @@ class Stored:
 
 
 class Store:
-    """Stored objects. The oldest are dropped when the budget is used up. A continued response keeps its own copy of the
-    conversation before it. An item is kept as long as any response whose conversation has it.
+    """Stored objects. The oldest are dropped when the budget is used up. A response that continues another one keeps a
+    copy of the conversation before it. An item is kept as long as any object that has it.
     """
 
     def __init__(self, kept_s: float, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -60,7 +60,7 @@ class Store:
         earlier = self._by_id.get(response["id"])
         t_end = self._clock() + self._kept_s
         if earlier is not None and not input_items and items[: len(earlier.items)] == earlier.items:
-            # only new items are read: all items of a conversation of 100,000 would stall all streams for seconds
+            # read only the new items: reading all 100,000 of a long conversation would stall all streams for seconds
             more = Stored(account, response, [], items[len(earlier.items) :], 0, t_end)
             n_bytes = earlier.n_bytes + size_of(more.items, response) - size_of([], earlier.response)
         else:
