@@ -17,6 +17,7 @@ from uma_gateway.prompting import Chat
 from uma_gateway.turns import plain_content
 
 MOST_ANSWERS = 128
+MODES = ("auto", "none", "required", "any")  # of a tool choice; "any" is Mistral's and Anthropic's name for "required"
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,8 @@ def _functions(body: dict[str, Any]) -> tuple[list[Any], Any]:
     for i, function in enumerate(body["functions"]):
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise invalid(f"`functions[{i}]` must be an object with a `name`", f"functions[{i}]")
+    if isinstance(choice, dict) and choice["function"].get("name") not in [each["name"] for each in body["functions"]]:
+        raise invalid("`function_call` must have the `name` of one of the `functions`", "function_call")
     return [{"type": "function", "function": function} for function in body["functions"]], choice
 
 
@@ -158,12 +161,11 @@ def read_tools(tools: list[Any], choice: Any) -> tuple[list[dict[str, Any]], str
     known = [_tool(tool, i) for i, tool in enumerate(tools)]
     if choice is None:
         return known, "auto"
-    if isinstance(choice, dict) and choice.get("type") in ("auto", "none", "any", "required"):  # as Anthropic writes it
+    if isinstance(choice, dict) and choice.get("type") in MODES:  # as Anthropic writes it
         choice = choice["type"]
-    if choice == "any":  # Mistral's name for "required"
-        choice = "required"
     if isinstance(choice, str):
-        if choice not in ("auto", "none", "required"):
+        choice = "required" if choice == "any" else choice
+        if choice not in MODES:
             raise invalid("`tool_choice` must be auto, none, required or an object", "tool_choice")
         if choice == "required" and not known:
             raise invalid("`tool_choice` is required, but there are no `tools`", "tool_choice")

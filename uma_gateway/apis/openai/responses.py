@@ -15,7 +15,7 @@ from uma_gateway.apis.openai.held import Held, read_whole
 from uma_gateway.apis.openai.items import Item, Names, Thoughts
 from uma_gateway.apis.openai.kept import find, found, has_item, not_kept, referred, send_page, store_of
 from uma_gateway.apis.openai.pace import Pace, progress_field
-from uma_gateway.apis.openai.request import answer_form, read_effort, read_parallel, read_tools, read_verbosity
+from uma_gateway.apis.openai.request import MODES, answer_form, read_effort, read_parallel, read_tools, read_verbosity
 from uma_gateway.apis.openai.store import Stored
 from uma_gateway.asking import Ask, count_tokens, plan_chat
 from uma_gateway.body import array, boolean, integer, table, text
@@ -173,7 +173,7 @@ def _choice(choice: Any) -> Any:
 
     Raises: GatewayError.
     """
-    if isinstance(choice, dict) and choice.get("type") not in ("function", "custom", "allowed_tools"):
+    if isinstance(choice, dict) and choice.get("type") not in ("function", "custom", "allowed_tools", *MODES):
         raise unsupported("`tool_choice` names a tool that is not a function", "tool_choice")
     return choice
 

@@ -286,6 +286,8 @@ def test_content_in_parts_is_text(gateway):
         ({"functions": [{"name": "f"}], "tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "functions"),
         ({"functions": [{}]}, 400, "functions[0]"),
         ({"functions": [{"name": "f"}], "function_call": "f"}, 400, "function_call"),
+        ({"functions": [{"name": "f"}], "function_call": {"name": "g"}}, 400, "function_call"),
+        ({"functions": [{"name": "f"}], "function_call": {}}, 400, "function_call"),
         ({"truncate_prompt_tokens": 9}, 501, "truncate_prompt_tokens"),
         ({"chat_template": "{{ messages[0].content }}"}, 501, "chat_template"),
         ({"service_tier": "flex", "priority": "urgent"}, 400, "priority"),

@@ -482,6 +482,13 @@ def test_llama_server_s_shorter_paths(gateway):
 SAY = {"type": "custom", "name": "say", "description": "Says a text"}
 
 
+@pytest.mark.parametrize("mode", ["auto", "none"])
+def test_a_mode_of_tool_choice_may_be_an_object(gateway, mode):
+    """Clients that also speak to Anthropic write it so, and chat completions read it."""
+    answer = respond(gateway, tools=[SAY], tool_choice={"type": mode})
+    assert answer.status == 200, answer.body
+
+
 @pytest.mark.parametrize("choice", ["required", {"type": "custom", "name": "say"}])
 def test_a_custom_tool_is_given_a_text(work_gateway, choice):
     fields = {"tools": [SAY], "tool_choice": choice, "max_output_tokens": 200}
