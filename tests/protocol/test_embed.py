@@ -70,3 +70,16 @@ def test_what_cannot_be_is_refused_with_its_field(op: str, fields: dict[str, Any
     with pytest.raises(UmaError) as caught:
         asked(op, **fields)
     assert (caught.value.error, caught.value.detail["field"]) == (ErrorCode.BAD_REQUEST, field)
+
+
+@pytest.mark.parametrize(
+    ("op", "fields", "field"),
+    [
+        ("embed", {"input": []}, "input"),
+        ("generate", {"prompt": ""}, "prompt"),
+        ("generate", {"tokens": []}, "tokens"),
+    ],
+)
+def test_a_field_that_must_not_be_empty_is_refused_in_these_words(op: str, fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(UmaError, match=f"`{field}` must not be empty"):
+        asked(op, **fields)

@@ -108,11 +108,17 @@ def _in_range(field: Field, amount: float, path: str, phrase: str = "must be {}"
         raise bad_field(path, phrase.format(f"at most {high}"))
 
 
+def _has_length(field: Field, n: int, path: str, noun: str) -> None:
+    if not n and field.low:
+        raise bad_field(path, "must not be empty")
+    _in_range(field, n, path, f"must have {{}} {noun}")
+
+
 def _check_string(field: Field, value: Any, path: str) -> Any:
     _expect(field, value, path, str)
     if field.choices and value not in field.choices:
         raise bad_field(path, f"must be one of {', '.join(field.choices)}")
-    _in_range(field, len(value), path, "must have {} characters")
+    _has_length(field, len(value), path, "characters")
     return value
 
 
@@ -143,7 +149,7 @@ def _check_object(field: Field, value: Any, path: str) -> Any:
 
 def _check_tags(field: Field, value: Any, path: str) -> Any:
     _expect(field, value, path, dict)
-    _in_range(field, len(value), path, "must have {} entries")
+    _has_length(field, len(value), path, "entries")
     for name, tag in value.items():
         if len(name) > TAG_NAME:
             raise bad_field(path, f"must have names of at most {TAG_NAME} characters")
@@ -157,7 +163,7 @@ def _check_tags(field: Field, value: Any, path: str) -> Any:
 def _check_id(field: Field, value: Any, path: str) -> Any:
     _expect(field, value, path, str, int)
     if isinstance(value, str):
-        _in_range(field, len(value), path, "must have {} characters")
+        _has_length(field, len(value), path, "characters")
     elif not -(1 << 63) <= value < 1 << 63:
         raise bad_field(path, "must fit in 64 bits")
     return value
@@ -166,7 +172,7 @@ def _check_id(field: Field, value: Any, path: str) -> Any:
 def _check_strings(field: Field, value: Any, path: str) -> tuple[str, ...]:
     items = [value] if type(value) is str else value
     _expect(field, items, path, list)
-    _in_range(field, len(items), path, "must have {} items")
+    _has_length(field, len(items), path, "items")
     if not all(type(item) is str and item for item in items):
         raise bad_field(path, "must contain only non-empty strings")
     for i, item in enumerate(items):
@@ -179,9 +185,7 @@ def _check_strings(field: Field, value: Any, path: str) -> tuple[str, ...]:
 
 def _check_integers(field: Field, value: Any, path: str) -> tuple[int, ...]:
     _expect(field, value, path, list)
-    if not value and field.low:
-        raise bad_field(path, "must not be empty")
-    _in_range(field, len(value), path, "must have {} items")
+    _has_length(field, len(value), path, "items")
     if not all(_is_id(item) for item in value):
         raise bad_field(path, "must contain only integers from 0 to 2147483647")
     return tuple(value)
@@ -212,7 +216,7 @@ def _check_biases(field: Field, value: Any, path: str) -> tuple[tuple[int | str,
 def _check_mixed(field: Field, value: Any, path: str) -> str | tuple[str | int, ...]:
     _expect(field, value, path, str, list)
     if isinstance(value, str):
-        _in_range(field, len(value), path, "must have {} characters")
+        _has_length(field, len(value), path, "characters")
         return value
     if not value:
         raise bad_field(path, "must not be empty")
@@ -226,7 +230,7 @@ def _check_inputs(field: Field, value: Any, path: str) -> tuple[str | tuple[int,
     """Return the inputs as a tuple, even if there is only one. An array of numbers is one input."""
     _expect(field, value, path, str, list)
     items = [value] if type(value) is str or (value and type(value[0]) is int) else value
-    _in_range(field, len(items), path, "must have {} items")
+    _has_length(field, len(items), path, "items")
     return tuple(_input(item, path if items is not value else f"{path}[{i}]") for i, item in enumerate(items))
 
 
@@ -260,7 +264,7 @@ def _check_messages(field: Field, value: Any, path: str) -> tuple[dict[str, Any]
 
 def _check_objects(field: Field, value: Any, path: str) -> tuple[dict[str, Any], ...]:
     _expect(field, value, path, list)
-    _in_range(field, len(value), path, "must have {} items")
+    _has_length(field, len(value), path, "items")
     for i, item in enumerate(value):
         if type(item) is not dict:
             raise bad_field(f"{path}[{i}]", "must be an object")
