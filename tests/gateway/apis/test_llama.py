@@ -9,7 +9,7 @@ import pytest
 from tests.daemon.support import eventually
 from tests.gateway.support import Raw, n_busy
 from uma_gateway.apis.llama.about import THEIRS, line_of, sums
-from uma_gateway.apis.llama.completion import Lines, _Limits
+from uma_gateway.apis.llama.lines import Limits, Lines
 
 
 def test_a_whole_completion(gateway):
@@ -333,12 +333,12 @@ def test_limits_of_lines_do_nothing_before_a_new_line(gateway):
     ],
 )
 def test_lines_end_before_one_that_is_indented_less(pieces, told):
-    lines = Lines(_Limits(2, 0))
+    lines = Lines(Limits(2, 0))
     assert "".join([lines.push(piece, 0.0) for piece in pieces]) == told and lines.is_over
 
 
 def test_time_ends_an_answer_at_the_end_of_a_line():
-    lines = Lines(_Limits(0, 500))
+    lines = Lines(Limits(0, 500))
     for text, now in (("a", 9.0), ("\n", 9.4), ("b", 9.6)):
         assert lines.push(text, now) == text and not lines.is_over
     assert lines.push("c\nd", 9.7) == "c\nd" and lines.is_over

@@ -6,9 +6,10 @@ import contextlib
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from uma_gateway import sse
+from uma_gateway.apis.llama.lines import Limits, Lines
 from uma_gateway.apis.openai import chunks
 from uma_gateway.apis.openai.pace import Pace, progress_field
 from uma_gateway.apis.openai.request import answers_wanted
@@ -25,7 +26,7 @@ from uma_gateway.fields import (
     need,
     sampling_fields,
 )
-from uma_gateway.generate import Plan, answers_of, begin, ended, final, note_end, priority_fields, relay, send
+from uma_gateway.generate import Plan, answers_of, begin, final, note_end, priority_fields, relay, send
 from uma_gateway.generation import Generation
 from uma_gateway.link import Event
 from uma_gateway.model import Model
@@ -70,70 +71,13 @@ def _is_file(value: Any) -> bool:
     return True
 
 
-class _Limits(NamedTuple):
-    """Limits of an answer in addition to its number of tokens. Both are for editors, and apply from the answer's first
-    new line on.
-    """
-
-    n_indent: int  # number of blanks with which each line but the first begins
-    t_max_ms: int  # time since the first token; 0 or less: no limit
-
-    @classmethod
-    def of(cls, body: dict[str, Any]) -> _Limits:
-        return cls(integer(body, "n_indent", 0) or 0, integer(body, "t_max_predict_ms") or 0)
-
-    @property
-    def are_any(self) -> bool:
-        return self.n_indent > 0 or self.t_max_ms > 0
-
-
-class Lines:
-    """Follows one answer, line by line. `is_over`: a limit was met, and the rest is not sent."""
-
-    def __init__(self, limits: _Limits) -> None:
-        self._limits = limits
-        self._t_first: float | None = None
-        self._n_blanks: int | None = None  # blanks at the line's beginning; None: past it, or on the first line
-        self.n_tokens = 0
-        self.has_new_line = False
-        self.is_over = False
-
-    def push(self, text: str, now: float) -> str:
-        """Take one more token's text, and the time when it came. Returns the part of it to be sent."""
-        if self.is_over:
-            return ""
-        self._t_first = now if self._t_first is None else self._t_first
-        if self._limits.n_indent:
-            text = self._indented(text)
-        if "\n" in text:
-            self.has_new_line = True
-            self.is_over = self.is_over or 0 < self._limits.t_max_ms < (now - self._t_first) * 1e3
-        return text
-
-    def _indented(self, text: str) -> str:
-        """Return the text up to a line that has too few blanks."""
-        for i, character in enumerate(text):
-            if self._n_blanks is not None and character in " \t":
-                self._n_blanks += 1
-            elif self._n_blanks is not None and self._n_blanks < self._limits.n_indent:
-                self.is_over = True
-                return text[:i]
-            else:
-                self._n_blanks = 0 if character == "\n" else None
-        return text
-
-    def ended(self, eos: Event) -> Event:
-        """Return the end of the answer; reason `length` if a limit ended it here. Raises: GatewayError for bad ends."""
-        return ended({**eos, "reason": "length"} if self.is_over else eos)
-
-
 def _plan(
     exchange: Exchange, body: dict[str, Any], prompt: Prompt | dict[str, Any], model: Model, number: int = 0
 ) -> Plan:
     """Plan one request. `prompt`: one prompt, or the field of an infill. `number`: which of its answers, if each is
     requested by itself. The plan's context is its limits.
     """
-    answers, limits, is_stream = exchange.gateway.config.answers, _Limits.of(body), boolean(body, "stream")
+    answers, limits, is_stream = exchange.gateway.config.answers, Limits.of(body), boolean(body, "stream")
     fields = {
         **sampling_fields(body, model, answers),
         **priority_fields(exchange, body),
@@ -175,7 +119,7 @@ async def _answer(exchange: Exchange, body: dict[str, Any], prompts: Sequence[Pr
     is_stream, has_tokens = boolean(body, "stream"), boolean(body, "return_tokens")
     wanted = [name for name in array(body, "response_fields") if isinstance(name, str)]
     # each answer ends at its own line, but the daemon ends only whole requests: so each answer gets its own request
-    n = _answers_wanted(body) if _Limits.of(body).are_any else 1
+    n = _answers_wanted(body) if Limits.of(body).are_any else 1
     prompts = [prompt for prompt in prompts for _ in range(n)]
     if len(prompts) > MOST_PROMPTS:
         raise invalid(f"`prompt` may hold {MOST_PROMPTS // n} prompts with {n} answers each", "prompt")
