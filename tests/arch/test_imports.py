@@ -26,6 +26,7 @@ ALLOWED = {
     "uma_core.types": set(),
     "uma_core.errors": set(),
     "uma_core.clock": set(),
+    "uma_core.descriptors": set(),
     "uma_core.waking": set(),
     "uma_core.machine": set(),
     "uma_core.openmp": {"uma_core.machine"},
@@ -159,6 +160,7 @@ ALLOWED = {
             "uma_core.config.merge",
             "uma_core.config.flags",
             "uma_core.log",
+            "uma_core.descriptors",
             "uma_core.regular",
             "uma_core.threads",
         ),  # how options and lines are written
@@ -172,6 +174,7 @@ ALLOWED = {
         "uma_core.own_python",
     },
     "uma_gateway.cluster.router": set(),
+    "uma_gateway.cluster.resume": {"uma_core.types"},
 }
 
 PURE = {
