@@ -94,9 +94,8 @@ def test_a_coded_error_is_one_line_and_its_exit_status(run, served, monkeypatch)
 def test_a_wrong_value_never_starts_the_daemon(run, served):
     status, out, err = run("daemon", "--n-ctx", "4k")
     assert (status, out) == (1, "")
-    assert (
-        err == "uma-core: E_CONFIG_001 config_invalid: engine.n_ctx must be a whole number, not '4k' (flag --n-ctx)\n"
-    )
+    said = "engine.n_ctx must be a whole number, 0 to 16777216, not '4k' (flag --n-ctx)"
+    assert err == f"uma-core: E_CONFIG_001 config_invalid: {said}\n"
     assert served == []
 
 

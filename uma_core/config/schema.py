@@ -119,10 +119,11 @@ def parse_text(opt: Option, text: str) -> Any:
     if opt.kind is bool:
         return _bool_word(word)
     if opt.kind is tuple:
-        return check(opt, [_scalar(part.strip(), opt.extra.get("of", str)) for part in text.split(",") if part.strip()])
+        kind = opt.extra.get("of", str)
+        return check(opt, [_scalar(opt, part.strip(), kind) for part in text.split(",") if part.strip()])
     if opt.kind is dict:
         return check(opt, _map(_pair(part, opt) for part in text.split(",") if part.strip()))
-    return check(opt, _scalar(text if opt.kind is str else text.strip(), opt.kind))
+    return check(opt, _scalar(opt, text if opt.kind is str else text.strip(), opt.kind))
 
 
 def parse_native(opt: Option, value: Any) -> Any:
@@ -144,23 +145,23 @@ def check(opt: Option, value: Any) -> Any:
     if opt.kind is tuple:
         if not isinstance(value, (list, tuple)):
             raise BadValue("must be a list")
-        return tuple(_in_range(opt, _one_of(opt, _typed(item, opt.extra.get("of", str)))) for item in value)
+        return tuple(_in_range(opt, _one_of(opt, _typed(opt, item, opt.extra.get("of", str)))) for item in value)
     if opt.kind is dict:
         if not isinstance(value, Mapping):
             raise BadValue("must be a map")
         keys, values = opt.extra.get("of", str), opt.extra.get("values", str)
         return {
-            _in_range(opt, _typed(key, keys)): _in_range(opt, _one_of(opt, _typed(item, values)))
+            _in_range(opt, _typed(opt, key, keys)): _in_range(opt, _one_of(opt, _typed(opt, item, values)))
             for key, item in value.items()
         }
-    return _in_range(opt, _one_of(opt, _typed(value, opt.kind)))
+    return _in_range(opt, _one_of(opt, _typed(opt, value, opt.kind)))
 
 
-def _typed(value: Any, kind: type) -> Any:
+def _typed(opt: Option, value: Any, kind: type) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63:
         return float(value)
     if (isinstance(value, bool) and kind is not bool) or not isinstance(value, kind):
-        raise BadValue(f"must be {_TYPE_WORDS[kind]}, not {shown(value)}")
+        raise BadValue(f"must be {_wanted(opt, kind)}, not {shown(value)}")
     if isinstance(value, str) and "\0" in value:
         raise BadValue("must not contain NUL")
     if isinstance(value, str) and not _can_be_bytes(value):
@@ -177,13 +178,19 @@ def _can_be_bytes(text: str) -> bool:
     return True
 
 
-def _scalar(text: str, kind: type) -> Any:
+def _scalar(opt: Option, text: str, kind: type) -> Any:
     if kind is str:
         return text
     try:
         return kind(text)
     except ValueError:
-        raise BadValue(f"must be {_TYPE_WORDS[kind]}, not {shown(text)}") from None
+        raise BadValue(f"must be {_wanted(opt, kind)}, not {shown(text)}") from None
+
+
+def _wanted(opt: Option, kind: type) -> str:
+    """Return what a value of this type should be: its type, its range if it is a number, and the words for it."""
+    parts = [_TYPE_WORDS[kind], range_text(opt) if kind in (int, float) else ""]
+    return " or ".join([", ".join(filter(None, parts)), *opt.extra.get("words", ())])
 
 
 def _bool_word(word: str) -> bool:
@@ -198,7 +205,9 @@ def _pair(text: str, opt: Option) -> tuple[Any, Any]:
     key, equals, value = text.partition("=")
     if not equals:
         raise BadValue(f"must be a list of key=value, not {shown(text)}")
-    return _scalar(key.strip(), opt.extra.get("of", str)), _scalar(value.strip(), opt.extra.get("values", str))
+    return _scalar(opt, key.strip(), opt.extra.get("of", str)), _scalar(
+        opt, value.strip(), opt.extra.get("values", str)
+    )
 
 
 def _map(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
