@@ -108,6 +108,21 @@ def test_usage_errors_are_coded_too(run, served, arguments):
     assert err.startswith("uma-core: E_CONFIG_001 config_invalid: ") and err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("flag", "meant"), [("--n-seq", "--parallel"), ("--disk-dir", "--cache-dir"), ("--port", "--http")]
+)
+def test_a_flag_is_found_by_the_name_of_its_option(run, flag, meant):
+    said = f"No such option '{flag}'. Did you mean '{meant}'?"
+    assert run("daemon", flag, "8") == (1, "", f"uma-core: E_CONFIG_001 config_invalid: {said}\n")
+
+
+@pytest.mark.parametrize("flag", ["--model", "--config", "--no-mtp"])
+def test_a_flag_without_its_command_is_told_where_it_belongs(run, served, flag):
+    said = f"{flag} is an option of the command daemon: uma-core daemon {flag} ..."
+    assert run(flag, "x.gguf") == (1, "", f"uma-core: E_CONFIG_001 config_invalid: {said}\n")
+    assert served == []
+
+
 def test_check_config(run, served, monkeypatch, tmp_path):
     path = tmp_path / "uma.yaml"
     path.write_text("engine: {n_seq: 0}\n")

@@ -28,7 +28,21 @@ N_THREADS = 6  # log, compute, two of the intake, loader, cache
 N_DESCRIPTORS = 24  # for a start with every option that opens something, and a few connections
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+class Group(click.Group):
+    """Says where the daemon's flags belong if one is given without the command."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            flags = [name for flag in self.commands["daemon"].params for name in (*flag.opts, *flag.secondary_opts)]
+            if error.option_name not in flags:
+                raise
+            text = f"{error.option_name} is an option of the command daemon: {PROGRAM} daemon {error.option_name} ..."
+            raise click.UsageError(text, ctx) from None
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__, prog_name=PROGRAM)
 def cli() -> None:
     """UMA Serve's daemon: one model, shared by all applications of a machine."""

@@ -44,7 +44,20 @@ class OptionFlag(click.Option):
 
 
 class FlagsCommand(click.Command):
-    """A command that lists its generated flags by section."""
+    """A command that lists its generated flags by section. A wrong flag that has the name of an option in a file is
+    answered with the option's flag.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            name = error.option_name[2:].replace("-", "_")
+            meant = [p.opt.flag for p in self.params if isinstance(p, OptionFlag) and p.opt.name == name]
+            if not meant:
+                raise
+            text = f"No such option {error.option_name!r}. Did you mean {meant[0]!r}?"
+            raise click.UsageError(text, ctx) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         plain = [p.get_help_record(ctx) for p in self.get_params(ctx) if not isinstance(p, OptionFlag)]

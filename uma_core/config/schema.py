@@ -205,9 +205,8 @@ def _pair(text: str, opt: Option) -> tuple[Any, Any]:
     key, equals, value = text.partition("=")
     if not equals:
         raise BadValue(f"must be a list of key=value, not {shown(text)}")
-    return _scalar(opt, key.strip(), opt.extra.get("of", str)), _scalar(
-        opt, value.strip(), opt.extra.get("values", str)
-    )
+    kinds = opt.extra.get("of", str), opt.extra.get("values", str)
+    return _scalar(opt, key.strip(), kinds[0]), _scalar(opt, value.strip(), kinds[1])
 
 
 def _map(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
