@@ -25,7 +25,7 @@ COMMANDS = {  # verb -> its line in --help; commands/<verb>.py is imported only 
     "detokenize": "Show the text of tokens.",
     "embed": "Compute embeddings of texts.",
     "rerank": "Order documents by how well they answer a query.",
-    "sessions": "List the requests in flight.",
+    "sessions": "List the requests in flight, and what they wait for.",
     "cancel": "End a request.",
     "metrics": "Show all metrics; --prometheus for scrapers.",
     "top": "Live dashboard in the terminal.",

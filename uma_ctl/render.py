@@ -273,10 +273,23 @@ def sessions(items: Sequence[Fields]) -> str:
             f"{units.count(s.get('completion_tokens'))}/{units.count(s.get('max_tokens'))}",
             units.ms(s.get("age_ms")),
             client_name(s),
+            _waits_for(s),
         )
         for s in items
     ]
-    return table(("request", "conn", "priority", "phase", "prompt", "answer", "age", "client"), rows)
+    return table(("request", "conn", "priority", "phase", "prompt", "answer", "age", "client", "waits for"), rows)
+
+
+def _waits_for(session: Fields) -> str:
+    """Return why a request does not go on, if the daemon knows: what it waits for, its place in the queue, how long."""
+    if session.get("is_held"):
+        return "its client, which reads too slowly"
+    position, wait = session.get("queue_position"), session.get("wait_ms")
+    if not units.is_number(position):
+        return units.NOTHING
+    other = session.get("waits_for")
+    reason = f"the end of {units.text(other)}" if other is not None else "its turn"
+    return joined(reason, f"place {position + 1:g}", f"about {units.ms(wait)}" if wait else "")
 
 
 def metrics(fields: Fields) -> str:

@@ -131,11 +131,40 @@ def test_no_view_passes_control_characters_on(fields):
 
 @given(
     st.dictionaries(
-        st.sampled_from(["conn", "request_id", "lane", "uid", "prefilled_tokens", "prompt_tokens", "age_ms"]), values
+        st.sampled_from(
+            [
+                "conn",
+                "request_id",
+                "lane",
+                "uid",
+                "prefilled_tokens",
+                "prompt_tokens",
+                "age_ms",
+                "queue_position",
+                "wait_ms",
+                "waits_for",
+            ]
+        ),
+        values,
     )
 )
 def test_any_session_can_be_listed(fields):
     assert render.sessions([fields])
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"phase": "decode"}, "-"),
+        ({"queue_position": 2, "wait_ms": 1500.0, "waits_for": "req_a"}, "the end of req_a, place 3, about 1.50 s"),
+        ({"queue_position": 0, "wait_ms": 0.0, "waits_for": None}, "its turn, place 1"),
+        ({"phase": "decode", "is_held": True}, "its client, which reads too slowly"),
+    ],
+)
+def test_a_request_that_waits_says_for_what(fields, said):
+    header, row = render.sessions([{"request_id": "r1", "uid": 0, "pid": 7, **fields}]).splitlines()
+    assert header.endswith("waits for")
+    assert row.endswith(f"uid 0 pid 7  {said:>{len('waits for')}}")
 
 
 def test_metrics_show_distributions_in_a_line_and_leave_out_zero_labels():
