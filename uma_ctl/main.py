@@ -29,11 +29,17 @@ COMMANDS = {  # verb -> its line in --help; commands/<verb>.py is imported only 
     "cancel": "End a request.",
     "metrics": "Show all metrics; --prometheus for scrapers.",
     "top": "Live dashboard in the terminal.",
-    "drain": "Refuse new work and let running streams finish.",
+    "drain": "Refuse new work and let running streams finish; --then exit stops the daemon.",
     "undrain": "Accept new work again.",
     "reload": "Read the configuration again, or load another model.",
     "cache": "Show or change the prefix cache.",
     "trace": "Record ticks for Perfetto or chrome://tracing.",
+}
+ELSEWHERE = {  # verb of other programs -> what to type here
+    **dict.fromkeys(("stop", "shutdown", "exit", "quit", "kill"), "drain --then exit"),
+    "ps": "sessions",
+    "load": "reload --model PATH",
+    "run": "chat",
 }
 
 
@@ -54,8 +60,10 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command. Raises: UsageError, which suggests the nearest verb."""
         verb = args[0]
-        if verb not in COMMANDS and not verb.startswith("-") and (near := get_close_matches(verb[:64], COMMANDS, 1)):
-            raise click.UsageError(f"No such command {verb!r}. Did you mean {near[0]!r}?", ctx)
+        if verb not in COMMANDS and not verb.startswith("-"):
+            near = [ELSEWHERE[verb]] if verb in ELSEWHERE else get_close_matches(verb[:64], COMMANDS, 1)
+            if near:
+                raise click.UsageError(f"No such command {verb!r}. Did you mean {near[0]!r}?", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -47,7 +47,13 @@ def test_socket_prints_where_the_daemon_listens(serve, ctl, socket_path):
 
 
 @pytest.mark.parametrize(
-    ("verb", "meant"), [("generat", " Did you mean 'generate'?"), ("stats", " Did you mean 'status'?"), ("x", "")]
+    ("verb", "meant"),
+    [
+        ("generat", " Did you mean 'generate'?"),
+        ("stats", " Did you mean 'status'?"),
+        ("stop", " Did you mean 'drain --then exit'?"),
+        ("x", ""),
+    ],
 )
 def test_a_misspelt_verb_names_the_one_that_was_meant(ctl, verb, meant):
     done = ctl(verb)
