@@ -22,11 +22,13 @@ FILES = "file://"  # the origin that desktop programs made with Electron send fo
 class ServeOptions:
     """Where the gateway listens, and which daemon it serves."""
 
-    socket: str = option("", "path of the daemon's Unix socket; empty: search for it as every client does")
+    socket: str = option(
+        "", "path of the daemon's Unix socket; empty: search for it as every client does", is_path=True
+    )
     host: str = option("127.0.0.1", "address to listen on; an address other than loopback needs keys, or --insecure")
     port: int = option(8080, "port to listen on; 0: any free port, which the log names", min=0, max=65_535)
-    tls_cert: str = option("", "file with the TLS certificate chain, PEM; empty: plain HTTP")
-    tls_key: str = option("", "file with the certificate's private key, PEM")
+    tls_cert: str = option("", "file with the TLS certificate chain, PEM; empty: plain HTTP", is_path=True)
+    tls_key: str = option("", "file with the certificate's private key, PEM", is_path=True)
     insecure: bool = option(False, "allow an address that others can reach, without any key")
     model_alias: str = option("", "name that clients see for the model; empty: the daemon's name for it")
 
@@ -36,7 +38,7 @@ class AccessOptions:
     """Who may send requests."""
 
     api_key_file: str = option(
-        "", "YAML file of API keys (docs/GATEWAY.md); read again at SIGHUP; empty: no keys from a file"
+        "", "YAML file of API keys (docs/GATEWAY.md); read again at SIGHUP; empty: no keys from a file", is_path=True
     )
     api_key: str = option("", "one key that may do everything; prefer the variable, because every user can see flags")
     allowed_hosts: tuple[str, ...] = option(

@@ -55,6 +55,7 @@ class EngineOptions:
         "",
         "path of the GGUF to serve; empty: the small demonstration model that comes with the package",
         yaml="model",
+        is_path=True,
     )
     preset: str = option(
         presets.NONE,
@@ -148,6 +149,7 @@ class EngineOptions:
         {},
         "LoRA adapters (GGUF) to load with the model, as id=path; requests name them by id. The flag may be repeated",
         flag="--lora",
+        is_path=True,
     )
     lora_scale: Mapping[str, float] = option(
         {}, "the scale of an adapter in requests without `lora`, as id=scale; such requests do not use the "
@@ -253,6 +255,7 @@ class IpcOptions:
         flag="--socket",
         env="UMA_SOCK",
         reload="restart",
+        is_path=True,
     )
     check_folder: bool = option(
         True,
@@ -514,7 +517,9 @@ class CacheOptions:
         min=0,
         max=1 << 24,
     )
-    disk_dir: str = option("", "directory for KV snapshots that survive a restart; empty: none", flag="--cache-dir")
+    disk_dir: str = option(
+        "", "directory for KV snapshots that survive a restart; empty: none", flag="--cache-dir", is_path=True
+    )
     disk_mb: int = option(
         4096, "disk space for the files in that directory", flag="--cache-disk-mb", unit="MiB", min=0, max=1 << 30
     )
@@ -616,6 +621,7 @@ class LogOptions:
         "file that records each plan and the state it was made from, for `python -m uma_core.trace replay FILE`; "
         "empty: none",
         flag="--log-trace",
+        is_path=True,
     )
     trace_mb: int = option(
         64,
@@ -646,6 +652,7 @@ class SpeculationOptions:
         "GGUF of a small model with the same vocabulary, or of an EAGLE 3 model. It drafts for one or two streams "
         "whose text does not repeat; empty: none",
         reload="engine",
+        is_path=True,
     )
     max_draft_tokens: int = option(15, "most draft tokens of a stream in one step", unit="tokens", min=1, max=64)
     history_tokens: int = option(
@@ -667,7 +674,10 @@ class HttpOptions:
     )
     host: str = option("127.0.0.1", "address that the gateway listens on", flag="--http-host")
     config: str = option(
-        "", "the gateway's YAML file: keys, limits, TLS; empty: only variables and defaults", flag="--http-config"
+        "",
+        "the gateway's YAML file: keys, limits, TLS; empty: only variables and defaults",
+        flag="--http-config",
+        is_path=True,
     )
 
 

@@ -51,6 +51,7 @@ class Extra(TypedDict, total=False):
     words: Mapping[str, Any]  # words that stand for a value, such as {"auto": -1}
     cap: str  # key of the option that this one must not exceed; a default is lowered to it
     env_switch: tuple[str, str]  # (variable, value): a true variable means that value, unless `env` is set
+    is_path: bool  # the text, or a map's value, names a file or folder
     of: type  # type of a list's items or of a map's keys; default str
     values: type  # type of a map's values; default str
 
@@ -166,6 +167,8 @@ def _typed(opt: Option, value: Any, kind: type) -> Any:
         raise BadValue("must not contain NUL")
     if isinstance(value, str) and not _can_be_bytes(value):
         raise BadValue(f"must not contain half of a surrogate pair, as {shown(value)} does")
+    if isinstance(value, str) and opt.extra.get("is_path") and value.startswith("~"):
+        raise BadValue(f"must be a path without ~, which only shells replace, not {shown(value)}")  # not a folder `~`
     return value
 
 
@@ -239,16 +242,15 @@ def _in_range(opt: Option, value: Any) -> Any:
 
 def value_text(opt: Option) -> str:
     """Return a placeholder for the value, for help and docs."""
+    text = "PATH" if opt.extra.get("is_path") else "TEXT"
     if opt.kind is bool:
         return "true|false"
     if opt.kind is dict:
         key, value = opt.extra.get("of", str), opt.extra.get("values", str)
-        return (
-            f"{'UID' if key is int else 'ID'}={'|'.join(opt.choices) or ('NUMBER' if value is float else 'TEXT')},..."
-        )
+        return f"{'UID' if key is int else 'ID'}={'|'.join(opt.choices) or ('NUMBER' if value is float else text)},..."
     word = (
         "|".join(opt.choices)
-        or {int: "INT", float: "NUMBER", str: "TEXT"}[opt.extra.get("of", str) if opt.kind is tuple else opt.kind]
+        or {int: "INT", float: "NUMBER", str: text}[opt.extra.get("of", str) if opt.kind is tuple else opt.kind]
     )
     return f"{word},..." if opt.kind is tuple else word
 
