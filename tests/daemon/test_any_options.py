@@ -169,6 +169,7 @@ def test_small_and_odd_batches_serve(daemons: Nursery, engine: str, flag: str, v
     "flags, option",
     [
         ({"--moe-top-k": 9, "--engine": "llama"}, "engine.moe_top_k"),
+        ({"--moe-top-k": 9, "--engine": "graph"}, "engine.moe_top_k"),
         ({"--kv-type": "q8_0", "--flash-attn": "off"}, "engine.kv_type"),
         ({"--n-batch": 4, "--n-ubatch": 5}, "engine.n_ubatch"),
         ({"--n-ctx": 3}, "engine.n_ctx"),

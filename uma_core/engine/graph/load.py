@@ -33,7 +33,7 @@ from uma_core.engine.lib import lib
 from uma_core.engine.llama.estimate import lay_out_context
 from uma_core.engine.llama.log import tap
 from uma_core.engine.llama.model import LlamaModel, Parts
-from uma_core.engine.llama.params import context_params, is_unified, n_threads_of
+from uma_core.engine.llama.params import check_model, context_params, is_unified, n_threads_of
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.machine import available_bytes
 
@@ -230,7 +230,11 @@ def is_arranging(header: Header, options: EngineOptions, kernels: str) -> bool:
 
 
 def check(header: Header, options: EngineOptions) -> Shape:
-    """Check all that can be known before weights are read. Raises: Unsupported."""
+    """Check all that can be known before weights are read.
+
+    Raises: Unsupported, and CONFIG_INVALID for options that this model cannot have with any engine.
+    """
+    check_model(options, header.path)
     if options.load_mode not in LOAD_MODES:
         raise Unsupported(f"load mode {options.load_mode}")
     if options.flash_attn == "off":
