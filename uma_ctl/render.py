@@ -184,6 +184,7 @@ def _machine(fields: Fields) -> list[tuple[str, str]]:
             joined(*(f"{units.size(memory.get(key))} {key}" for key in ("weights", "kv", "compute", "cache", "rss"))),
         ),
         ("residency", _residency(sub(fields, "residency"))),
+        ("HTTP", _http(sub(fields, "http"))),
         ("reload", reload_line(sub(fields, "reload"))),
     ]
     return [line for line in lines if line[1] not in ("", units.NOTHING)]
@@ -193,6 +194,17 @@ def _residency(fields: Fields) -> str:
     sizes = (f"{units.size(fields.get(key))} of the model {key}" for key in ("mapped", "locked"))
     return joined(
         *sizes, *(f"{units.text(name)}={units.text(value)}" for name, value in sub(fields, "environ").items())
+    )
+
+
+def _http(http: Fields) -> str:
+    if not http:
+        return ""
+    restarts = http.get("restarts")
+    return joined(
+        f"{units.text(http.get('host'))} port {units.text(http.get('port'))}",
+        "the gateway runs" if http.get("is_running") else "the gateway does not run",
+        units.counted(restarts, "restart") if restarts else "",
     )
 
 

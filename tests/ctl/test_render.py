@@ -106,7 +106,22 @@ def test_what_is_under_way_is_visible():
     assert all(words in one for words in ("1 request left", "1 thread\n", "1 sequence\n"))
 
 
-@given(st.dictionaries(st.sampled_from([*STATUS, "load_share", "drain"]), values))
+@pytest.mark.parametrize(
+    ("gateway", "shown"),
+    [
+        ({"is_running": True, "restarts": 0}, "HTTP       127.0.0.1 port 8080, the gateway runs\n"),
+        (
+            {"is_running": False, "restarts": 2},
+            "HTTP       127.0.0.1 port 8080, the gateway does not run, 2 restarts\n",
+        ),
+    ],
+)
+def test_the_http_gateway_is_shown(gateway, shown):
+    assert shown in render.status({**STATUS, "http": {"host": "127.0.0.1", "port": 8080, **gateway}})
+    assert "HTTP" not in render.status(STATUS)
+
+
+@given(st.dictionaries(st.sampled_from([*STATUS, "load_share", "drain", "http"]), values))
 def test_any_status_can_be_shown(fields):
     assert isinstance(render.status(fields), str)
 
