@@ -14,7 +14,7 @@ from perf.gguf_file import save
 from tests.engine import encoders
 from tests.engine.encoders import Encoder
 from tests.engine.graph.models import HYBRIDS, MODELS, RECURRENT, Model, hybrid, write
-from uma_core.engine.llama.encoder import is_encoder
+from tests.engine.headers import is_encoder
 from uma_core.errors import ErrorCode, UmaError
 
 EPSILON = "llama.attention.layer_norm_rms_epsilon"

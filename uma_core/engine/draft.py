@@ -19,7 +19,7 @@ from uma_core.engine.llama.encoder import is_encoder
 from uma_core.engine.llama.heads import EAGLE, LlamaHeads, check_heads, estimate_heads
 from uma_core.engine.llama.params import check_model
 from uma_core.engine.select.choose import missing_in_graph
-from uma_core.engine.select.open import as_trained, estimate_engine, n_ctx_trained, open_engine
+from uma_core.engine.select.open import as_trained, estimate_engine, open_engine
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.models import default_model_path
 
@@ -68,10 +68,10 @@ def for_drafts(engine: EngineOptions, speculation: SpeculationOptions) -> Engine
     """
     path = speculation.draft_model
     engine = replace(engine, takes_back=engine.mtp or bool(path) or speculation.mode != "off")
-    if not is_eagle(engine, path):
+    if not path or engine.engine == "fake":
         return engine
     with closing(Header(path)) as header:
-        return replace(engine, hidden_layers=_target_layers(header))
+        return replace(engine, hidden_layers=_target_layers(header)) if header.arch == EAGLE_ARCH else engine
 
 
 def _target_layers(header: Header) -> tuple[int, ...]:
@@ -101,8 +101,11 @@ def estimate_with_draft(engine: EngineOptions, speculation: SpeculationOptions) 
     if path:  # first: the engine's own refusal of layers that a misfit would read misleads
         check_draft(engine, path)
     need = estimate_engine(for_drafts(engine, speculation))
+    if not path and not engine.mtp:
+        return need
     if engine.engine != "fake":
-        engine, _ = as_trained(engine, engine.model or str(default_model_path()))
+        with closing(Header(_served(engine))) as header:
+            engine, _ = as_trained(engine, header.n_ctx_trained)
     if engine.mtp:
         need = _sum(need, _estimate_heads(engine))
     if not path:
@@ -137,7 +140,7 @@ def _estimate_heads(engine: EngineOptions) -> MemoryUse:
         raise UmaError(
             ErrorCode.CONFIG_INVALID, "engine.mtp: a simulated model has no prediction heads", option="engine.mtp"
         )
-    return estimate_heads(engine.model or str(default_model_path()), engine)
+    return estimate_heads(_served(engine), engine)
 
 
 def check_draft(engine: EngineOptions, path: str) -> None:
@@ -147,15 +150,14 @@ def check_draft(engine: EngineOptions, path: str) -> None:
     """
     if engine.engine == "fake":
         return
-    if is_encoder(path):
-        raise _unfit(path, "it does not generate text")
-    model = engine.model or str(default_model_path())
-    with closing(Header(path)) as draft, closing(Header(model)) as target:
+    with closing(Header(path)) as draft, closing(Header(_served(engine))) as target:
+        if is_encoder(draft):
+            raise _unfit(path, "it does not generate text")
         _compare(draft, target, path)
         if draft.arch == EAGLE_ARCH:
             _check_eagle(draft, target, path)
             return
-        parts = NO_WAY_BACK if _engine(engine, path) == "llama" else STATES
+        parts = NO_WAY_BACK if _engine(engine, draft) == "llama" else STATES
         if any(part in key for part in parts for key in draft.meta):
             raise _unfit(path, NO_ROLLBACK)
         _check_kv(engine, path)
@@ -214,8 +216,12 @@ def _unfit(path: str, why: str) -> UmaError:
     return UmaError(ErrorCode.CONFIG_INVALID, f"{OPTION}: {path} cannot draft for this model: {why}", option=OPTION)
 
 
-def _engine(engine: EngineOptions, path: str) -> str:
-    return "llama" if missing_in_graph(path, replace(engine, model=path, lora={}, deterministic=False)) else "graph"
+def _served(engine: EngineOptions) -> str:
+    return engine.model or str(default_model_path())
+
+
+def _engine(engine: EngineOptions, draft: Header) -> str:
+    return "llama" if missing_in_graph(draft, engine) else "graph"
 
 
 def _options(engine: EngineOptions, path: str) -> EngineOptions:
@@ -224,8 +230,9 @@ def _options(engine: EngineOptions, path: str) -> EngineOptions:
     """
     name, n_each = "fake", engine.n_ctx if engine.kv_mode == "unified" else engine.n_ctx // max(1, engine.n_seq)
     if engine.engine != "fake":
-        name = _engine(engine, path)
-        n_known = (n_each, n_ctx_trained(engine.model or str(default_model_path())), n_ctx_trained(path))
+        with closing(Header(path)) as draft, closing(Header(_served(engine))) as target:
+            name = _engine(engine, draft)
+            n_known = (n_each, target.n_ctx_trained, draft.n_ctx_trained)
         n_each = min((n for n in n_known if n), default=0)
     return replace(
         engine,

@@ -355,6 +355,12 @@ class Header:
         return list(layers) if types is None or types else []
 
     @property
+    def n_ctx_trained(self) -> int:
+        """The model's trained context; 0: its file does not say."""
+        n_trained = self.of_arch().get("context_length")
+        return n_trained if isinstance(n_trained, int) and n_trained > 0 else 0
+
+    @property
     def expert_bytes(self) -> int:
         """Bytes of the tensors that hold experts, in all files."""
         return sum(place.n_bytes for place in self.tensors.values() if "_exps" in place.name)

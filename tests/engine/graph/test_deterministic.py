@@ -19,10 +19,10 @@ from tests.engine.drive import generate, read, step, tokens_of
 from tests.engine.graph.conftest import SMALL
 from tests.engine.graph.models import BLOCKS_OF_32, BLOCKS_OF_256, MODELS, TYPED, Model
 from tests.engine.graph.world import World
+from tests.engine.headers import choose
 from uma_core.config.options import EngineOptions
 from uma_core.engine.graph.engine import GraphEngine
 from uma_core.engine.kernels import use_kernels
-from uma_core.engine.select.choose import choose
 from uma_core.engine.select.open import open_engine
 from uma_core.errors import ErrorCode, UmaError
 

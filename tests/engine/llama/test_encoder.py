@@ -13,11 +13,11 @@ import pytest
 
 from tests.engine.encoders import ENCODERS, Encoder, write
 from tests.engine.graph import models as graph_models
+from tests.engine.headers import is_encoder
 from tests.trained import TINY
 from uma_core.config.options import EngineOptions
 from uma_core.engine.api import ROWS_OF, Batch, DecodeStatus, Engine, PrefillStatus, Rows
 from uma_core.engine.lib import ffi, lib
-from uma_core.engine.llama.encoder import is_encoder
 from uma_core.engine.llama.params import context_params
 from uma_core.engine.select.open import estimate_engine, open_engine
 from uma_core.errors import ErrorCode, UmaError

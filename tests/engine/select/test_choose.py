@@ -15,10 +15,11 @@ import pytest
 from tests.engine.conftest import DRAFT, OPTIONS
 from tests.engine.drive import generate
 from tests.engine.graph.models import MODELS, Model, write
+from tests.engine.headers import choose
 from uma_core.engine.api import Engine
 from uma_core.engine.select import choose as module
 from uma_core.engine.select import compare
-from uma_core.engine.select.choose import Choice, choose, store, stored_in
+from uma_core.engine.select.choose import Choice, store, stored_in
 from uma_core.engine.select.compare import N_AGREE, Shape, Times
 from uma_core.engine.select.open import estimate_engine, open_engine
 from uma_core.engine.select.trial import Trial

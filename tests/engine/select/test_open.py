@@ -12,6 +12,7 @@ from tests.engine.graph.heads import with_eagle
 from tests.engine.graph.models import MODELS, write
 from uma_core import machine
 from uma_core.config.options import EngineOptions
+from uma_core.engine.header import Header
 from uma_core.engine.select.open import estimate_engine, open_engine
 from uma_core.errors import ErrorCode, UmaError
 
@@ -71,6 +72,24 @@ def test_the_embedded_model_is_served_as_it_was_trained_by_default() -> None:
     info = opened.info
     opened.close()
     assert info.n_ctx_seq <= info.n_ctx_train
+
+
+@pytest.mark.parametrize(("engine", "n"), [("llama", 1), ("graph", 2), ("auto", 1)])
+def test_the_header_is_read_once(engine: str, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time takes as long as a large vocabulary needs. The graph engine has a header of its own."""
+    seen: list[str] = []
+    read = Header._open
+
+    def reading(header: Header, path: str) -> None:
+        seen.append(path)
+        read(header, path)
+
+    monkeypatch.setattr(Header, "_open", reading)
+    options = replace(OPTIONS, engine=engine)
+    estimate_engine(options)
+    assert len(seen) == n
+    open_engine(options).close()
+    assert len(seen) == 2 * n
 
 
 @pytest.mark.parametrize("has_own", [False, True])

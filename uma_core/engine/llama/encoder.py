@@ -8,7 +8,6 @@ No KV outlives a call: sequences only distinguish the requests.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
 from typing import Any, NoReturn
 
 import numpy as np
@@ -60,16 +59,15 @@ NO_MEMORY = frozenset({
 DENSE = "dense_2.weight"
 
 
-def is_encoder(path: str) -> bool:
+def is_encoder(header: Header) -> bool:
     """Whether the model cannot continue a text: it sees the tokens after a token, ranks, or only computes vectors.
 
-    Raises: MODEL_LOAD_FAILED, also for files that would end the process: this is the first look at every model.
+    Raises: MODEL_LOAD_FAILED for files that would end the process: this is the first look at every model.
     """
-    with closing(Header(path)) as header:
-        header.check_computable()
-        meta = header.of_arch()
-        sees_all = header.arch in NO_MEMORY or meta.get("attention.causal") is False
-        return sees_all or DENSE in header.tensors or meta.get("pooling_type") == int(lib.LLAMA_POOLING_TYPE_RANK)
+    header.check_computable()
+    meta = header.of_arch()
+    sees_all = header.arch in NO_MEMORY or meta.get("attention.causal") is False
+    return sees_all or DENSE in header.tensors or meta.get("pooling_type") == int(lib.LLAMA_POOLING_TYPE_RANK)
 
 
 class Encoder:

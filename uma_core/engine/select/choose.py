@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,9 +34,9 @@ class Choice(NamedTuple):
     is_due: bool = False  # the engines should be compared if possible; until then this choice holds
 
 
-def choose(path: str, options: EngineOptions) -> Choice:
-    """Choose without loading the model. Blocks: reads the header. Raises: MODEL_LOAD_FAILED."""
-    missing = missing_in_graph(path, options)
+def choose(header: Header, options: EngineOptions) -> Choice:
+    """Choose without loading the model."""
+    missing = missing_in_graph(header, options)
     if missing:
         return Choice("llama", f"the graph engine does not support {missing}")
     if options.deterministic:
@@ -45,7 +44,7 @@ def choose(path: str, options: EngineOptions) -> Choice:
     if options.calibrate == "off":
         return Choice("llama", "the engines are not compared while the calibration is off")
     try:
-        stored = stored_in(path, options)
+        stored = stored_in(header.path, options)
         values = measured.load(stored)
         known = Choice(values["engine"], values["reason"])
     except (OSError, ValueError, KeyError) as error:
@@ -57,13 +56,12 @@ def choose(path: str, options: EngineOptions) -> Choice:
     return known._replace(is_due=options.calibrate == "force")
 
 
-def missing_in_graph(path: str, options: EngineOptions) -> str:
+def missing_in_graph(header: Header, options: EngineOptions) -> str:
     """Return what the graph engine does not support, judged by the header; "" if nothing is known to be missing."""
-    with closing(Header(path)) as header:
-        try:
-            check(header, options)
-        except Unsupported as missing:
-            return str(missing)
+    try:
+        check(header, options)
+    except Unsupported as missing:
+        return str(missing)
     return ""
 
 

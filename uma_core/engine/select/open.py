@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from uma_core.config.options import EngineOptions
     from uma_core.engine.select.choose import Choice
 
+ENCODER = "encoder"  # beside the names of `engine.engine`: models that cannot continue a text have their own engine
 # architectures that read the hidden states of another model
 ONLY_DRAFT = {
     "eagle3": "an EAGLE 3 model, which drafts for another: give that one, and this file with speculation.draft_model",
@@ -40,20 +41,13 @@ def open_engine(
 
         return open_fake(options, path)
     from uma_core.engine.devices import missing_gpu
-    from uma_core.engine.llama.encoder import EncoderEngine, is_encoder
 
-    note = ""
-    engine: Engine
-    if is_encoder(path):
-        engine = EncoderEngine(path, options, progress)
-    else:
-        _check_generates(path)
-        options, note = as_trained(options, path)
-        engine = (
-            _open_chosen(options, path, progress, trial)
-            if options.engine == "auto"
-            else _open(options.engine, options, path, progress)
-        )
+    options, choice, note = _choose(options, path)
+    engine = (
+        _open_chosen(choice, options, path, progress, trial)
+        if choice.reason
+        else _open(choice.engine, options, path, progress)
+    )
     missing = missing_gpu() if options.n_gpu_layers else ""
     engine.info = replace(
         engine.info, notes=(*engine.info.notes, *filter(None, (note, missing, over_quota(options.threads))))
@@ -61,13 +55,29 @@ def open_engine(
     return engine
 
 
-def as_trained(options: EngineOptions, path: str) -> tuple[EngineOptions, str]:
-    """Limit the cells to those that the sequences can use: beyond its trained context a model writes nonsense. Also
-    returns a note about it; "": nothing was changed.
+def _choose(options: EngineOptions, path: str) -> tuple[EngineOptions, Choice, str]:
+    """Choose the engine by the file's header, which is read once. Also returns the options as the model allows them,
+    and a note about that.
 
     Raises: MODEL_LOAD_FAILED.
     """
-    n_trained = n_ctx_trained(path)
+    from uma_core.engine.header import Header
+    from uma_core.engine.llama.encoder import is_encoder
+    from uma_core.engine.select.choose import Choice, choose
+
+    with closing(Header(path)) as header:
+        if is_encoder(header):
+            return options, Choice(ENCODER, ""), ""
+        if header.arch in ONLY_DRAFT:  # llama.cpp opens some, but alone they write nonsense
+            raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{path}: {ONLY_DRAFT[header.arch]}", path=path)
+        options, note = as_trained(options, header.n_ctx_trained)
+        return options, choose(header, options) if options.engine == "auto" else Choice(options.engine, ""), note
+
+
+def as_trained(options: EngineOptions, n_trained: int) -> tuple[EngineOptions, str]:
+    """Limit the cells to those that the sequences can use: beyond its trained context a model writes nonsense. Also
+    returns a note about it; "": nothing was changed.
+    """
     if not 0 < n_trained * options.n_seq < options.n_ctx:
         return options, ""
     n_ctx = n_trained * options.n_seq
@@ -78,16 +88,11 @@ def as_trained(options: EngineOptions, path: str) -> tuple[EngineOptions, str]:
     return replace(options, n_ctx=n_ctx), note
 
 
-def n_ctx_trained(path: str) -> int:
-    """Return the model's trained context; 0: its file does not say. Raises: MODEL_LOAD_FAILED."""
-    from uma_core.engine.header import Header
-
-    with closing(Header(path)) as header:
-        n_trained = header.of_arch().get("context_length")
-    return n_trained if isinstance(n_trained, int) and n_trained > 0 else 0
-
-
 def _open(name: str, options: EngineOptions, path: str, progress: Progress | None) -> Engine:
+    if name == ENCODER:
+        from uma_core.engine.llama.encoder import EncoderEngine
+
+        return EncoderEngine(path, options, progress)
     if name != "graph" and options.deterministic:
         message = "llama.cpp's engine does not support engine.deterministic: its results depend on what shares a call"
         raise UmaError(ErrorCode.CONFIG_INVALID, message, option="engine.deterministic")
@@ -100,11 +105,10 @@ def _open(name: str, options: EngineOptions, path: str, progress: Progress | Non
     return LlamaEngine(path, options, progress)
 
 
-def _open_chosen(options: EngineOptions, path: str, progress: Progress | None, trial: Trial | None) -> Engine:
+def _open_chosen(
+    choice: Choice, options: EngineOptions, path: str, progress: Progress | None, trial: Trial | None
+) -> Engine:
     """Open the faster engine that can serve the model, with the reason among its notes."""
-    from uma_core.engine.select.choose import choose
-
-    choice = choose(path, options)
     engine = None
     if choice.is_due and trial is not None:
         choice, engine = _compared(options, path, progress, trial)
@@ -150,23 +154,13 @@ def estimate_engine(options: EngineOptions, path: str = "") -> MemoryUse:
     Raises: MODEL_LOAD_FAILED, INSUFFICIENT_MEMORY, BINDINGS_MISMATCH, CONFIG_INVALID.
     """
     os.environ.update(options.backend_environ())
-    name, path = options.engine, _path(options, path)
-    if name == "fake":
+    path = _path(options, path)
+    if options.engine == "fake":
         from uma_core.engine.fake.open import estimate_fake
 
         return estimate_fake(options)
-    from uma_core.engine.llama.encoder import is_encoder
-    from uma_core.engine.llama.estimate import estimate
-
-    if is_encoder(path):
-        return estimate(path, options, is_encoding=True)
-    _check_generates(path)
-    options, _ = as_trained(options, path)
-    if name == "auto":
-        from uma_core.engine.select.choose import choose
-
-        name = choose(path, options).engine
-    return _estimate(name, options, path)
+    options, choice, _ = _choose(options, path)
+    return _estimate(choice.engine, options, path)
 
 
 def _estimate(name: str, options: EngineOptions, path: str) -> MemoryUse:
@@ -174,22 +168,10 @@ def _estimate(name: str, options: EngineOptions, path: str) -> MemoryUse:
     from uma_core.engine.llama.estimate import estimate as llama_estimate
     from uma_core.engine.lora import check_adapters
 
+    if name == ENCODER:
+        return llama_estimate(path, options, is_encoding=True)
     use = (graph_estimate if name == "graph" else llama_estimate)(path, options)
     return use._replace(weights=use.weights + check_adapters(options, path))
-
-
-def _check_generates(path: str) -> None:
-    """Refuse models that only draft for another one: llama.cpp opens some, but alone they write nonsense.
-
-    Raises: MODEL_LOAD_FAILED.
-    """
-    from uma_core.engine.header import Header
-
-    with closing(Header(path)) as header:
-        arch = header.arch
-    if arch in ONLY_DRAFT:
-        message = f"{path}: {ONLY_DRAFT[arch]}"
-        raise UmaError(ErrorCode.MODEL_LOAD_FAILED, message, path=path)
 
 
 def _path(options: EngineOptions, path: str) -> str:
