@@ -437,9 +437,13 @@ class Header:
             text(lib.gguf_get_key(handle, i)) for i in keys if lib.gguf_get_kv_type(handle, i) == lib.GGUF_TYPE_ARRAY
         ]
 
-    def close(self) -> None:
+    def drop_arrays(self) -> None:
+        """Free what only `strings` and `arrays` read: tens of MB for a large vocabulary."""
         while self._handles:
             lib.gguf_free(self._handles.pop())
+
+    def close(self) -> None:
+        self.drop_arrays()
         while self.contexts:
             lib.ggml_free(self.contexts.pop())
 

@@ -15,6 +15,7 @@ from uma_core.engine.graph.engine import GraphEngine
 from uma_core.engine.graph.estimate import estimate
 from uma_core.engine.llama.engine import LlamaEngine
 from uma_core.engine.llama.estimate import estimate as llama_estimate
+from uma_core.engine.llama.model import LlamaModel
 from uma_core.errors import ErrorCode, UmaError
 
 LLAMA = MODELS["llama"]
@@ -132,6 +133,12 @@ def test_the_estimate_is_what_is_taken(load_mode: str, is_stock: bool) -> None:
         used = engine.memory()
         assert (used.weights, used.kv) == (expected.weights, expected.kv)
         assert 0 < used.compute <= expected.compute
+
+
+def test_an_estimate_reads_no_texts_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take 0.2 s with a large vocabulary."""
+    monkeypatch.delattr(LlamaModel, "_all_pieces")
+    assert estimate(DRAFT, SMALL).weights > 0
 
 
 def test_a_context_that_nobody_says_how_long_it_is(written: Callable[[Model], str]) -> None:

@@ -127,9 +127,10 @@ def load(path: str, options: EngineOptions, wish: Wish = Wish()) -> Loaded:
 def _load(header: Header, options: EngineOptions, wish: Wish, kept: list[Any]) -> Loaded:
     shape = check(header, options)
     header.leave_out(shape.n_layer)
+    header.drop_arrays()
     device = device_of(options, wish.is_stock)
     kernels = use_kernels(options.cpu_kernels, options.isa) if device.is_cpu else ""
-    vocab = _laid_out(header.path, options)
+    vocab = _laid_out(header.path, options, Parts.SIZES if wish.is_dry else Parts.LAYOUT)
     kept.append(vocab)
     if shape.has_states and device.is_stock:
         raise Unsupported(f"recurrent layers on {device.name}")
@@ -172,13 +173,13 @@ def _load(header: Header, options: EngineOptions, wish: Wish, kept: list[Any]) -
     )  # fmt: skip
 
 
-def _laid_out(path: str, options: EngineOptions) -> LlamaModel:
+def _laid_out(path: str, options: EngineOptions, what: Parts) -> LlamaModel:
     """Load the model without weights. A file that llama.cpp cannot load or lay out is damaged, and is refused.
 
     Raises: MODEL_LOAD_FAILED, INSUFFICIENT_MEMORY.
     """
     with tap.quiet():
-        model = LlamaModel(path, options, None, Parts.LAYOUT)
+        model = LlamaModel(path, options, None, what)
         try:
             lay_out_context(model.handle, SMALLEST)
         except BaseException:

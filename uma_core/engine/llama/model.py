@@ -55,6 +55,7 @@ class Parts(enum.Enum):
 
     ALL = enum.auto()
     LAYOUT = enum.auto()  # vocabulary, metadata and the places of weights, for an engine that has its own weights
+    SIZES = enum.auto()  # the same, to be measured only: the vocabulary's texts are not read
     VOCABULARY = enum.auto()
 
 
@@ -69,7 +70,7 @@ class LlamaModel:
         self.fingerprint = fingerprint(path)
         params, kept = model_params(options, path)
         params.vocab_only = what is Parts.VOCABULARY
-        if what is Parts.LAYOUT:
+        if what in (Parts.LAYOUT, Parts.SIZES):
             no_devices = ffi.new("ggml_backend_dev_t[1]")
             params.no_alloc, params.load_mode, params.devices = True, lib.LLAMA_LOAD_MODE_NONE, no_devices
         callback = (
@@ -82,9 +83,10 @@ class LlamaModel:
         self.hidden_layers = self._kept_layers(options)
         self.vocab = lib.llama_model_get_vocab(self.handle)
         self.n_vocab = lib.llama_vocab_n_tokens(self.vocab)
-        self.pieces = self._all_pieces()
-        self.eog = frozenset(t for t in range(self.n_vocab) if lib.llama_vocab_is_eog(self.vocab, t))
-        self.links = Links(self.vocab, self.pieces)
+        if what is not Parts.SIZES:
+            self.pieces = self._all_pieces()
+            self.eog = frozenset(t for t in range(self.n_vocab) if lib.llama_vocab_is_eog(self.vocab, t))
+            self.links = Links(self.vocab, self.pieces)
         n = ffi.new("int32_t *")
         found = lib.llama_vocab_get_suppress_tokens(self.vocab, n)
         self.suppressed: tuple[TokenId, ...] = tuple(found[i] for i in range(n[0]))  # never to be generated
