@@ -348,6 +348,13 @@ def test_trace_lines_go_to_a_file_one_by_one(serve, ctl, tmp_path):
     ]
 
 
+def test_a_trace_that_the_daemons_end_cut_short_is_written(serve, ctl, tmp_path):
+    serve(answering(trace={"lines": [{"tick": 2}], "n_ticks": 1, "is_cut_short": True}))
+    done = ctl("trace", "--seconds", "60", "--jsonl", "--out", str(tmp_path / "t.jsonl"))
+    assert done.returncode == 0 and "the daemon stopped before the time was over" in done.stderr
+    assert json.loads((tmp_path / "t.jsonl").read_text()) == {"tick": 2}
+
+
 def test_a_trace_without_ticks_has_no_line(serve, ctl, tmp_path):
     serve(answering(trace={"lines": [], "n_ticks": 0}))
     done = ctl("trace", "--seconds", "0.1", "--jsonl")

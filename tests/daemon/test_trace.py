@@ -99,6 +99,18 @@ def test_two_recordings_at_once_both_have_their_ticks(serve, format):
     assert first["n_left_out"] == 0
 
 
+def test_recordings_end_with_the_daemon_and_keep_what_they_have(serve):
+    daemon = serve()
+    with daemon.connect() as chrome, daemon.connect() as lines:
+        chrome.send(type="trace", id=1, seconds=60, format="chrome")
+        lines.send(type="trace", id=2, seconds=60, format="jsonl")
+        daemon.generate(PROMPT, max_tokens=50)
+        assert daemon.stop() == 0
+        timeline, ticks = chrome.event(), lines.event()
+    assert timeline["n_ticks"] > 0 and timeline["traceEvents"] and timeline["is_cut_short"]
+    assert ticks["n_ticks"] > 0 and ticks["lines"] and ticks["is_cut_short"]
+
+
 def test_a_reply_that_is_larger_than_what_a_slow_reader_may_leave_arrives_whole(serve):
     daemon = serve("--tx-soft-bytes", "1024", "--tx-hard-bytes", "4096")
     stream = daemon.stream(PROMPT, max_tokens=50_000).begun()

@@ -484,6 +484,9 @@ _OPS = (
             ),
             Field("n_ticks", Kind.INTEGER, "ticks in the reply"),
             Field("n_left_out", Kind.INTEGER, "later ticks that did not fit into the reply"),
+            Field(
+                "is_cut_short", Kind.BOOLEAN, "true: the daemon stopped before `seconds` were over; otherwise absent"
+            ),
         ),
         is_admin=True,
     ),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections import deque
 from typing import Protocol
 
@@ -42,9 +44,9 @@ class Recorder:
         self.names[sid] = request_id
 
 
-def encoded(recorder: Recorder, form: str, cap_bytes: int) -> bytes:
+def encoded(recorder: Recorder, form: str, cap_bytes: int, t_end_s: float = math.inf) -> bytes:
     """Return a recording as the JSON fields of a reply, without braces; `form` is "chrome" or "jsonl". Ticks that
-    exceed the cap are left out.
+    exceed the cap, or are not encoded by `t_end_s` of the monotonic clock, are left out.
 
     Encodes in small slices, so that other threads get the GIL in between.
     """
@@ -55,7 +57,7 @@ def encoded(recorder: Recorder, form: str, cap_bytes: int) -> bytes:
     for tick in ticks:
         more = [json.dumps(event) for event in timeline.tick_events(tick)] if form == "chrome" else list(lines.of(tick))
         n_bytes += sum(map(len, more)) + len(more)
-        if n_bytes > cap_bytes:
+        if n_bytes > cap_bytes or time.monotonic() > t_end_s:
             break
         parts += more
         n_ticks += 1

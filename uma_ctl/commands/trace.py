@@ -48,6 +48,8 @@ def command(target: Target, seconds: float, jsonl: bool, out: str | None) -> Non
     else:
         _write(out, text)
         output.note(f"{_count(fields, jsonl)} in {out}")
+    if fields.get("is_cut_short"):
+        output.note("the daemon stopped before the time was over")
     if fields.get("n_left_out"):
         left_out = units.counted(fields["n_left_out"], "later tick")
         output.note(f"left out: {left_out}; record for a shorter time")

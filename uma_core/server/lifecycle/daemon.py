@@ -68,6 +68,7 @@ class Daemon:
         self.reloader = Reloader(config, sources, self.loop, self.host, self.lifecycle, self.registry)
         self.status = Status(self.host, self.lifecycle, self.reloader, self.registry, self.clock)
         self.helper = _helper() if config.ipc.read_apart else None
+        self.admin = Admin(self.loop, self.host, self.lifecycle, self.reloader)
         self.app = IoApp(self.loop, self.compute, self._services(), self.registry, self.helper)
         self.notifier = Notifier(os.environ, os.getpid())
         self.supervision = Supervision(self.notifier, self.loop, self.compute, self.host, self.lifecycle)
@@ -98,7 +99,7 @@ class Daemon:
             props=lambda is_trusted: props(
                 self.host.engine, self.host.is_demo, self._config(), self.reloader.generation, is_trusted
             ),
-            admin=Admin(self.loop, self.host, self.lifecycle, self.reloader),
+            admin=self.admin,
         )
 
     def _join(self) -> None:
@@ -222,6 +223,7 @@ class Daemon:
             log.error("%s: the compute thread is stuck in the engine; leaving it", ErrorCode.ENGINE_HUNG.code)
             self.exit_status = self.exit_status or 1
         self.app.end_all(UmaError(ErrorCode.SHUTTING_DOWN if is_ended else ErrorCode.ENGINE_HUNG))
+        self.admin.close()
         self.app.close()
         self.gateway.close()
         self.relief.close()

@@ -6,7 +6,9 @@ Each is answered when it is done.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from uma_core.cache.digest import PAGE, Digesters, Part, held
@@ -26,6 +28,16 @@ from uma_core.types import Priority
 
 NS_PER_S = 1_000_000_000
 TRACE_CAP_BYTES = 48 << 20  # of a reply; clients read up to 64 MiB
+STOP_S = 5.0  # to encode what was recorded until the daemon stops; ticks that take longer are left out
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recording:
+    """A `trace` that is not answered yet."""
+
+    recorder: Recorder
+    form: str
+    answer: Answer
 
 
 class Admin:
@@ -37,6 +49,7 @@ class Admin:
         self._lifecycle = lifecycle
         self._reloader = reloader
         self._digesters = Digesters()
+        self._recordings: list[Recording] = []
         self._ops: dict[str, Callable[[dict[str, Any], Answer], None]] = {
             "drain": self._drain,
             "undrain": self._undrain,
@@ -79,12 +92,24 @@ class Admin:
             raise UmaError(ErrorCode.MODEL_NOT_LOADED)
         form = args["format"]
         recorder = Recorder(is_every_tick=form == "chrome")
+        recording = Recording(recorder, form, answer)
+        self._recordings.append(recording)
         self._host.record(recorder)
 
         def encode() -> None:
-            run_aside(self._loop, "trace", lambda: encoded(recorder, form, TRACE_CAP_BYTES), answer)
+            run_aside(self._loop, "trace", lambda: encoded(recorder, form, TRACE_CAP_BYTES), end)
+
+        def end(outcome: bytes | UmaError) -> None:
+            self._recordings.remove(recording)
+            answer(outcome)
 
         self._loop.call_later(int(args["seconds"] * NS_PER_S), lambda: self._host.forget(recorder, encode))
+
+    def close(self) -> None:
+        """Answer recordings in progress with what they have, because the daemon stops. Blocks for at most STOP_S."""
+        t_end_s = time.monotonic() + STOP_S
+        for each in self._recordings:
+            each.answer(encoded(each.recorder, each.form, TRACE_CAP_BYTES, t_end_s) + b',"is_cut_short":true')
 
     def _digest(self, args: dict[str, Any], answer: Answer) -> None:
         """Read the cache between two ticks; hash on a thread of its own."""
