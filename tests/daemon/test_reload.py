@@ -164,6 +164,45 @@ def test_reloads_come_one_at_a_time(serve):
     assert daemon.status()["reload"]["last"] == "ok", "who came second changed nothing"
 
 
+def test_a_signal_during_a_reload_gets_a_reload_of_its_own(serve, config):
+    daemon = serve("--config", str(config))
+    daemon.pull(load_ms=1000)
+    with daemon.connect() as wire:
+        wire.send(type="reload", id="r", model="slow")
+        eventually(lambda: daemon.status()["reload"]["is_under_way"])
+        config.write_text("limits:\n  max_tokens: 4000\n  default_max_tokens: 3\n")
+        for _ in range(3):
+            daemon.signal(signal.SIGHUP)
+        assert wire.event()["generation"] == 2
+    eventually(lambda: daemon.status()["generation"] == 3)
+    assert daemon.generate("x")[-1]["usage"]["completion_tokens"] == 3
+    assert daemon.status()["reload"] == {"generation": 3, "last": "ok", "error": None, "is_under_way": False}
+
+
+def test_a_drain_to_reload_waits_for_the_reload_in_progress(serve, config):
+    daemon = serve("--config", str(config))
+    daemon.pull(load_ms=1000)
+    with daemon.connect() as wire:
+        wire.send(type="reload", id="r", model="slow")
+        eventually(lambda: daemon.status()["reload"]["is_under_way"])
+        config.write_text("limits:\n  max_tokens: 4000\n  default_max_tokens: 3\n")
+        assert daemon.ask("drain", then="reload")["then"] == "reload"
+        assert wire.event()["generation"] == 2
+    daemon.reach("ready")
+    assert daemon.generate("x")[-1]["usage"]["completion_tokens"] == 3
+
+
+def test_a_drain_during_the_reload_that_another_drain_began_stays(serve, config):
+    daemon = serve("--config", str(config))
+    daemon.pull(load_ms=1000)
+    config.write_text("limits:\n  max_tokens: 4000\nengine:\n  n_ctx: 1024\n")
+    daemon.ask("drain", then="reload")
+    eventually(lambda: daemon.status()["reload"]["is_under_way"])
+    assert daemon.ask("drain")["then"] == "stay"
+    eventually(lambda: daemon.status()["generation"] == 2)
+    assert (daemon.state(), daemon.status()["drain"]["then"]) == ("draining", "stay")
+
+
 @pytest.mark.parametrize("available_mb", [None, 400], ids=["beside", "swap"])
 def test_a_drained_daemon_stays_drained(serve, available_mb):
     daemon = serve()

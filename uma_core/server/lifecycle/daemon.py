@@ -12,7 +12,6 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
 
 from uma_core import __version__, descriptors, endpoint
 from uma_core.clock import MonotonicClock
@@ -169,6 +168,7 @@ class Daemon:
         self.status.on_ready()
         self.lifecycle.loaded()
         self.app.intake.prepare()
+        self.reloader.go_on()
         what = (
             f"{info.model_name} ({info.engine}) on {info.backend}, {info.n_seq_max} sequences of {info.n_ctx_seq} cells"
         )
@@ -176,13 +176,7 @@ class Daemon:
 
     def _reload(self, then: Callable[[], object] = lambda: None) -> None:
         """Reload for SIGHUP and `drain --then reload`. No client waits for the answer; the log and `status` show it."""
-
-        def answered(outcome: dict[str, Any] | UmaError) -> None:
-            if isinstance(outcome, UmaError) and outcome.error is ErrorCode.RELOAD_BUSY:
-                log.warning("%s", outcome)  # other failures are logged where they occur
-            then()
-
-        self.reloader.reload(answered)
+        self.reloader.reload_next(then)
 
     def _let_go(self) -> None:
         """Stop, because the program that started the daemon has exited."""

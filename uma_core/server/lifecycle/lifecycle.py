@@ -237,10 +237,14 @@ class Lifecycle:
         if drain.then == EXIT:
             self.stop()
         elif drain.then == RELOAD:
-            self.on_reload(self.undrain)
+            self.on_reload(lambda: self._reloaded(drain))
         elif drain.then == SWAP and self._swap is not None:
             (on_drained, _), self._swap = self._swap, None
             on_drained()
+
+    def _reloaded(self, drain: Drain) -> None:
+        if self._drain is drain:  # otherwise a later drain replaced it
+            self.undrain()
 
     # swap: the old model must go before the new one fits
 

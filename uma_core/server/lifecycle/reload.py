@@ -1,9 +1,10 @@
 """Reload: the whole configuration is read and checked first, then applied as a whole or not at all.
 
-Rules: the file is read on a thread of its own, because its file system may not answer. One reload at a time; any
-failure leaves the old configuration and the old model serving, and shows in `status`. A changed model or context is
-loaded beside the old engine if memory allows: running streams finish on the old one, new ones start on the new one.
-Otherwise: drain, unload, load; and if that fails, load the old one again.
+Rules: the file is read on a thread of its own, because its file system may not answer. One reload at a time; signals
+and drains that ask for one meanwhile get one more after it. Any failure leaves the old configuration and the old model
+serving, and shows in `status`. A changed model or context is loaded beside the old engine if memory allows: running
+streams finish on the old one, new ones start on the new one. Otherwise: drain, unload, load; and if that fails, load
+the old one again.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ class Reloader:
         self._host = host
         self._lifecycle = lifecycle
         self._asked: Asked | None = None  # in progress
+        self._next: list[Callable[[], object]] = []  # to be called after the next reload
         self._has_begun = False  # `on_begin` was called for it
         self._reader: threading.Thread | None = None  # the thread that reads the file
         self._last = "none"
@@ -90,7 +92,7 @@ class Reloader:
 
     def reload(self, answer: Answer, is_check: bool = False, model: str | None = None) -> None:
         """`answer` gets generation and changes, or the error that kept everything as it was."""
-        if self._asked is not None or self._host.is_loading:
+        if self._is_busy():
             answer(UmaError(ErrorCode.RELOAD_BUSY))
             return
         asked = self._asked = Asked(answer, is_check, model)
@@ -111,6 +113,27 @@ class Reloader:
 
         in_use = self.config.http
         self._reader = run_aside(self._loop, "reload", lambda: _read(inputs, in_use), read)
+
+    def reload_next(self, then: Callable[[], object]) -> None:
+        """Reload as soon as none is in progress, for those who cannot ask again. All who wait get the same reload."""
+        if self._is_busy():
+            log.info("a reload follows the one in progress")
+        self._next.append(then)
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Begin the reload that others wait for, if there is one. Call it when a load has ended."""
+        if self._next and not self._is_busy():
+            waiting, self._next = self._next, []
+
+            def answer(outcome: dict[str, Any] | UmaError) -> None:
+                for then in waiting:
+                    then()
+
+            self.reload(answer)
+
+    def _is_busy(self) -> bool:
+        return self._asked is not None or self._host.is_loading
 
     def _give_reading_up(self, asked: Asked) -> None:
         if self._asked is asked:
@@ -229,9 +252,11 @@ class Reloader:
         asked.answer(outcome)
         if has_begun:
             self.on_end()
+        self.go_on()
 
     def give_up(self) -> None:
         """Abandon the reload, because the daemon stops."""
+        self._next.clear()
         if self._asked is not None:
             self._end(self._asked, UmaError(ErrorCode.SHUTTING_DOWN))
 
