@@ -199,3 +199,17 @@ def test_a_slow_disk_delays_nobody_and_the_end_waits_for_it_only_so_long(folder,
     check_clean(again)
     removed = [line for line in again.log.splitlines() if "removed" in line and "was removed: unfinished" not in line]
     assert not removed, "a file that was half written was taken for a snapshot"
+
+
+def test_a_removed_socket_comes_back_and_streams_go_on(serve):
+    daemon = serve()
+    daemon.pull(step_ms=5)
+    stream = daemon.stream(max_tokens=4000).begun()
+    os.unlink(daemon.path)
+    daemon.reach("ready")
+    assert daemon.generate("x", max_tokens=2)[-1]["reason"] == "length"
+    assert not stream.has_ended
+    stream.cancel()
+    assert stream.end()["reason"] == "cancelled"
+    assert daemon.stop() == 0
+    assert not os.path.exists(daemon.path) and not os.path.exists(daemon.path + ".lock")

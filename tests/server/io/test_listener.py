@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import socket
 import stat
 import subprocess
@@ -156,6 +157,69 @@ def test_closing_leaves_the_socket_of_a_successor(socket_path):
         successor.bind(socket_path)
         bound.close()
         assert os.path.exists(socket_path)
+
+
+@pytest.fixture
+def listening(socket_path):
+    """Return a function that checks the path and counts who has connected by then."""
+    loop, accepted = Loop(ManualClock()), []
+    listener = Listener(loop, bind_unix(socket_path, 8), accepted.append, lambda sock, can_keep: False)
+
+    def check() -> int:
+        listener.check()
+        loop.turn(0)
+        return len(accepted)
+
+    check.listener = listener
+    yield check
+    listener.close()
+    for sock in accepted:
+        sock.close()
+    loop.close()
+
+
+def connect(path: str) -> None:
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(path)
+
+
+@pytest.mark.parametrize("removed", [[""], [".lock"], ["", ".lock"]], ids=["socket", "lock", "both"])
+def test_a_removed_file_comes_back(socket_path, listening, removed):
+    connect(socket_path)
+    for suffix in removed:
+        os.unlink(socket_path + suffix)
+    listening()
+    connect(socket_path)
+    assert listening() == 2, "who had connected before is served too"
+    assert refuse(socket_path) is ErrorCode.SOCKET_IN_USE
+    listening.listener.close()
+    assert os.listdir(os.path.dirname(socket_path)) == []
+
+
+def test_a_folder_that_comes_back_gets_its_socket(socket_path, listening, caplog):
+    folder = os.path.dirname(socket_path)
+    shutil.rmtree(folder)
+    listening()
+    listening()
+    assert [record.message.count("nobody can connect") for record in caplog.records] == [1], "once, not every time"
+    os.mkdir(folder, 0o700)
+    listening()
+    connect(socket_path)
+    assert listening() == 1
+
+
+def test_what_has_taken_the_path_meanwhile_stays(socket_path, listening, caplog):
+    for suffix in ("", ".lock"):
+        os.unlink(socket_path + suffix)
+    other = bind_unix(socket_path, 8)
+    listening()
+    assert "another daemon" in caplog.text
+    connect(socket_path)
+    other.sock.accept()[0].close()  # it still gets its clients
+    other.close()
+    listening()
+    connect(socket_path)
+    assert listening() == 1
 
 
 def test_no_sockets_were_passed():

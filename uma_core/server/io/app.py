@@ -88,6 +88,11 @@ class IoApp:
         self._listeners = [Listener(self.loop, bound, self._accept, self._shed) for bound in sockets]
         self.intake.start()
 
+    def check_sockets(self) -> None:
+        """Keep the daemon reachable. Call it regularly."""
+        for listener in self._listeners:
+            listener.check()
+
     def stop_accepting(self) -> None:
         for listener in self._listeners:
             listener.close()

@@ -1,7 +1,7 @@
 """The listening socket: binds without taking over a live socket, and accepts without ever spinning.
 
 A lock file lies beside the socket. The process that holds its lock owns the path; if the socket file then refuses
-connections, a dead daemon left it behind, and it is replaced.
+connections, a dead daemon left it behind, and it is replaced. A socket file that somebody removes is created again.
 """
 
 from __future__ import annotations
@@ -37,10 +37,8 @@ def bind_unix(path: str, backlog: int, wants_safe_folder: bool = True) -> BoundS
     Raises: SOCKET_IN_USE; CONFIG_INVALID, also for a path where other users could replace the socket.
     """
     _check_length(path)
-    reason = weakness(path, os.geteuid()) if wants_safe_folder else ""
-    if reason:
-        text = f"{path} could be replaced by another user: {reason}. Choose another path (--socket, UMA_SOCK)"
-        raise UmaError(ErrorCode.CONFIG_INVALID, text)
+    if wants_safe_folder:
+        _check_folder(path)
     lock_fd = _lock(path)
     try:
         _remove_stale(path)
@@ -49,7 +47,15 @@ def bind_unix(path: str, backlog: int, wants_safe_folder: bool = True) -> BoundS
         os.unlink(path + ".lock")  # ours as long as we hold the lock
         os.close(lock_fd)
         raise
-    return BoundSocket(sock, path, lock_fd)
+    return BoundSocket(sock, path, lock_fd, backlog, wants_safe_folder)
+
+
+def _check_folder(path: str) -> None:
+    """Raises: CONFIG_INVALID."""
+    reason = weakness(path, os.geteuid())
+    if reason:
+        text = f"{path} could be replaced by another user: {reason}. Choose another path (--socket, UMA_SOCK)"
+        raise UmaError(ErrorCode.CONFIG_INVALID, text)
 
 
 def _check_length(path: str) -> None:
@@ -69,12 +75,42 @@ def _check_length(path: str) -> None:
 class BoundSocket:
     """A listening socket and its path (empty if it has none), and, if we bound it, the lock that `close` releases."""
 
-    def __init__(self, sock: socket.socket, path: str = "", lock_fd: int = -1) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        path: str = "",
+        lock_fd: int = -1,
+        backlog: int = 0,
+        wants_safe_folder: bool = True,
+    ) -> None:
         sock.setblocking(False)
         self.sock = sock
         self.path = path
         self._lock_fd = lock_fd
+        self._backlog = backlog
+        self._wants_safe_folder = wants_safe_folder
         self._identity = _identity(path) if path else None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the file that we created at the path is no longer there, so that nobody can connect."""
+        return self._lock_fd >= 0 and _identity(self.path) != self._identity
+
+    def rebind(self) -> socket.socket:
+        """Listen at the path with a new socket. Returns the old one.
+
+        Raises: what `bind_unix` raises, OSError; the old socket then stays.
+        """
+        if self._wants_safe_folder:
+            _check_folder(self.path)
+        if _identity(self.path + ".lock") != _identity(self._lock_fd):  # removed as well
+            old_fd, self._lock_fd = self._lock_fd, _lock(self.path)
+            os.close(old_fd)
+        _remove_stale(self.path)
+        old, self.sock = self.sock, _bind(self.path, self._backlog)
+        self.sock.setblocking(False)
+        self._identity = _identity(self.path)
+        return old
 
     def close(self) -> None:
         """Stop listening. Idempotent. The path is removed only if it is still our socket."""
@@ -228,11 +264,30 @@ class Listener:
         self._spare_fds: list[int] = []
         self._restore_spares()
         self._is_open = True
+        self._trouble = ""  # why the path could not be bound again
         self._resume()
 
     def _resume(self) -> None:
         if self._is_open:
             self._loop.watch(self.bound.sock, READ, self._on_readable)
+
+    def check(self) -> None:
+        """Create the socket's file again if somebody removed it. Call it regularly: that raises no event."""
+        if not self._is_open or not self.bound.is_lost:
+            return
+        self._on_readable(READ)  # those who connected before
+        try:
+            old = self.bound.rebind()
+        except (UmaError, OSError) as error:
+            if str(error) != self._trouble:
+                self._trouble = str(error)
+                log.error("%s was removed and nobody can connect: %s; trying again", self.bound.path, error)
+            return
+        self._loop.watch(old, 0, self._on_readable)
+        old.close()
+        self._trouble = ""
+        log.warning("%s was removed and is created again", self.bound.path)
+        self._resume()
 
     def _on_readable(self, events: int) -> None:
         for _ in range(ACCEPTS_PER_TURN):

@@ -195,10 +195,11 @@ class Daemon:
         self.gateway.apply(config.http)
 
     def _housekeep(self) -> None:
-        """Check what raises no event: sliding windows, hangs of the engine, llama.cpp's log."""
+        """Check what raises no event: sliding windows, hangs of the engine, removed sockets, llama.cpp's log."""
         self.loop.call_later(ns(self._config().metrics.tick_interval_ms), self._housekeep)
         self.registry.rotate(self.clock.now_ns())
         self.lifecycle.check()
+        self.app.check_sockets()
         self.tidy.beat()
         if self.host.engine is not None:
             self.host.engine.pump_log()
