@@ -382,3 +382,12 @@ def test_out_of_descriptors_even_for_the_spare_one_backs_off(accepting):
     loop.turn(0)
     assert len(accepted) == 1
     listener.close()
+
+
+def test_a_working_folder_that_was_removed_matters_only_to_relative_paths(socket_path, tmp_path, monkeypatch):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    bind_unix(socket_path, 8).close()
+    assert refuse("relative.sock") is ErrorCode.CONFIG_INVALID

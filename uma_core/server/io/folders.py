@@ -19,9 +19,11 @@ LINKS_MOST = 40  # as in Linux's path lookup
 
 def weakness(path: str, uid: int) -> str:
     """Return why users other than `uid` and root could replace `path`, which need not exist; "": they cannot."""
-    todo = _parts(os.path.join(os.getcwd(), os.path.dirname(path)))
     here, n_links = "/", 0
     try:
+        folder = os.path.dirname(path)
+        # the working folder may have been removed; only a relative path needs it
+        todo = _parts(folder if os.path.isabs(folder) else os.path.join(os.getcwd(), folder))
         reason = _of_folder(here, os.stat(here), uid)
         while todo and not reason:
             name = todo.pop()
