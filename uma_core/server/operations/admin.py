@@ -6,6 +6,7 @@ Each is answered when it is done.
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any
 
 from uma_core.cache.digest import PAGE, Digesters, Part, held
 from uma_core.config.options import ns
-from uma_core.errors import ErrorCode, UmaError
+from uma_core.errors import ErrorCode, UmaError, unexpected
 from uma_core.executor.executor import Executor
 from uma_core.executor.waits import predicted_waits_ms
 from uma_core.server.io.aside import run_aside
@@ -25,6 +26,8 @@ from uma_core.server.lifecycle.reload import Reloader
 from uma_core.server.memory import budget
 from uma_core.trace.recorder import Recorder, encoded
 from uma_core.types import Priority
+
+log = logging.getLogger(__name__)
 
 NS_PER_S = 1_000_000_000
 TRACE_CAP_BYTES = 48 << 20  # of a reply; clients read up to 64 MiB
@@ -109,7 +112,7 @@ class Admin:
         """Answer recordings in progress with what they have, because the daemon stops. Blocks for at most STOP_S."""
         t_end_s = time.monotonic() + STOP_S
         for each in self._recordings:
-            each.answer(encoded(each.recorder, each.form, TRACE_CAP_BYTES, t_end_s) + b',"is_cut_short":true')
+            each.answer(_rest_of(each, t_end_s))
 
     def _digest(self, args: dict[str, Any], answer: Answer) -> None:
         """Read the cache between two ticks; hash on a thread of its own."""
@@ -127,6 +130,16 @@ class Admin:
             run_aside(self._loop, "digest", lambda: figures | digester.tell(found, args["since"]), answer)
 
         self._host.ask(look, lambda outcome: self._loop.call_soon(lambda: looked(outcome)))
+
+
+def _rest_of(recording: Recording, t_end_s: float) -> bytes | UmaError:
+    """Encode what there is. A failure must not keep the daemon from stopping properly."""
+    try:
+        fields = encoded(recording.recorder, recording.form, TRACE_CAP_BYTES, t_end_s)
+    except Exception as error:
+        log.exception("trace failed")
+        return unexpected(error)
+    return fields + b',"is_cut_short":true'
 
 
 def digest_figures(executor: Executor, now_ns: int) -> dict[str, Any]:
