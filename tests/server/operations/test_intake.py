@@ -7,7 +7,7 @@ import pytest
 from uma_core.clock import ManualClock
 from uma_core.errors import ErrorCode
 from uma_core.protocol.messages import Unfit
-from uma_core.server.operations.intake import AGING_BYTES_PER_S, SHORT_BYTES, Decoding, Intake, Job
+from uma_core.server.operations.intake import AGING_BYTES_PER_S, SHORT_BYTES, STOP_S, Decoding, Intake, Job
 from uma_core.server.operations.large import Local
 from uma_core.session.events import Final, Refused, Submit
 from uma_core.types import FinishReason, Peer, Request
@@ -164,6 +164,28 @@ def test_no_model(outbox):
     (refused,) = outbox.wait(1)
     assert refused.error.error is ErrorCode.MODEL_NOT_LOADED
     intake.stop()
+
+
+class Stuck:
+    """Stands in for a worker whose job never ends."""
+
+    ident = 1
+
+    def __init__(self, waits: list[float]) -> None:
+        self._waits = waits
+
+    def join(self, timeout_s: float) -> None:
+        self._waits.append(timeout_s)
+
+
+def test_workers_that_never_end_are_waited_for_once_and_together(intake, monkeypatch):
+    waits: list[float] = []
+    times = iter([100.0, 101.0, 109.0])
+    monkeypatch.setattr("uma_core.server.operations.intake.time.monotonic", lambda: next(times))
+    monkeypatch.setattr(intake, "_threads", [Stuck(waits), Stuck(waits)])
+    intake.stop()
+    intake.stop()
+    assert waits == [STOP_S - 1, STOP_S - 9]
 
 
 def test_stopping_refuses_what_waits(intake, outbox, fake_text):

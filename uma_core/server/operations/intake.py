@@ -17,6 +17,7 @@ import heapq
 import itertools
 import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -35,7 +36,7 @@ from uma_core.types import Constraint, FinishReason, Peer, Request
 
 log = logging.getLogger(__name__)
 
-STOP_S = 10.0  # for the jobs in progress; a longer one does not keep the daemon from exiting
+STOP_S = 10.0  # for all jobs in progress; a longer one does not keep the daemon from exiting
 
 AGING_BYTES_PER_S = 4_000_000  # about the speed of a tokeniser, so that waiting counts as much as work
 SHORT_BYTES = LARGE_BYTES
@@ -155,17 +156,25 @@ class Intake:
             threads.start(thread)
 
     def stop(self) -> None:
-        """Refuse the waiting jobs, and end the threads after their jobs in progress; large requests are abandoned."""
+        """Refuse the waiting jobs, and end the threads after their jobs in progress; large requests are abandoned.
+
+        Blocks for at most STOP_S, and only the first time.
+        """
         with self._condition:
-            self._is_stopping = True
+            is_first, self._is_stopping = not self._is_stopping, True
             self._condition.notify_all()
         self._reader.close()
-        for thread in self._threads:
-            if thread.ident is not None:  # if startup failed, some were never started
-                thread.join(STOP_S)
+        if is_first:
+            self._join()
         waiting: list[Work] = [*self._jobs.values(), *self._tasks]
         for job in waiting:
             self._refuse(job)
+
+    def _join(self) -> None:
+        t_end_s = time.monotonic() + STOP_S
+        for thread in self._threads:
+            if thread.ident is not None:  # if startup failed, some were never started
+                thread.join(max(0.0, t_end_s - time.monotonic()))
 
     def _refuse(self, job: Work, error: UmaError | None = None) -> None:
         """Refuse a job, because its worker has ended or it failed."""
