@@ -89,6 +89,19 @@ def test_each_regime_is_corrected_by_itself_and_unseen_ones_follow_the_nearest()
     assert slow.prefill_ns(64, 0) == CPU.prefill_ns(64, 0)
 
 
+def test_a_step_that_seemed_long_takes_no_longer_than_calls_that_it_is_part_of():
+    """Background rows or a prompt's rows share all its calls, so it is never timed alone."""
+    truth = CPU.decode_ns(1, 0)
+    long = CPU._replace(factors=(2.5, *CPU.factors[1:]), counts=(9, *CPU.counts[1:]))
+    shared = mixed = long
+    for _ in range(60):
+        shared = see(shared, report(Phase.DECODE, 2, shared.decode_ns(2, 0), truth + 4 * MS))
+        seen = report(Phase.DECODE, 8, mixed.decode_ns(1, 0) + MS, truth + 2 * MS)
+        mixed = see(mixed, seen._replace(n_mixed=7, mixed_ns=MS))
+    assert shared.decode_ns(1, 0) <= 1.01 * (truth + 4 * MS)
+    assert mixed.decode_ns(1, 0) <= 1.01 * (truth + 2 * MS)
+
+
 def test_what_was_not_predicted_or_found_no_room_teaches_nothing():
     assert see(CPU, report(Phase.DECODE, 1, 0, 5 * MS)) is CPU
     assert see(CPU, report(Phase.DECODE, 1, 5 * MS, 5 * MS)._replace(is_full=True)) is CPU
@@ -295,7 +308,7 @@ class TestMixedBatches:
             model = self.seen(model, 1000.0)
         assert model.factors[-1] < 100
         for _ in range(300):
-            model = self.seen(model, -5.0)
+            model = self.seen(model, 0.0)
         assert model.factors[-1] == pytest.approx(1.0)
 
     def test_dear_once_it_is_tried_again_after_some_steps_without_it(self):

@@ -31,11 +31,19 @@ def observe(model: CostModel, reports: Iterable[CallReport]) -> CostModel:
     if not seen:
         return model
     old, errors = model.factors, dict[int, list[float]]()
-    for report in seen:
-        if report.phase is Phase.DECODE and not report.n_mixed:
+    calls = [r for r in seen if r.phase is Phase.DECODE]
+    for report in calls:
+        if not report.n_mixed:
             errors.setdefault(regime_of(report.n_rows), []).append(report.elapsed_ns / report.predicted_ns)
-    n_without = sum(map(len, errors.values()))
-    model = _with_mixed(model, [r for r in seen if r.n_mixed], n_without)
+        # Fewer rows never take longer. Otherwise a step that was timed too long would stay so for as long as other rows
+        # share all its calls, and a chat's gaps would be judged by it. A guess follows soon anyway.
+        n = report.n_rows - report.n_mixed
+        for regime in range(regime_of(n) + (report.n_mixed > 0)):
+            fewer_ns = model.decode_ns(min(1 << regime, n), 0)
+            if model.is_measured and fewer_ns > report.elapsed_ns:
+                errors.setdefault(regime, []).append(report.elapsed_ns / fewer_ns)
+    mixed = [r for r in calls if r.n_mixed]
+    model = _with_mixed(model, mixed, len(calls) - len(mixed))
     for report in seen:
         if report.phase is Phase.PREFILL:
             model = _with_chunk(model, report, old[PREFILL])
