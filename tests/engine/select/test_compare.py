@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.engine.conftest import DRAFT, OPTIONS
+from uma_core.clock import ManualClock
 from uma_core.config.options import EngineOptions
 from uma_core.engine.api import DecodeStatus, MemoryUse
 from uma_core.engine.fake.cost import INSTANT
@@ -79,15 +80,20 @@ def test_engines_timed_one_after_the_other_are_not_compared_by_calls_that_do_not
 BUSY = [1.0, 3.0, 1.3, 1.7, 2.1]  # other work lengthens calls of equal cost by these factors
 
 
-@pytest.mark.parametrize(("speed", "expected"), [(1.5, "graph"), (1.0, "llama"), (0.7, "llama")])
+@pytest.mark.parametrize(
+    ("speed", "expected", "is_clear"),
+    [(1.2, "graph", False), (1.0, "llama", False), (0.9, "llama", False), (1.5, "graph", True), (0.7, "llama", True)],
+)
 def test_engines_timed_in_turn_are_compared_call_by_call_where_other_work_slows_both(
-    speed: float, expected: str
+    speed: float, expected: str, is_clear: bool
 ) -> None:
+    """A choice that is not clear is made again at the next start."""
     llama = {name: [round(1e6 * x) for x in BUSY] for name in NAMES}
     graph = {name: [round(1e6 * x / speed) for x in BUSY] for name in NAMES}
     choice, is_lasting = verdict(llama, graph)
-    assert (choice.engine, is_lasting) == (expected, False)
-    assert f"{speed:.2f} times" in choice.reason and "the next start compares them again" in choice.reason
+    assert (choice.engine, is_lasting) == (expected, is_clear)
+    assert f"{speed:.2f} times" in choice.reason and "seen beside other work" in choice.reason
+    assert ("the next start compares them again" in choice.reason) != is_clear
 
 
 @pytest.mark.parametrize(("ratios", "expected"), [((3.0, 0.9), "graph"), ((1.2, 0.8), "llama")])
@@ -240,6 +246,22 @@ def test_a_slow_model_is_compared_only_when_forced() -> None:
     assert (choice.engine, is_lasting, bench.history) == ("llama", False, [["llama"]])
     assert engine is not None and "too slow" in choice.reason
     assert Bench(2 * SLOWEST_NS, SLOWEST_NS).compare(calibrate="force").choice.engine == "graph"
+
+
+def test_a_comparison_on_a_slow_model_takes_seconds() -> None:
+    """A row takes 0.5 s and a token of a prompt 0.1 s: 128 tokens would take six times 13 s."""
+    clock = ManualClock(1)
+    rows = ((1, 5e8), (4, 6e8))
+    cost = replace(INSTANT, decode=rows, prefill=((1, 5e8), (32, 3.2e9), (128, 12.8e9)))
+
+    def opened(name: str) -> FakeEngine:
+        engine = FakeEngine(cost=cost, clock=clock)
+        engine.info = replace(engine.info, engine=name)
+        return engine
+
+    outcome = compare(opened, EngineOptions(engine="auto"), (NEED, NEED), Trial())
+    assert "times llama.cpp's speed" in outcome.choice.reason and outcome.is_lasting
+    assert clock.now_ns() < 45e9
 
 
 @pytest.mark.parametrize("room", [1000, 2 * sum(NEED) - 1])

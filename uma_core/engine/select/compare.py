@@ -3,7 +3,7 @@
 Rules: an engine is loaded only if all of it fits into memory, and both at once only if both fit. For each shape the
 fastest call counts, once some calls agree with it: other work makes calls slower, never faster. If both engines are
 open, their calls alternate. If other work keeps calls from agreeing, neighbouring calls are compared, and the choice
-holds for this start only.
+holds for this start only, unless one engine is clearly faster.
 """
 
 from __future__ import annotations
@@ -33,9 +33,17 @@ SHAPE_NS = 4_000_000_000  # a shape that takes this long gets no more than N_AGR
 CONTEXTS = (256, 2048)
 N_ROWS = 4
 N_CHUNK = 128
-SLOWEST_NS = 150_000_000  # time of one row: comparing the engines on a slower model would take more than a few seconds
+# If one row takes longer than SLOW_NS, N_CHUNK_OF_SLOW tokens of a prompt are enough: 128 would take most of the time.
+SLOW_NS = 150_000_000
+N_CHUNK_OF_SLOW = 32
+# Time of one row. On a slower model the comparison would take minutes. With the 8B Q4_K_M on two cores of a Zen 3 it takes
+# one: our engine takes half of llama.cpp's 430 ms for a row, and of its 112 ms for a token of a prompt.
+SLOWEST_NS = 1_500_000_000
 NO_WORSE = 0.97  # least share of llama.cpp's speed for the worst shape: anything below is slower, not noise
 FASTER = 1.05  # least gain over all shapes; a smaller one is not worth another engine
+# If one engine is faster by this factor at every shape, other work cannot have been the reason, and the choice is kept.
+# (With the 8B Q4_K_M on two shared cores calls hardly ever agree: the least ratio was 1.44, the greatest 2.62.)
+CLEARLY = 1.3
 
 log = logging.getLogger(__name__)
 
@@ -93,8 +101,11 @@ def _compare(
     shapes = shapes_of(options.n_ctx or n_train * options.n_seq, options.n_seq, options.n_batch, is_unified(options))
     trial.tell("the engines are compared on this model, once")
     (first,) = measure(list(engines.values()), shapes[:1], trial)
-    if options.calibrate != "force" and min(first[shapes[0].name]) > SLOWEST_NS:
+    row_ns = min(first[shapes[0].name])
+    if options.calibrate != "force" and row_ns > SLOWEST_NS:
         return Choice("llama", "the model is too slow to compare the engines at a start; --calibrate force does"), False
+    if row_ns > SLOW_NS:
+        shapes[-1] = Shape(min(shapes[-1].n, N_CHUNK_OF_SLOW))
     times = []
     if not is_room_for_both:
         times += measure(list(engines.values()), shapes, trial)
@@ -120,7 +131,8 @@ def _close(engines: dict[str, Engine]) -> None:
 
 
 def verdict(llama: Times, graph: Times, are_in_turn: bool = True) -> tuple[Choice, bool]:
-    """Choose by the calls' times. Also returns whether the machine was calm enough to keep the choice. Pure.
+    """Choose by the calls' times. Also returns whether to keep the choice: the machine was calm, or the times differ
+    clearly. Pure.
 
     are_in_turn: call i of one engine ran next to call i of the other, so that other work slowed both.
     """
@@ -136,9 +148,10 @@ def verdict(llama: Times, graph: Times, are_in_turn: bool = True) -> tuple[Choic
     reason = f"the graph engine has {mean:.2f} times llama.cpp's speed ({each})"
     if mean >= FASTER and is_vetoed:
         reason += f", and is slower with {worst}"
+    is_lasting = is_calm or ratios[worst] >= CLEARLY or max(ratios.values()) <= 1 / CLEARLY
     if not is_calm:
-        reason += ", seen beside other work: the next start compares them again"
-    return Choice("graph" if mean >= FASTER and not is_vetoed else "llama", reason), is_calm
+        reason += ", seen beside other work" + (": the next start compares them again" if not is_lasting else "")
+    return Choice("graph" if mean >= FASTER and not is_vetoed else "llama", reason), is_lasting
 
 
 def _ratio(llama: Sequence[int], graph: Sequence[int]) -> float:
