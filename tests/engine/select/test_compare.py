@@ -211,7 +211,7 @@ def test_beside_other_work_engines_are_compared_where_both_are_open(
     monkeypatch: pytest.MonkeyPatch, room: int, winner: str, n_opened: int
 ) -> None:
     monkeypatch.setattr(module, "_is_agreed", lambda calls: False)
-    bench = Bench(1000, 500)
+    bench = Bench(1000, 900)
     choice, _, is_lasting = bench.compare(room=room)
     assert (choice.engine, is_lasting, len(bench.history)) == (winner, False, n_opened)
 

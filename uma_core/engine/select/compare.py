@@ -36,8 +36,8 @@ N_CHUNK = 128
 # If one row takes longer than SLOW_NS, N_CHUNK_OF_SLOW tokens of a prompt are enough: 128 would take most of the time.
 SLOW_NS = 150_000_000
 N_CHUNK_OF_SLOW = 32
-# Time of one row. On a slower model the comparison would take minutes. With the 8B Q4_K_M on two cores of a Zen 3 it takes
-# one: our engine takes half of llama.cpp's 430 ms for a row, and of its 112 ms for a token of a prompt.
+# Time of one row. On a slower model the comparison would take minutes. With the 8B Q4_K_M on two cores of a Zen 3 it
+# takes one: our engine takes half of llama.cpp's 430 ms for a row, and of its 112 ms for a token of a prompt.
 SLOWEST_NS = 1_500_000_000
 NO_WORSE = 0.97  # least share of llama.cpp's speed for the worst shape: anything below is slower, not noise
 FASTER = 1.05  # least gain over all shapes; a smaller one is not worth another engine
