@@ -248,7 +248,7 @@ def accept(
     sys.exit(0 if is_clean and all(v.is_met for v in verdicts if not (quick and v.is_met is None)) else 1)
 
 
-@main.command(short_help="Compare our daemon with itself without each of the policy's STAGES.")
+@main.command(short_help="Compare our daemon with itself without each stage of the policy.")
 @click.argument("stages", nargs=-1)
 @click.option(
     "--scenario",

@@ -157,10 +157,10 @@ def check_draft(engine: EngineOptions, path: str) -> None:
         if draft.arch == EAGLE_ARCH:
             _check_eagle(draft, target, path)
             return
+        _check_kv(engine, path)
         parts = NO_WAY_BACK if _engine(engine, draft) == "llama" else STATES
         if any(part in key for part in parts for key in draft.meta):
             raise _unfit(path, NO_ROLLBACK)
-        _check_kv(engine, path)
 
 
 def _check_kv(engine: EngineOptions, path: str) -> None:
@@ -221,7 +221,7 @@ def _served(engine: EngineOptions) -> str:
 
 
 def _engine(engine: EngineOptions, draft: Header) -> str:
-    return "llama" if missing_in_graph(draft, engine) else "graph"
+    return "llama" if missing_in_graph(draft, replace(engine, moe_top_k=0)) else "graph"
 
 
 def _options(engine: EngineOptions, path: str) -> EngineOptions:
