@@ -72,3 +72,10 @@ def test_recurrent_layers_are_seen_in_the_header(name: str, tmp_path: Path) -> N
     path = write(RECURRENT[name], tmp_path / "recurrent.gguf")
     with pytest.raises(UmaError, match="cannot drop rejected draft tokens"):
         check_draft(replace(SMALL, model=served), path)
+
+
+def test_a_draft_model_has_its_own_number_of_experts(tmp_path: Path) -> None:
+    """`moe_top_k` is the served model's, which may have more experts than the draft model."""
+    served = write(MODELS["llama"], tmp_path / "served.gguf")
+    draft = write(MODELS["qwen3moe"], tmp_path / "draft.gguf")
+    check_draft(replace(SMALL, model=served, moe_top_k=64), draft)
