@@ -29,7 +29,7 @@ COMMANDS = {  # verb -> its line in --help; commands/<verb>.py is imported only 
     "cancel": "End a request.",
     "metrics": "Show all metrics; --prometheus for scrapers.",
     "top": "Live dashboard in the terminal.",
-    "drain": "Refuse new work, let streams finish; --then exit: then stop.",
+    "drain": "Refuse new work; with --then exit, stop when streams have ended.",
     "undrain": "Accept new work again.",
     "reload": "Read the configuration again, or load another model.",
     "cache": "Show or change the prefix cache.",

@@ -153,12 +153,16 @@ def test_a_load_that_cannot_fit_is_refused_before_anything_is_touched(serve, con
     assert daemon.state() == "ready"
 
 
+def begin_slow_reload(daemon, wire, load_ms):
+    daemon.pull(load_ms=load_ms)
+    wire.send(type="reload", id="r", model="slow")
+    eventually(lambda: daemon.status()["reload"]["is_under_way"])
+
+
 def test_reloads_come_one_at_a_time(serve):
     daemon = serve()
-    daemon.pull(load_ms=1500)
     with daemon.connect() as wire:
-        wire.send(type="reload", id="r", model="slow")
-        eventually(lambda: daemon.status()["reload"]["is_under_way"])
+        begin_slow_reload(daemon, wire, load_ms=1500)
         assert daemon.ask("reload")["name"] == "reload_busy"
         assert wire.event()["generation"] == 2
     assert daemon.status()["reload"]["last"] == "ok", "who came second changed nothing"
@@ -166,10 +170,8 @@ def test_reloads_come_one_at_a_time(serve):
 
 def test_a_signal_during_a_reload_gets_a_reload_of_its_own(serve, config):
     daemon = serve("--config", str(config))
-    daemon.pull(load_ms=1000)
     with daemon.connect() as wire:
-        wire.send(type="reload", id="r", model="slow")
-        eventually(lambda: daemon.status()["reload"]["is_under_way"])
+        begin_slow_reload(daemon, wire, load_ms=1000)
         config.write_text("limits:\n  max_tokens: 4000\n  default_max_tokens: 3\n")
         for _ in range(3):
             daemon.signal(signal.SIGHUP)
@@ -181,10 +183,8 @@ def test_a_signal_during_a_reload_gets_a_reload_of_its_own(serve, config):
 
 def test_a_drain_to_reload_waits_for_the_reload_in_progress(serve, config):
     daemon = serve("--config", str(config))
-    daemon.pull(load_ms=1000)
     with daemon.connect() as wire:
-        wire.send(type="reload", id="r", model="slow")
-        eventually(lambda: daemon.status()["reload"]["is_under_way"])
+        begin_slow_reload(daemon, wire, load_ms=1000)
         config.write_text("limits:\n  max_tokens: 4000\n  default_max_tokens: 3\n")
         assert daemon.ask("drain", then="reload")["then"] == "reload"
         assert wire.event()["generation"] == 2

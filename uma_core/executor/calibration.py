@@ -41,10 +41,11 @@ LONGEST_CHUNK_NS = BUDGET_NS // 10
 # more than 16 % (0.5B Q8_0, 2 cores of a Xeon).
 N_ROUNDS = 5
 # All chunks are timed equally often: the least of more timings is lower. When short chunks were timed four times and
-# long ones once, only chunks of up to 64 tokens seemed worth using. A slow machine completes three rounds.
+# long ones once, only chunks of up to 64 tokens seemed worth using. Slow machines complete three rounds only.
 CHUNK_ROUNDS = (0, 2)
-# A call of rows that takes longer is not made a second time, because building its graph took less than a hundredth of
-# it: the time buys another round.
+# A call of rows that takes longer is not made a second time: the time buys another round. In such a call the time for
+# building its graph does not show: first and second calls took equally long (0.5B Q8_0, 26 to 160 ms, both engines,
+# 2 cores of a Zen 3).
 LONG_CALL_NS = 20_000_000
 FOREVER_NS = 2**62
 CALM_SPREAD = 1.3  # the two least times of a call of few rows differ by no more than this on an idle machine
