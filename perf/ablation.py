@@ -38,10 +38,6 @@ def _none(*_: Any) -> None:
     return None
 
 
-def _everyday(state: Any, view: Any, limits: Any, usual: Any) -> int:
-    return int(limits.everyday_ns)
-
-
 def _rounds(steps: float, part: float, step_ns: int, round_ns: int) -> int:
     return int(steps * round_ns)
 
@@ -76,9 +72,8 @@ MECHANISMS: dict[str, Mechanism] = {
         Mechanism(
             "deadlines",
             "long gaps for first tokens that are due",
-            ((_P + "stages.latency_guard", "next_limit_ns", _everyday),),
+            ((_P + "stages.latency_guard", "is_late", lambda *_: False),),
         ),
-        Mechanism("overdue", "longer gaps for overdue first tokens", ((_P + "deadlines", "OVERDUE", 0.0),)),
         Mechanism("short-prompts", "more time for short prompts", ((_P + "deadlines", "STEPS", 1e-9),)),
         Mechanism(
             "begin-together", "chats that begin together", ((_P + "pipeline", "begin_together", lambda state: state),)

@@ -1,17 +1,11 @@
-"""When first tokens are due: chats begin together, prompts get long gaps in time, and overdue prompts get longer
-gaps.
-"""
+"""When first tokens are due: chats begin together, and late prompts get long gaps."""
 
 from __future__ import annotations
 
-import pytest
-
-from tests.policy.build import CPU, MS, NOW, S, reading, sids, state_of, talking
+from tests.policy.build import CPU, MS, NOW, S, guarded, reading, sids, state_of, talking
 from uma_core.policy.config import SchedulerConfig
-from uma_core.policy.deadlines import OVERDUE, STEPS, STRETCH, left_to_read_ns, next_limit_ns
-from uma_core.policy.index import index_of
+from uma_core.policy.deadlines import STEPS, TOGETHER, left_to_read_ns
 from uma_core.policy.pipeline import compose
-from uma_core.policy.tbt.limits import tbt_limits
 from uma_core.types import Phase, Priority
 
 BACK = Priority.BACKGROUND
@@ -40,7 +34,7 @@ class TestBeginningTogether:
 
     def test_it_does_not_wait_for_long(self):
         assert streaming(begun(0), reading(1, n_prompt=3000)) == [0]
-        assert streaming(begun(0, t_queued_ns=NOW - int(STRETCH * STEPS) * SOLO), reading(1, n_prompt=50)) == [0]
+        assert streaming(begun(0, t_queued_ns=NOW - int(TOGETHER * STEPS) * SOLO), reading(1, n_prompt=50)) == [0]
         assert streaming(begun(0, slo_ttft_ns=OWN), reading(1, n_prompt=50)) == [0]
 
     def test_nobody_waits_for_background_prompts_or_for_those_that_cannot_go_on(self):
@@ -60,39 +54,33 @@ class TestBeginningTogether:
 
 
 class TestTheNextGap:
-    """The gap's limit while a chat's prompt waits beside another chat, in steps of the other chat."""
+    """The gap of another chat while a chat's prompt is read beside it, as planned."""
 
-    def limit(self, view, slo_ns=0):
-        state = state_of(talking(0), view, config=SchedulerConfig(slo_ttft_ns=slo_ns))
-        limits = tbt_limits(state, index_of(state))
-        usual = (SOLO // 10, SOLO // 10)
-        return next_limit_ns(state, view, limits, usual) / SOLO
+    def gap(self, view, **more):
+        state = state_of(talking(0), view, memory=guarded(error=0.0), **more)
+        plan = compose(SchedulerConfig().stages)(state)
+        return plan.guard.kind, (plan.guard.round_ns + plan.run_ns + plan.transfer_ns) / SOLO
 
     def test_everyday_gaps_do_while_its_deadline_is_far(self):
-        relaxed = reading(1, n_prompt=100, slo_ttft_ns=12 * OWN)
-        assert self.limit(relaxed) == pytest.approx(1.2, rel=0.01)
-        assert self.limit(relaxed._replace(t_queued_ns=NOW - 2 * OWN)) == pytest.approx(2.0, rel=0.01), "not for long"
-        assert self.limit(reading(1, n_prompt=100), slo_ns=12 * OWN) == pytest.approx(1.2, rel=0.01), (
-            "the default target counts too"
-        )
+        relaxed = reading(1, n_prompt=100, slo_ttft_ns=20 * OWN)
+        assert self.gap(relaxed)[1] <= 1.21
+        assert self.gap(relaxed._replace(t_queued_ns=NOW - 15 * OWN))[0] == "urgent", "not for long"
+        default = SchedulerConfig(slo_ttft_ns=20 * OWN)
+        assert self.gap(reading(1, n_prompt=100), config=default)[1] <= 1.21, "the default target counts too"
 
     def test_it_gets_few_long_gaps_instead_of_many_of_middling_length(self):
         fresh = reading(1, n_prompt=100)
-        assert self.limit(fresh) == pytest.approx(2.0, rel=0.01)
+        kind, steps = self.gap(fresh)
+        assert kind == "urgent" and 1.6 < steps <= 2.0
         nearly = fresh._replace(n_chunk=100, chunk_fraction=0.98)
-        assert self.limit(nearly) == pytest.approx(1.2, rel=0.01), "the rest fits everyday gaps"
+        assert self.gap(nearly)[1] <= 1.21, "the rest fits everyday gaps"
 
-    def test_a_short_one_waits_a_little_longer_and_is_hardly_felt(self):
-        own = CPU.prompt_ns(8, 0)
-        assert STRETCH * own < STEPS * SOLO
-        late = reading(1, n_prompt=8, t_queued_ns=int(NOW - 1.5 * STRETCH * own))
-        assert self.limit(late) <= 2.0, "not overdue yet"
+    def test_a_long_wait_makes_no_gap_longer_than_the_long_limit(self):
+        assert 1.9 < self.gap(reading(1, n_prompt=200, t_queued_ns=NOW - 60 * S))[1] <= 2.01
 
-    def test_overdue_it_grows_with_the_wait_up_to_a_limit(self):
-        target = STRETCH * CPU.prompt_ns(200, 0)
-        limits = [self.limit(reading(1, n_prompt=200, t_queued_ns=int(NOW - k * target))) for k in (1, 1.25, 1.5, 50)]
-        assert limits == sorted(limits) and len(set(limits)) == 4 - (limits[-2] == limits[-1])
-        assert limits[0] == pytest.approx(2.0, rel=0.01) and limits[-1] == pytest.approx(OVERDUE, rel=0.01)
+    def test_where_chunks_cannot_pause_it_gets_gaps_that_hold_one(self):
+        kind, steps = self.gap(reading(1, n_prompt=200, t_queued_ns=NOW - 60 * S), n_prefill_slots=0)
+        assert kind == "urgent" and steps <= 3.0
 
 
 def test_what_is_left_counts_what_a_chunk_has_done():

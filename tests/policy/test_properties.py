@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.policy.build import CPU, DEVICE, GPU, MIX_ROWS, MIXING, MS, NOW, S, guarded, report, state_of, waiting
 from uma_core.policy.config import DEFAULT_STAGES, SchedulerConfig
 from uma_core.policy.cost.calibrate import guess
-from uma_core.policy.deadlines import OVERDUE, begin_together
+from uma_core.policy.deadlines import begin_together, urgent_limit_ns
 from uma_core.policy.index import indexed, rows_time
 from uma_core.policy.pipeline import compose
 from uma_core.policy.plan import Plan, PrefillMode, check_plan
@@ -132,7 +132,7 @@ def check_the_predicted_gap(state: SchedulerState, plan: Plan) -> None:
     elif kind in ("nothing", "normal", "long"):  # a chat whose KV is being copied waits for that copy only
         assert total <= limits.long_ns + SLACK_NS
     elif kind == "urgent":
-        assert total <= max(limits.long_ns, OVERDUE * limits.round_ns) + SLACK_NS
+        assert total <= urgent_limit_ns(state, limits) + SLACK_NS
     else:
         assert (
             plan.min_pieces == 1 or len([i for i in plan.items if i.sid not in {v.sid for v in index.interactive}]) == 1

@@ -427,7 +427,7 @@ class SchedulerOptions:
     )
     pause_cap: float = option(
         _SCHEDULER.pause_cap,
-        "limit of a long gap, as a multiple of the same step; overdue first tokens and forced work may exceed it",
+        "limit of a long gap, as a multiple of the same step; forced work may exceed it",
         min=1,
         max=100,
     )

@@ -4,11 +4,11 @@ A first token is due `slo.target_ttft_ms` after its request was queued. Without 
 time that its prompt takes alone; a short prompt may take longer, because nobody notices a few steps of a stream.
 
 1. Beside streams, a prompt that would be late with everyday gaps gets long ones. A few long gaps among many short ones
-   leave the streams' p95 as it is; gaps of medium length throughout would raise it.
-2. Once the first token is overdue, the gap's limit grows by one long limit for every further target time that passes,
-   up to OVERDUE rounds.
-3. While nothing streams, a chat whose prompt has been read waits for the next chat's prompt, if that can be read before
-   the waiting chat's own first token is due. If the chat began at once, that prompt would lengthen its gaps.
+   leave the streams' p95 as it is; gaps of medium length throughout would raise it. Once the first token
+   is overdue, its gaps are filled up to the long limit, without RESERVE: with it, a late chat beside three streams on a
+   GPU with llama.cpp's kernels waits a third longer; without it they pause a tenth longer.
+2. While nothing streams, a chat whose prompt has been read waits for the next chat's prompt, if that can be read within
+   TOGETHER times the waiting chat's usual target. If the chat began at once, that prompt would lengthen its gaps.
 """
 
 from __future__ import annotations
@@ -23,21 +23,23 @@ if TYPE_CHECKING:
     from uma_core.policy.tbt.limits import TbtLimits
 
 # Beside streams, a prompt may take STRETCH times its own prefill time, a short one STEPS steps of one stream (0.5 s on
-# the 2-core CPU). Half of either: TBT +6 and +4 %, TTFT -4 and -5 %. Twice: TBT -3 and -2 %, TTFT +5 and +4 %.
+# the 2-core CPU). Half of either: TBT +2 and +1 %, TTFT -1 and -4 %. Twice STRETCH: TTFT +4 %.
 STRETCH = 2.0
 STEPS = 30
-# Longest gap of overdue prompts, in rounds. Without longer gaps a crowd's first tokens come 13 % later, and four
-# streams on llama.cpp's kernels take a fifth longer; with 4 a crowd pauses 6 % longer; with 1.5 the longest wait for a
-# first token is 3 % longer, with 6 TBT grows by 8 %.
-OVERDUE = 3.0
+# With 1, four chats that arrive at once on llama.cpp's kernels take 17 % longer, and the last one's first token comes
+# after twice as long; with 4, first tokens of chats that arrive together come 40 % later, and all is done 10 % sooner.
+TOGETHER = 2.0
+# Limit of an urgent gap, in rounds, where chunks cannot pause: one takes a step or more, so the long limit holds none.
+OWN_CALL_ROUNDS = 3.0
 
 
-def target_ns(state: SchedulerState, view: SessionView, step_ns: int, n_steps: int) -> int:
-    """Time from arrival until the first token is due. Without a target, at least `n_steps` steps of one stream."""
+def target_ns(state: SchedulerState, view: SessionView, step_ns: int, times: float = 1.0) -> int:
+    """Time from arrival until the first token is due: the client's target, else `times` the usual one.
+
+    `step_ns`: a step of one stream.
+    """
     wanted = view.slo_ttft_ns or state.config.slo_ttft_ns
-    if wanted:
-        return wanted
-    return max(int(STRETCH * state.cost.prompt_ns(view.n_prompt, 0)), n_steps * step_ns)
+    return wanted or int(times * max(STRETCH * state.cost.prompt_ns(view.n_prompt, 0), STEPS * step_ns))
 
 
 def left_to_read_ns(state: SchedulerState, view: SessionView) -> int:
@@ -51,26 +53,27 @@ def is_first_awaited(view: SessionView) -> bool:
     return view.priority is Priority.INTERACTIVE and not view.t_first_ns
 
 
-def most_ns(limits: TbtLimits) -> int:
-    """The highest limit that a gap of an overdue prompt can have."""
-    return max(limits.long_ns, int(OVERDUE * limits.round_ns))
+def urgent_limit_ns(state: SchedulerState, limits: TbtLimits) -> int:
+    """The limit of an urgent gap."""
+    if state.device.n_prefill_slots:
+        return limits.long_ns
+    return max(limits.long_ns, int(OWN_CALL_ROUNDS * limits.round_ns))
 
 
-def next_limit_ns(state: SchedulerState, view: SessionView, limits: TbtLimits, usual: tuple[int, int]) -> int:
-    """Limit of the next gap while this prompt waits for its first token (rules 1 and 2).
+def is_late(
+    state: SchedulerState, view: SessionView, chat: SessionView, limits: TbtLimits, usual: tuple[int, int]
+) -> bool:
+    """Whether the first token of `chat` would be late if the prompt `view` were read in everyday gaps (rule 1).
 
     `usual`: the prompt's time in an everyday gap, and the time that chunks would take to read the same tokens.
     """
-    target = target_ns(state, view, limits.step_ns, STEPS)
-    left = view.t_queued_ns + target - state.now_ns
-    if left <= 0:
-        return min(limits.long_ns - limits.long_ns * left // max(1, target), most_ns(limits))
-    n_gaps = left // max(1, limits.round_ns + usual[0])
-    return limits.everyday_ns if left_to_read_ns(state, view) <= n_gaps * usual[1] else limits.long_ns
+    due_ns = chat.t_queued_ns + target_ns(state, chat, limits.step_ns)
+    n_gaps = max(0, due_ns - state.now_ns) // max(1, limits.round_ns + usual[0])
+    return left_to_read_ns(state, view) > n_gaps * usual[1]
 
 
 def begin_together(state: IndexedState) -> IndexedState:
-    """Return a state whose index does not count chats that wait to begin together (rule 3) as streams."""
+    """Return a state whose index does not count chats that wait to begin together (rule 2) as streams."""
     index = state.index_
     if not index.streams or any(v.t_first_ns for v in index.streams) or not _can_wait(state, index):
         return state
@@ -79,10 +82,9 @@ def begin_together(state: IndexedState) -> IndexedState:
     return waiting
 
 
-def _can_wait(state: IndexedState, index: SessionIndex) -> bool:
+def _can_wait(state: SchedulerState, index: SessionIndex) -> bool:
     others = [left_to_read_ns(state, v) for v in index.prompts if is_first_awaited(v)]
     if not others:
         return False
     steps = ((v, state.cost.solo_step_ns(v.n_past)) for v in index.streams)
-    n_steps = int(STRETCH * STEPS)  # longer than STEPS, since beginning early would delay the others by more
-    return state.now_ns + min(others) <= min(v.t_queued_ns + target_ns(state, v, ns, n_steps) for v, ns in steps)
+    return state.now_ns + min(others) <= min(v.t_queued_ns + target_ns(state, v, ns, TOGETHER) for v, ns in steps)

@@ -6,8 +6,9 @@ account between two requests. Its charge says nothing, but it holds few sequence
 Aging has three effects. A background session that made no progress for `aging_ns` ranks as interactive; one that waits
 for a sequence does so only if no other background session made any progress for as long. (The chats that it passes have
 it parked. A queue of aged sessions would take turns without getting anything done, and a chat would wait for all of
-them.) A request that waited as long, while its client held no sequence, is not passed over for what that client was
-charged: otherwise new processes that each ask once, one after another, would pass it forever. And AGE_RATE of the time
+them.) A request that waited as long, while its client held no other sequence, is not passed over for what that client
+was charged, neither in the queue nor while its prompt is read: otherwise new processes that each ask once, one after
+another, would pass it forever. And AGE_RATE of the time
 waited is subtracted from the remaining work, so a request that arrives more than work / AGE_RATE after a session does
 not overtake it.
 """
@@ -46,10 +47,9 @@ def urgency_key(state: SchedulerState, charged: Mapping[int, int]) -> Key:
 
     def key(v: SessionView) -> Rank:
         is_aged, waits = now - v.t_progress_ns > aging, v.seq_id < 0
-        n_held = held.get(v.client, 0) if waits else 0
-        share = 0 if waits and is_aged and not n_held else share_of(v)
-        if is_aged:
-            n_held = 0
+        has_waited = now - (v.t_progress_ns if v.t_first_ns else v.t_queued_ns) > aging
+        share = 0 if has_waited and held.get(v.client, 0) == (not waits) else share_of(v)
+        n_held = held.get(v.client, 0) if waits and not is_aged else 0
         counts_as_chat = is_aged and (not waits or now - t_background > aging)
         priority = Priority.INTERACTIVE if counts_as_chat else v.priority
         n_left = v.n_prompt - max(v.n_past, v.cached_hint)

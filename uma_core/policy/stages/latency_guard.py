@@ -12,14 +12,14 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from uma_core.policy.chunks import Room, sized
-from uma_core.policy.deadlines import STEPS, is_first_awaited, left_to_read_ns, most_ns, next_limit_ns, target_ns
+from uma_core.policy.deadlines import is_first_awaited, is_late, left_to_read_ns, target_ns, urgent_limit_ns
 from uma_core.policy.index import SessionIndex, index_of, prompt_view
 from uma_core.policy.memory import TbtMemory
 from uma_core.policy.order import in_turn, is_starved, n_rounds_without
 from uma_core.policy.plan import Plan, PlanItem, PrefillMode, TbtDecision
 from uma_core.policy.rows import added_ns, decode_items
 from uma_core.policy.state import SchedulerState, SessionView
-from uma_core.policy.tbt.controller import LONG_GAP, learn, room_below, room_of
+from uma_core.policy.tbt.controller import LONG_GAP, RESERVE, learn, room_below, room_of
 from uma_core.policy.tbt.limits import TbtLimits, tbt_limits
 from uma_core.types import Priority
 
@@ -123,15 +123,16 @@ def _divide(gap: Gap, item: PlanItem | None, wanted: list[SessionView]) -> Grant
     """
     if item is None:
         return _rows(gap, wanted) if wanted else Grant()
-    view = _as_awaited(gap, prompt_view(gap.state, item.sid))
+    view = prompt_view(gap.state, item.sid)
+    chat = _waiting_for(gap, view)
     if not wanted:
-        return _prompt(gap, item, view)
-    are_rows_first, why = _turn(gap, view, wanted)
+        return _prompt(gap, item, view, chat)
+    are_rows_first, why = _turn(gap, view, chat, wanted)
     rows = _rows(gap, wanted) if are_rows_first else None
     if rows is not None and rows.rows:
         note = f"latency_guard: prompt {item.sid} waits: background streams go first: {why}"
         return rows._replace(holds_prompt=True, notes=(*rows.notes, note))
-    grant = _prompt(gap, item, view)
+    grant = _prompt(gap, item, view, chat)
     if grant.prefill is not None:
         # The streams get no rows, even if these seem to shorten the round: each number of rows has a correction of its
         # own, so that gain may be an error of prediction.
@@ -143,7 +144,7 @@ def _divide(gap: Gap, item: PlanItem | None, wanted: list[SessionView]) -> Grant
     return rows._replace(notes=grant.notes + rows.notes, holds_prompt=grant.holds_prompt)
 
 
-def _turn(gap: Gap, view: SessionView, wanted: list[SessionView]) -> tuple[bool, str]:
+def _turn(gap: Gap, view: SessionView, chat: SessionView | None, wanted: list[SessionView]) -> tuple[bool, str]:
     """Whether the background streams go before the prompt, and why.
 
     First come streams of which one starves, then a prompt whose first token a client awaits, then a prompt that
@@ -152,9 +153,8 @@ def _turn(gap: Gap, view: SessionView, wanted: list[SessionView]) -> tuple[bool,
     if _is_starving(gap, wanted, 1):
         n_rounds = n_rounds_without(gap.state, wanted, gap.memory.forced_tick)
         return True, f"one of them got no token for {n_rounds} rounds"
-    if is_first_awaited(view):
-        is_own = prompt_view(gap.state, view.sid).priority is Priority.INTERACTIVE
-        return False, "its first token is awaited" if is_own else "an awaited prompt needs its prefill slot"
+    if chat is not None:
+        return False, "its first token is awaited" if chat is view else "an awaited prompt needs its prefill slot"
     if is_starved(gap.state, view):
         return False, f"it made no progress for {(gap.state.now_ns - view.t_progress_ns) / 1e6:.0f} ms"
     debt_ms = gap.memory.debt_ns / 1e6
@@ -163,20 +163,17 @@ def _turn(gap: Gap, view: SessionView, wanted: list[SessionView]) -> tuple[bool,
     return False, f"prompts had {debt_ms:.3f} ms less than background streams"
 
 
-def _as_awaited(gap: Gap, view: SessionView) -> SessionView:
-    """A background chunk that keeps the only prefill slot from a chat's prompt is as urgent as that prompt."""
-    state, taken = gap.state, gap.sessions.slots
-    chat = next((v for v in gap.sessions.prompts if is_first_awaited(v) and not v.n_chunk), None)
-    is_full = len(taken) >= state.device.n_prefill_slots
-    if chat is None or not view.n_chunk or not is_full or any(v.priority is Priority.INTERACTIVE for v in taken):
+def _waiting_for(gap: Gap, view: SessionView) -> SessionView | None:
+    """The chat whose first token waits for this prompt: its own, or one that needs the prefill slot which a background
+    chunk keeps.
+    """
+    if is_first_awaited(view):
         return view
-    return view._replace(
-        priority=chat.priority,
-        t_first_ns=0,
-        t_queued_ns=chat.t_queued_ns,
-        slo_ttft_ns=target_ns(state, chat, gap.limits.step_ns, STEPS),
-        n_prompt=view.n_past + view.n_chunk,  # the slot is free after this chunk
-    )
+    taken = gap.sessions.slots
+    is_full = len(taken) >= gap.state.device.n_prefill_slots
+    if not view.n_chunk or not is_full or any(v.priority is Priority.INTERACTIVE for v in taken):
+        return None
+    return next((v for v in gap.sessions.prompts if is_first_awaited(v) and not v.n_chunk), None)
 
 
 def _transfer(state: SchedulerState, index: SessionIndex, room: Room) -> tuple[int, Kind]:
@@ -249,11 +246,11 @@ def _starved_after(gap: Gap, times: int) -> int:
     return max(2, gap.state.config.starvation_ticks * times)
 
 
-def _prompt(gap: Gap, item: PlanItem, view: SessionView) -> Grant:
+def _prompt(gap: Gap, item: PlanItem, view: SessionView, chat: SessionView | None) -> Grant:
     """Grant prompt work in an everyday gap, else in a long one, else one forced piece, else nothing."""
-    if not is_first_awaited(view):
+    if chat is None:
         return _in_room(gap, item, view, gap.room, Kind.NORMAL)
-    room, kind, notes = _awaited_room(gap, item, view)
+    room, kind, notes = _awaited_room(gap, item, view, chat)
     grant = _in_room(gap, item, view, room, kind)
     return grant._replace(notes=notes + grant.notes)
 
@@ -288,9 +285,9 @@ def _in_room(gap: Gap, item: PlanItem, view: SessionView, room: Room, usual: Kin
     return Grant(need_ns=need, holds_prompt=True, notes=(note,))
 
 
-def _awaited_room(gap: Gap, item: PlanItem, view: SessionView) -> tuple[Room, Kind, tuple[str, ...]]:
-    """Room for a prompt whose first token a client awaits. The gap is URGENT if the prompt's deadline raised the room;
-    a note then says by how much the prompt would be late.
+def _awaited_room(gap: Gap, item: PlanItem, view: SessionView, chat: SessionView) -> tuple[Room, Kind, tuple[str, ...]]:
+    """Room for a prompt while the client of `chat` awaits its first token. If that token would be late with everyday
+    gaps, the gap is URGENT, and a note says by how much.
 
     Such prompts are in few gaps, so they may fill an everyday gap up to its limit, with no allowance for the error.
     """
@@ -298,20 +295,23 @@ def _awaited_room(gap: Gap, item: PlanItem, view: SessionView) -> tuple[Room, Ki
     everyday_ns = limits.everyday_ns - limits.round_ns - limits.host_ns - gap.transfer_ns
     plain = max(gap.room.in_everyday_ns, min(gap.room.in_long_ns, everyday_ns))
     room = gap.room._replace(in_everyday_ns=plain)
+    if chat is not view:
+        view = view._replace(n_prompt=view.n_past + view.n_chunk)  # the slot is free after this chunk
     sample, need = sized(state, item, view, room)
+    left_ns = left_to_read_ns(state, view)
     if sample.mode is PrefillMode.MIXED:
-        usual_ns, work_ns = need, left_to_read_ns(state, view) * sample.n_tokens // view.n_left
+        usual_ns, work_ns = need, left_ns * sample.n_tokens // view.n_left
     else:
         usual_ns = work_ns = room.in_everyday_ns // max(1, need) * need  # whole pieces
-    limit = next_limit_ns(state, view, limits, (usual_ns, work_ns))
-    if limit <= limits.everyday_ns:
+    if not is_late(state, view, chat, limits, (usual_ns, work_ns)):
         return room, Kind.NORMAL, ()
-    raised = max(0, room_below(limit, limits, gap.memory) - gap.transfer_ns)
-    due_ns = view.t_queued_ns + target_ns(state, view, limits.step_ns, STEPS) - state.now_ns
+    due_ns = chat.t_queued_ns + target_ns(state, chat, limits.step_ns) - state.now_ns
     due = f"due in {due_ns / 1e6:.0f} ms" if due_ns > 0 else f"overdue by {-due_ns / 1e6:.0f} ms"
-    left = f"{left_to_read_ns(state, view) / 1e6:.0f} ms are left to read"
+    left = f"{left_ns / 1e6:.0f} ms are left to read"
+    limit, reserve = urgent_limit_ns(state, limits), RESERVE if due_ns > 0 else 0.0
+    raised = max(plain, room_below(limit, limits, gap.memory, reserve) - gap.transfer_ns)
     note = f"latency_guard: prompt {item.sid} is urgent, {due}, {left}: room {raised / 1e6:.3f} instead of "
-    return Room(raised, raised, is_most=limit >= most_ns(limits)), Kind.URGENT, (note + f"{plain / 1e6:.3f}",)
+    return Room(raised, raised, is_most=due_ns <= 0), Kind.URGENT, (note + f"{plain / 1e6:.3f}",)
 
 
 def _applied(gap: Gap, plan: Plan, grant: Grant) -> Plan:

@@ -66,9 +66,9 @@ def room_of(memory: TbtMemory, limits: TbtLimits) -> Room:
     return Room(in_everyday_ns, max(in_everyday_ns, room_below(limits.long_ns, limits, memory)))
 
 
-def room_below(limit_ns: int, limits: TbtLimits, memory: TbtMemory) -> int:
-    """Room below a limit longer than the everyday one: RESERVE of a round stays free."""
-    free_ns = int(limit_ns - (1.0 + RESERVE) * limits.round_ns) - limits.host_ns
+def room_below(limit_ns: int, limits: TbtLimits, memory: TbtMemory, reserve: float = RESERVE) -> int:
+    """Room below a limit longer than the everyday one: `reserve` of a round stays free."""
+    free_ns = int(limit_ns - (1.0 + reserve) * limits.round_ns) - limits.host_ns
     return max(0, min(_below(limit_ns, limits, memory), free_ns))
 
 
