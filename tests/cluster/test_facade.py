@@ -246,3 +246,42 @@ def test_the_list_of_models_does_not_wait_for_a_daemon_that_is_away(n_known: int
         await gateway.close()
 
     asyncio.run(asyncio.wait_for(work(), WAIT_S))
+
+
+class Mixed(Sockets):
+    """Three daemons of one model's name; the last one has another file than the others. Those in `gone` are away."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.gone: set[str] = set()
+
+    async def units(self) -> list[Unit]:
+        return [Unit(name, "n", "m") for name in ("f0", "f1", "g0")]
+
+    async def call(self, unit: Unit, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> dict[str, Any]:
+        if unit.name in self.gone:
+            raise UnitLost("gone")
+        if operation == "digest":
+            return {**digest(), "fingerprint": unit.name[0], "generation": 1}
+        return {**PROPS, "model": {**PROPS["model"], "fingerprint": unit.name[0]}}
+
+
+def test_the_model_is_that_of_most_daemons_whichever_is_asked() -> None:
+    """Requests go to the daemons that have the gateway's model, so it must not change with the daemon that answers."""
+    transport = Mixed()
+
+    async def work() -> None:
+        cluster = Cluster(transport, bytes(32))
+        gateway = ClusterGateway(Config(), Keys("", ""), cluster, ["m"])
+        while not all(cluster.router.is_open(name) for name in ("f0", "f1", "g0")):
+            await asyncio.sleep(0.01)
+        for _ in range(40):  # each time another daemon is the first
+            assert (await gateway.model(is_new=True)).fingerprint == "f"
+            await asyncio.sleep(0.001)
+        transport.gone |= {"f0", "f1"}
+        while cluster.router.is_open("f0") or cluster.router.is_open("f1"):
+            await asyncio.sleep(0.01)
+        assert (await gateway.model(is_new=True)).fingerprint == "g", "the others are away"
+        await gateway.close()
+
+    asyncio.run(asyncio.wait_for(work(), WAIT_S))

@@ -126,10 +126,17 @@ class ClusterDaemon(Daemon):
                 task.cancel()
 
     def _turn(self, units: list[Unit]) -> list[Unit]:
-        """Return the daemons, open ones first; each call begins with a different one."""
+        """Return the daemons, open ones first, and among these first those with the model that most have: if some have
+        another one, the gateway's model would otherwise change with the daemon that is asked, and all requests with it.
+        Each call begins with a different daemon.
+        """
         at = time.monotonic_ns() // 1_000_000 % max(1, len(units))
         turned = units[at:] + units[:at]
-        return sorted(turned, key=lambda unit: not self.cluster.router.is_open(unit.name))
+        cluster, most = self.cluster, self.cluster.fingerprint(self.model)
+        return sorted(
+            turned,
+            key=lambda unit: (not cluster.router.is_open(unit.name), cluster.fingerprints.get(unit.name) != most),
+        )
 
     async def ask_all(self, operation: str, timeout_s: float, fields: Mapping[str, Any]) -> list[tuple[Unit, Event]]:
         """Ask every daemon of the cluster.
