@@ -261,6 +261,30 @@ def test_an_answer_is_continued_after_what_was_sent_of_it() -> None:
     assert "prompt_progress" not in again, "the client has read that its prompt is read"
 
 
+def test_an_answer_that_is_continued_waits_behind_no_request_that_has_not_begun() -> None:
+    transport = Scripted(1, 1)
+
+    async def work() -> None:
+        one_place = Knobs(slack=-0.75, warm_slack=-0.75)
+        cluster = Cluster(transport, bytes(32), one_place)
+        request = {"type": "generate", "prompt": "p", "max_tokens": N_TOKENS}
+        links = [RoutedLink(cluster, "m", request, "begun", True)]
+        while not transport.seen:
+            await asyncio.sleep(0.001)
+        links += [RoutedLink(cluster, "m", request, f"new{i}") for i in range(3)]
+        for link in links:
+            text = ""
+            while len(text) < N_TOKENS:
+                text += "".join(json.loads(payload).get("text", "") for payload in await link.receive())
+            assert text == TOKENS[:N_TOKENS]
+            link.close()
+        await cluster.close()
+
+    transport.pause_s = 0.05  # the others are waiting by then
+    asyncio.run(asyncio.wait_for(work(), WAIT_S))
+    assert [fields["id"] for _, fields in transport.seen] == ["begun", "begun", "new0", "new1", "new2"]
+
+
 def test_a_daemon_that_ends_its_answers_because_it_stops_is_lost() -> None:
     assert ask(Scripted(2, "stopped")).ends == ["replica_lost"]
     got = ask(Scripted(2, "stopped"), is_resumable=True)

@@ -242,6 +242,17 @@ def test_a_full_queue_refuses_with_a_time_to_come_back() -> None:
     assert isinstance(refusal, Refusal) and refusal.reason == "overloaded" and refusal.retry_after_ms >= 250
 
 
+def test_what_a_daemon_had_goes_before_what_none_has_had() -> None:
+    """Its client has waited already, and may have read a part of the answer. It is not refused either."""
+    router = routers(digest(n_seq_max=1), knobs=Knobs(slack=0.0, warm_slack=0.0, max_queued=2))
+    node_of(router, ask("r"))
+    assert [router.offer(ask(f"w{i}"), S) for i in range(2)] == [None, None]
+    assert router.offer(ask("again", has_waited=True), S) is None
+    assert router.positions("m") == {"again": 0, "w0": 1, "w1": 2}
+    router.ended("r", 2 * S)
+    assert [one.id for one, _ in router.ready(2 * S)] == ["again"]
+
+
 def test_who_waits_past_its_deadline_is_told() -> None:
     router = routers(digest(n_seq_max=1), knobs=Knobs(slack=0.0, warm_slack=0.0))
     node_of(router, ask("r"))

@@ -146,7 +146,8 @@ class RoutedLink:
                     await self._end_cancelled()
                     return
                 try:
-                    if await self._attempt(ask._replace(id=attempt_id(self._id), avoid=frozenset(self._avoid))):
+                    avoid = frozenset(self._avoid)
+                    if await self._attempt(ask._replace(id=attempt_id(self._id), avoid=avoid, has_waited=n > 0)):
                         return
                 except UnitLost as loss:
                     if None in self._cancels:

@@ -67,6 +67,7 @@ class Ask(NamedTuple):
     n_tokens: int  # length of its prompt
     deadline_ns: int = 0  # 0: none
     avoid: frozenset[str] = frozenset()  # daemons that refused or lost it, and that are used only if no others are open
+    has_waited: bool = False  # it had its turn before: it goes before its account's other requests, and is not refused
 
 
 class Choice(NamedTuple):
@@ -417,7 +418,7 @@ class Router:
             choice = self.choose(ask, now_ns)
             if choice is not None:
                 return self._send(ask, choice, now_ns)
-        if len(queue) >= self.knobs.max_queued:
+        if len(queue) >= self.knobs.max_queued and not ask.has_waited:
             return Refusal("overloaded", max(250, int(self.wait_ms(ask))))
         queue.push(ask)
         return None
@@ -570,13 +571,16 @@ class FairQueue:
         return len(self._account_of)
 
     def push(self, ask: Ask) -> None:
-        self._asks.setdefault(ask.account, OrderedDict())[ask.id] = ask
-        self._account_of[ask.id] = ask.account
+        if ask.has_waited:
+            self.put_back(ask)
+        else:
+            self._asks.setdefault(ask.account, OrderedDict())[ask.id] = ask
+            self._account_of[ask.id] = ask.account
         if ask.deadline_ns:
             heappush(self._deadlines, (ask.deadline_ns, ask.id))
 
     def put_back(self, ask: Ask) -> None:
-        """Put a popped request before all others of its account. Its deadline is still known."""
+        """Put a request before all others of its account. If it was popped, its deadline is still known."""
         asks = self._asks.setdefault(ask.account, OrderedDict())
         asks[ask.id] = ask
         asks.move_to_end(ask.id, last=False)
