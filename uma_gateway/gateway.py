@@ -86,7 +86,7 @@ class Gateway:
         props = content_of(await self.daemon.call("props"))
         known = self._model
         if known is None or known.props != props:
-            self._model = Model(props, self.alias)
+            self._model = Model(props, self.alias, known)
             self._model.prepare()
         self._t_model = time.monotonic()
         assert self._model is not None

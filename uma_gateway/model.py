@@ -14,7 +14,8 @@ from uma_gateway.large import begin
 class Model:
     """One `props` reply of the daemon. If anything in the reply changes, a new Model replaces this one."""
 
-    def __init__(self, props: dict[str, Any], alias: str = "") -> None:
+    def __init__(self, props: dict[str, Any], alias: str = "", known: Model | None = None) -> None:
+        """`known`: the Model that this one replaces. Its templates are kept if they are the same."""
         self.props = props
         facts = props["model"]
         self.name: str = alias or _plain_name(facts["name"], facts["path"])
@@ -34,6 +35,8 @@ class Model:
         # LoRA adapters, in the order of llama-server's ids
         self.adapters: list[str] = [each["id"] for each in props.get("adapters", ())]
         self._templates: asyncio.Future[Templates] | None = None
+        if known is not None and known._templates is not None and known._template_facts == self._template_facts:
+            self._keep(known._templates)
 
     @property
     def names(self) -> list[str]:
@@ -75,8 +78,11 @@ class Model:
     def prepare(self) -> None:
         """Begin to load the templates: trying them takes a third of a second, and no chat should wait for that."""
         if self._templates is None:
-            self._templates = begin(self._load_templates)
-            self._templates.add_done_callback(self._tried)
+            self._keep(begin(self._load_templates))
+
+    def _keep(self, templates: asyncio.Future[Templates]) -> None:
+        self._templates = templates
+        templates.add_done_callback(self._tried)
 
     def _tried(self, done: asyncio.Future[Templates]) -> None:
         """Keep the result. An error is raised for each request that needs the templates, except after a shortage of
@@ -93,16 +99,15 @@ class Model:
         assert self._templates is not None
         return await asyncio.shield(self._templates)
 
-    def _load_templates(self) -> Templates:
+    @property
+    def _template_facts(self) -> tuple[str, str, str, str, bool, bool]:
         props = self.props
-        return Templates(
-            self.chat_template,
-            props["chat_template_tool_use"] or "",
-            self.special("bos"),
-            self.special("eos"),
-            props["add_bos"],
-            props["add_eos"],
-        )
+        tool_use = props["chat_template_tool_use"] or ""
+        special = self.special("bos"), self.special("eos")
+        return self.chat_template, tool_use, *special, props["add_bos"], props["add_eos"]
+
+    def _load_templates(self) -> Templates:
+        return Templates(*self._template_facts)
 
     def special(self, name: str) -> str:
         """Return the text of a special token; "" if the model has none."""

@@ -81,6 +81,7 @@ class Reloaded(Daemon):
     def __init__(self) -> None:
         super().__init__("")
         self.adapters: list[str] = []
+        self.chat_template: str | None = None
         self.n_asked = 0
 
     async def call(self, operation: str, timeout_s: float = CALL_S, **fields: Any) -> Event:
@@ -90,7 +91,7 @@ class Reloaded(Daemon):
         adapters = [{"id": name, "path": name, "scale": 0.0} for name in self.adapters]
         return {
             "model": facts, "n_ctx_seq": 8, "limits": {"max_tokens": 8}, "adapters": adapters,
-            "capabilities": {**capabilities, "embeddings": False}, "chat_template": None,
+            "capabilities": {**capabilities, "embeddings": False}, "chat_template": self.chat_template,
             "chat_template_tool_use": None, "special": {}, "add_bos": False, "add_eos": False,
         }  # fmt: skip
 
@@ -116,3 +117,23 @@ def test_a_request_that_may_name_an_adapter_is_answered_by_what_the_daemon_has_n
 
     monkeypatch.setattr(gateway_module, "FRESH_S", -1.0)
     assert asyncio.run(run()) == ([], ["tone"] if is_new else [], 2)
+
+
+def test_templates_that_stay_the_same_are_not_tried_again() -> None:
+    """A cluster's daemons may differ in their adapters, their context, and their number of reloads. No chat waits for
+    templates because another one of them was asked.
+    """
+
+    async def run() -> None:
+        daemon = Reloaded()
+        daemon.chat_template = "{{ messages[0].content }}"
+        gateway = Gateway(Config(), Keys("", ""), daemon, is_asking=False)
+        templates = await (await gateway.model()).templates()
+        daemon.adapters = ["tone"]
+        changed = await gateway.model(is_new=True)
+        assert changed.adapters == ["tone"] and await changed.templates() is templates
+        daemon.chat_template = "{{ messages[0].role }}"
+        assert await (await gateway.model(is_new=True)).templates() is not templates
+        await gateway.close()
+
+    asyncio.run(run())
