@@ -336,9 +336,9 @@ class RoutedLink:
             self._cluster.ended(ask.id, False)
             raise
         unit = self._cluster.units.get(choice.node)
-        if unit is None:
+        if unit is None or self._cluster.router.is_silent(unit.name):  # since it was chosen
             self._cluster.ended(ask.id, False)
-            raise UnitLost("it left the cluster")
+            raise UnitLost("it left the cluster" if unit is None else "it no longer sends anything")
         self._unit = unit
         reading = asyncio.ensure_future(self._answer(unit))
         telling = [asyncio.ensure_future(self._tell(unit, index)) for index in self._cancels]
