@@ -150,7 +150,15 @@ def test_a_daemon_whose_answer_came_late_has_not_been_silent_since_it_was_asked(
     assert router.check(22 * S) == ["n0"] and not router.is_open("n0")
 
 
-def test_a_daemon_that_refused_or_lost_a_request_gets_it_again_only_when_no_other_is_open() -> None:
+def test_a_daemon_that_lost_a_request_gets_it_again_only_when_no_other_has_room() -> None:
+    """It may be back and idle, while the others have as much as they take."""
+    router = routers(digest(PROMPT), digest(n_seq_max=1), knobs=Knobs(slack=0.0, warm_slack=0.0))
+    lost = frozenset({"n0"})
+    assert node_of(router, ask(lost=lost)) == "n1"
+    assert node_of(router, ask("s", lost=lost)) == "n0"
+
+
+def test_a_daemon_that_refused_a_request_gets_it_again_only_when_no_other_is_open() -> None:
     router = routers(digest(PROMPT), digest(n_seq_max=1), knobs=Knobs(slack=0.0, warm_slack=0.0))
     avoid = frozenset({"n0"})
     assert node_of(router, ask(avoid=avoid)) == "n1"

@@ -75,7 +75,8 @@ class RoutedLink:
         self._has_ended_one = False  # one of several answers has ended, and its end was sent
         self._token_ids: list[int] = []  # the last token of each event sent
         self._usage: dict[str, int] = {}  # usage of attempts before this one
-        self._avoid: set[str] = set()
+        self._avoid: set[str] = set()  # daemons that refused the request ...
+        self._lost_by: set[str] = set()  # ... and those that were lost with it
         self._n_refusals = 0
         self._is_last_try = False
         self._overflow = ""  # what the daemons do when the context is full
@@ -146,8 +147,9 @@ class RoutedLink:
                     await self._end_cancelled()
                     return
                 try:
-                    avoid = frozenset(self._avoid)
-                    if await self._attempt(ask._replace(id=attempt_id(self._id), avoid=avoid, has_waited=n > 0)):
+                    avoid, lost = frozenset(self._avoid), frozenset(self._lost_by)
+                    fresh = ask._replace(id=attempt_id(self._id), avoid=avoid, lost=lost, has_waited=n > 0)
+                    if await self._attempt(fresh):
                         return
                 except UnitLost as loss:
                     if None in self._cancels:
@@ -233,7 +235,6 @@ class RoutedLink:
             pages,
             n_tokens,
             self._deadline_ns,
-            frozenset(self._avoid),
         )
 
     async def _available(self) -> list[Unit]:
@@ -360,7 +361,7 @@ class RoutedLink:
                 code="timeout",
             )
         except UnitLost:
-            self._avoid.add(unit.name)
+            self._lost_by.add(unit.name)
             self._cluster.router.shut(unit.name)  # until a digest shows that it is back
             n_tokens = self._n_tokens - n_tokens_before
             self._usage["completion_tokens"] = self._usage.get("completion_tokens", 0) + n_tokens

@@ -66,7 +66,8 @@ class Ask(NamedTuple):
     pages: tuple[int, ...]  # hashes of its prompt, one per page (`prefix_hashes`)
     n_tokens: int  # length of its prompt
     deadline_ns: int = 0  # 0: none
-    avoid: frozenset[str] = frozenset()  # daemons that refused or lost it, and that are used only if no others are open
+    avoid: frozenset[str] = frozenset()  # daemons that refused it, and that are used only if no others are open
+    lost: frozenset[str] = frozenset()  # daemons that lost it, and that are used only if no others have room
     has_waited: bool = False  # it had its turn before: it goes before its account's other requests, and is not refused
 
 
@@ -315,9 +316,13 @@ class Router:
             return None
         usable, warm = group.usable[ask.priority], group.warm[ask.priority]
         others = group.open & ~self._bits(ask.avoid, group)
-        if others:  # otherwise a daemon that has come back is as good as any other
+        if others:
             usable, warm = usable & others, warm & others
-        return self._best(ask, group, (usable, warm), now_ns) if warm else None
+        rest = warm & ~self._bits(ask.lost, group)
+        choice = self._best(ask, group, (usable & rest, rest), now_ns) if rest else None
+        if choice is None and warm != rest:  # a daemon that has come back is better than waiting
+            choice = self._best(ask, group, (usable, warm), now_ns)
+        return choice
 
     def _bits(self, names: frozenset[str], group: _Group) -> int:
         nodes = (self._nodes.get(name) for name in names)
