@@ -151,3 +151,27 @@ def test_up_tells_in_one_line_why_the_cluster_does_not_run(serve: SimpleNamespac
     serve.run, serve.status = run, lambda: status
     with pytest.raises(UmaError, match=words):
         command.up(parse(SETTINGS), False, print)
+
+
+def test_a_node_that_hangs_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {"models": {"m": {"state": "ready", "requests": 3, "idle_s": 0.0, "restarts": 0}}}
+
+    class Asked:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def result(self, timeout_s: float) -> dict[str, Any]:
+            if self.name == "hung":
+                raise TimeoutError
+            return {"name": "well", "node": "well-node", **there}  # any node answers for one that has left
+
+    monkeypatch.setattr(f"{COMMAND}.connect", lambda *_, **__: None)
+    monkeypatch.setattr(f"{COMMAND}._handle", lambda method: SimpleNamespace(remote=Asked))
+    nodes = {name: f"{name}-node" for name in ("well", "hung", "left")}
+    monkeypatch.setattr("uma_gateway.cluster.replicas.running", lambda deployment: nodes)
+    lines = [line.split() for line in command.table(command.status("")).splitlines()[1:]]
+    assert lines == [
+        ["well-node", "m", "ready", "3", "0", "0"],
+        ["hung-node", "does", "not", "answer"],
+        ["left-node", "does", "not", "answer"],
+    ]

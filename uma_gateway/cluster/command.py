@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from typing import Any
 
 import ray
@@ -20,12 +21,13 @@ from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 
 from uma_core.errors import ErrorCode, UmaError
-from uma_gateway.cluster import niceness
+from uma_gateway.cluster import niceness, replicas
 from uma_gateway.cluster.app import APPLICATION, NODES, application, n_alive
 from uma_gateway.cluster.settings import ClusterSettings
 
 CONNECT_S = 10.0  # for a machine that does not answer: one that does connects or refuses at once
-LOOK_S = 0.2  # between two looks whether the application has ended
+LOOK_S = 0.2  # between two looks whether the application has ended, or which nodes there are
+ABOUT_S = 10.0  # for the reports of all nodes
 NOT_THERE = "no cluster runs there: start one with `uma-gateway cluster up`"
 NO_RAY = "no Ray runs here, and one that this command starts would end with it: run `ray start --head` first"
 
@@ -142,7 +144,7 @@ def _check_address(settings: ClusterSettings) -> None:
 def _tell_of_niceness(tell: Any) -> None:
     with contextlib.suppress(Exception):  # a slow node must not keep the cluster from serving
         for row in _about():
-            if row["niceness"] > 0:
+            if row.get("niceness", 0) > 0:
                 tell(
                     f"node {row['node'][:12]} runs at niceness {row['niceness']}, behind other processes: "
                     f"start Ray there with {niceness.NICENESS}=0"
@@ -175,15 +177,29 @@ def status(address: str) -> list[dict[str, Any]]:
 
 
 def _about() -> list[dict[str, Any]]:
-    replies = _handle("about").broadcast("about", "").results(timeout_s=30.0)
-    return [reply for reply in replies if isinstance(reply, dict)]
+    """Return what every node reports. Of a node that does not answer in time only its names are known."""
+    handle = _handle("about")
+    deadline = time.monotonic() + ABOUT_S
+    handle.remote("")  # with the first call Serve tells this process which nodes there are
+    while not (nodes := replicas.running(NODES)) and time.monotonic() < deadline:
+        time.sleep(LOOK_S)
+    asked = {name: handle.remote(name) for name in nodes}
+    return [_reply(name, nodes[name], response, deadline) for name, response in asked.items()]
+
+
+def _reply(name: str, node: str, response: Any, deadline: float) -> dict[str, Any]:
+    with contextlib.suppress(RayError, RayServeException, TimeoutError):
+        reply = response.result(timeout_s=max(LOOK_S, deadline - time.monotonic()))
+        if reply["name"] == name:  # otherwise this node has left, and another one has answered
+            return dict(reply)
+    return {"name": name, "node": node, "is_lost": True, "models": {}}
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [f"{'node':14} {'model':24} {'state':10} {'requests':>8} {'idle s':>8} {'restarts':>8}"]
     for row in rows:
         if not row["models"]:
-            lines.append(f"{row['node'][:12]:14} -")
+            lines.append(f"{row['node'][:12]:14} {'does not answer' if row.get('is_lost') else '-'}")
         for name, model in row["models"].items():
             figures = f"{model['requests']:8} {model['idle_s']:8.0f} {model['restarts']:8}"
             lines.append(f"{row['node'][:12]:14} {name[:24]:24} {model['state']:10} {figures}")
