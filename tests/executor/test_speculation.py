@@ -264,6 +264,19 @@ def test_a_draft_model_drafts_no_token_that_has_no_place_in_the_answer(
     assert len(calls) == usage["accepted_prediction_tokens"] > 0
 
 
+@pytest.mark.parametrize(("mode", "source"), [("lookup", "prediction"), ("draft", "draft"), ("off", "")])
+def test_a_prediction_leaves_the_configured_sources_where_drafts_are_not_exact(mode: str, source: str) -> None:
+    """Before, a request with a prediction had no drafts at all, though others of the same daemon had."""
+    ask = {"max_tokens": 50, "ignore_eos": True, "priority": Priority.BACKGROUND}
+    known = Known()
+    plain = run({"a": ask}, None, known)
+    foreseen = {"a": {**ask, "prediction": tuple(known.answers["a/-1"])}}
+    fast = run(foreseen, Speculator(Settings(mode), False, model=draft_model()), known)
+    assert outcome(fast, "a") == outcome(plain, "a")
+    held = {name for name, counter in fast.executor.meters.accepted_drafts.items() if counter.value > 15}
+    assert held == ({source} if source else set())
+
+
 def test_a_draft_model_is_not_asked_where_it_may_not_be() -> None:
     for mode in ("off", "lookup"):
         ask = {"a": {"max_tokens": 50, "ignore_eos": True, "priority": Priority.BACKGROUND, "speculate": mode}}

@@ -640,9 +640,9 @@ class SpeculationOptions:
     RELOAD: ClassVar = "live"
     mode: str = option(
         "off",
-        "source of drafts, for requests that set neither `speculate` nor `prediction`. lookup: repeats of the text or "
-        "of earlier answers to the same account; draft: the draft model; auto: both, if a token's value does not "
-        "depend on the other tokens in its batch",
+        "source of drafts, for requests that do not set `speculate`; auto for those with a `prediction` too. lookup: "
+        "repeats of the text or of earlier answers to the same account; draft: the draft model; auto: both, if a "
+        "token's value does not depend on the other tokens in its batch",
         flag="--speculate",
         env="UMA_SPECULATE",
         choices=("auto", "lookup", "draft", "off"),

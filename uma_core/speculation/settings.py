@@ -8,8 +8,8 @@ OFF, LOOKUP, DRAFT, AUTO = "off", "lookup", "draft", "auto"
 
 
 class Settings(NamedTuple):
-    # for requests that give neither a mode nor a prediction; auto: all sources, if a token does not depend on the other
-    # rows of its call
+    # for requests that give no mode, beside `auto` for those with a prediction; auto: all sources, if a token does not
+    # depend on the other rows of its call
     mode: str = OFF
     n_most: int = 8  # most draft tokens of a stream in one step
     n_history: int = 32768  # most tokens of earlier answers to keep per client account

@@ -74,12 +74,14 @@ class Speculator:
     def begin(self, session: Session) -> None:
         """Set up an accepted session."""
         request = session.request
-        mode = request.speculate or (AUTO if request.prediction else self._settings.mode)
-        is_auto = mode == AUTO and self._is_exact
-        session.looks_up = mode == LOOKUP or is_auto
-        session.asks_model = self.model is not None and (mode == DRAFT or is_auto)
+        modes = {request.speculate or self._settings.mode}
+        if request.prediction and not request.speculate:
+            modes.add(AUTO)  # beside the configured mode, which may draft where `auto` does not
+        is_auto = AUTO in modes and self._is_exact
+        session.looks_up = LOOKUP in modes or is_auto
+        session.asks_model = self.model is not None and (DRAFT in modes or is_auto)
         # bans take back tokens that the sources have seen; an input that becomes a vector has no answer
-        session.speculates = mode != OFF and session.bans is None and session.embedding is None
+        session.speculates = modes != {OFF} and session.bans is None and session.embedding is None
         if session.speculates:
             session.ahead = AHEAD_FIRST
             self._live[session.sid] = session
