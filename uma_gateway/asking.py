@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from uma_core.protocol.ops import N_PREDICTION_MOST
 from uma_gateway.body import text
 from uma_gateway.exchange import Exchange
 from uma_gateway.fields import allowed_tokens, names_in, need, sampling_fields
@@ -69,6 +70,6 @@ def plan_prompt(
         need(model, "n", "n")
         fields["n"] = ask.n
     if ask.prediction and model.can("prediction"):  # it only makes the answer faster, so a daemon may lack it
-        fields["prediction"] = ask.prediction
+        fields["prediction"] = ask.prediction[:N_PREDICTION_MOST]
     names = {**names_in(body), "constraint": ask.chat.form_name}
     return Plan(model, allowed_tokens(fields, body, model), prompt, names)

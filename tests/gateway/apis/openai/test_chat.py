@@ -8,6 +8,7 @@ import pytest
 
 from tests.daemon.support import eventually
 from tests.gateway.support import Raw, n_busy
+from uma_core.protocol.ops import N_PREDICTION_MOST
 from uma_gateway.apis.openai.request import read_chat
 
 USER = [{"role": "user", "content": "hello"}]
@@ -201,7 +202,11 @@ def test_neutral_fields_that_clients_send_by_habit_change_nothing(gateway):
     assert answer.json["choices"] == plain and answer.json["model"] == "gpt-4o"
 
 
-@pytest.mark.parametrize("content", ["hello", [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}], None])
+@pytest.mark.parametrize(
+    "content",
+    ["hello", [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}], None, "x" * (N_PREDICTION_MOST + 1)],
+    ids=["text", "parts", "none", "longer than a daemon takes"],
+)
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_prediction_changes_no_answer(gateway, content, stream):
     plain = gateway.chat(temperature=0, max_tokens=8, stream=stream)
