@@ -29,7 +29,7 @@ from uma_core.session.session import Session
 from uma_core.speculation.model import DraftModel
 from uma_core.speculation.settings import Settings
 from uma_core.speculation.speculator import Speculator
-from uma_core.types import Constraint, FinishReason, Phase, Priority, SamplingParams, TokenId
+from uma_core.types import Constraint, FinishReason, Phase, Priority, SamplingParams, TokenId, Trigger
 
 IS_FULL = os.environ.get("UMA_FUZZ") == "full"
 MODEL = FakeModel(n_seq_max=3, n_ctx=768, is_unified=True, eog_every=60)
@@ -154,6 +154,22 @@ def test_wrong_drafts_are_counted_and_change_nothing() -> None:
     assert outcome(fast, "a") == outcome(plain, "a")
     usage = fast.finals("a")[0].usage
     assert usage["accepted_prediction_tokens"] == 0 and usage["rejected_prediction_tokens"] > 15
+
+
+def test_a_draft_that_a_grammar_refuses_is_not_accepted() -> None:
+    """Before, it counted as accepted, though another token was drawn in its place."""
+    known, compiler, until = Known(), Compiler(new_registry()), " lbieogocnwiyjsi"
+    ask: dict[str, Any] = {"max_tokens": 60, "ignore_eos": True, "priority": Priority.BACKGROUND}
+    assert run({"a": ask}, None, known).text("a").startswith(until + "d")
+    rig = Rig(MODEL, speculator=with_drafts(known, error=0.0))
+    matcher = compiler.compile(rig.engine, Constraint("regex", "[0-9]", (Trigger("word", "sid"),)))
+    rig.submit("a", matcher=matcher, **{**ask, "max_tokens": len(until) + 2})
+    rig.run()
+    assert rig.text("a").startswith(until) and "d" not in rig.text("a")
+    usage = rig.finals("a")[0].usage
+    assert usage["accepted_prediction_tokens"] > 5 and usage["rejected_prediction_tokens"] == 1
+    accepted = sum(counter.value for counter in rig.executor.meters.accepted_drafts.values())
+    assert accepted == usage["accepted_prediction_tokens"]
 
 
 def test_drafts_of_several_answers_are_counted_together() -> None:

@@ -299,7 +299,10 @@ class Calls:
             session.n_accepted += is_accepted  # before `deliver`, which may end the session: its usage counts them all
             n_generated = len(session.generated)
             self._output.deliver(session, drawn, now)
-            if session.phase is not Phase.DECODE or not is_accepted or len(session.generated) == n_generated:
+            is_refused = session.phase is not Phase.DONE and len(session.generated) == n_generated  # by its grammar
+            if is_refused and is_accepted:
+                n_accepted, session.n_accepted = n_accepted - 1, session.n_accepted - 1
+            if session.phase is not Phase.DECODE or not is_accepted or is_refused:
                 break
         if session.phase is not Phase.DONE and session.n_unverified:
             self._engine.kv_truncate(session.seq_id, session.n_past)
