@@ -165,6 +165,51 @@ def test_one_pool_of_cells_is_never_overcommitted_by_what_is_kept() -> None:
     check_idle(w)
 
 
+def pool(copy_ns_per_byte: float = 0.5) -> World:
+    """One pool of cells with more sequences than it has room for."""
+    cost = replace(COST, copy_ns_per_byte=copy_ns_per_byte)
+    fake = FakeModel(n_seq_max=4, n_ctx=640, is_unified=True, kv_bytes_per_cell=CELL)
+    return World(fake, CacheSettings(is_on=True, ram_bytes=10**8), cost=cost)
+
+
+def test_what_makes_room_in_one_pool_is_saved_and_comes_back() -> None:
+    """Before, it was dropped: chats that took turns were read again each time, and so was a parked stream."""
+    w = pool()
+    for turn in range(2):
+        for i in range(4):
+            w.ask(f"{turn} {i}", text(250, i))
+    assert [w.cached(f"1 {i}") for i in range(4)] == [249] * 4
+
+    n_before = computed(w)
+    w.submit("work", text(500, 8), max_tokens=60, priority=Priority.BACKGROUND)
+    until(w, lambda: len(w.texts.get("work", "")) >= 10)
+    w.submit("chat", text(140, 9), max_tokens=10, priority=Priority.INTERACTIVE)
+    w.run()
+    assert w.executor.meters.preemptions.value == 1 and computed(w) - n_before == 640
+    assert w.texts["work"].encode() == bytes(answer(text(500, 8), 60))
+    check_idle(w)
+
+
+@pytest.mark.parametrize("who", ["newcomer", "owner", "both"])
+def test_sequences_that_make_room_can_lose_whom_they_make_it_for(who: str) -> None:
+    """The newcomer is cancelled, or the next turn of the chat that leaves arrives, while that chat is being saved."""
+    w = pool(copy_ns_per_byte=150.0)
+    w.ask("first", text(400))
+    w.submit("new", text(300, 1), max_tokens=20)
+    until(w, lambda: any(holding.is_awaited for holding in w.cache.holdings))
+    if who != "owner":
+        w.executor.cancel(1, "new")
+    if who != "newcomer":
+        w.submit("next", text(400), max_tokens=8)
+    w.run()
+    for name, tokens, n in (("new", text(300, 1), 20), ("next", text(400), 8)):
+        if name in w.finals and w.finals[name].reason is FinishReason.LENGTH:
+            assert w.texts[name].encode() == bytes(answer(tokens, n))
+    assert len(w.finals) == (2 if who == "newcomer" else 3)
+    w.ask("large", text(600, 9), n=40)
+    check_idle(w)
+
+
 def test_a_newcomer_waits_for_cells_that_an_ended_request_is_still_filling() -> None:
     slow = replace(COST, copy_ns_per_byte=150.0)
     w = World(

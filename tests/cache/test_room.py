@@ -58,7 +58,7 @@ def emptied(
         gone.append(holding.seq_id)
         holding.n = 0
 
-    make_cells(SimpleNamespace(holdings=holdings, engine=engine, meters=meters, dismiss=empty), n_free, running)  # type: ignore[arg-type]
+    make_cells(SimpleNamespace(holdings=holdings, engine=engine, meters=meters, leave=empty), n_free, running)  # type: ignore[arg-type]
     return gone
 
 

@@ -28,7 +28,7 @@ class Reader(Protocol):
 class Holding:
     """One sequence."""
 
-    __slots__ = ("end", "is_claimed", "is_leaving", "n", "owner", "readers", "seq_id", "t_used", "tree")
+    __slots__ = ("end", "is_awaited", "is_claimed", "is_leaving", "n", "owner", "readers", "seq_id", "t_used", "tree")
 
     def __init__(self, seq_id: int) -> None:
         self.seq_id = seq_id
@@ -37,6 +37,7 @@ class Holding:
         self.n = 0
         self.owner = 0  # sid of the running session; 0: none
         self.is_claimed = False  # an admitted session waits to take it over
+        self.is_awaited = False  # idle, and will be emptied once it is saved
         self.is_leaving = False  # idle, and will be emptied once no transfer copies from it
         self.readers: set[Reader] = set()
         self.t_used = 0

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from uma_core.cache.chain import Chain, CopyReader, Legs, Readers, Room
 from uma_core.cache.finder import DISK, RAM, RESIDENT, TIERS, Finder, Piece
 from uma_core.cache.holding import Holding
+from uma_core.cache.leaving import Emptied, Leaving
 from uma_core.cache.meters import CacheMeters
 from uma_core.cache.radix import Node, Tree
 from uma_core.cache.settings import CacheSettings
@@ -66,6 +67,7 @@ class PrefixCache:
         self.clock = clock
         self._variants: dict[AdapterSet, str] = {}  # names of adapter sets, made once
         self._chains: dict[int, Chain] = {}  # by the sequence that they fill
+        self._leaving = Leaving(lambda holding: self.save(holding, 0), self.dismiss, clock)
         # sequences of ended sessions whose last chunk is still in progress
         self._lingering: dict[int, tuple[Session, Transfer]] = {}
 
@@ -193,6 +195,7 @@ class PrefixCache:
         Sets the session's transfer if that takes time.
         """
         holding = self.holdings[session.seq_id]
+        self._leaving.stay(holding)
         tree = self._tree_of(session)
         is_own = holding.owner == session.sid
         path, n = tree.walk(session.prompt, _n_usable(session)) if want_restore else ([], 0)
@@ -416,11 +419,38 @@ class PrefixCache:
 
     def empty(self, holding: Holding) -> None:
         """Empty its cells; transfers that copy from it continue without them."""
+        self._leaving.stay(holding)
         for reader in list(holding.readers):
             reader.lose_source()
         holding.cut(0)
         holding.is_leaving = False
         self.engine.kv_truncate(holding.seq_id, 0)
+
+    def leave(self, holding: Holding) -> None:
+        """Empty an idle sequence whose cells are needed, once what only it holds is saved."""
+        has_place = self.finder.can_move and (self.store.ram.budget or self.store.disk is not None)
+        if has_place and self.store.unsaved(holding.end):
+            self._leaving.add(holding)
+        else:
+            self.dismiss(holding)
+
+    def wait_for_room(self, session: Session) -> None:
+        """Let an admitted session begin once the sequences that make room have left."""
+        if not self._leaving:
+            return
+        restore = session.transfer
+
+        def legs() -> Legs:
+            try:
+                yield Emptied(self._leaving)
+                if restore is not None:
+                    yield restore
+            finally:
+                if restore is not None:
+                    restore.close()
+
+        session.transfer = Chain(legs(), self.clock, restore.n_bytes if restore is not None else 0)
+        session.touch()
 
     def dismiss(self, holding: Holding) -> None:
         """Empty an idle sequence. If a transfer is about to share its cells from the first one on, and has therefore
@@ -440,10 +470,11 @@ class PrefixCache:
 
     @property
     def is_settling(self) -> bool:
-        return bool(self._lingering)
+        return bool(self._lingering or self._leaving)
 
     def settle(self, until_ns: int) -> None:
-        """Continue with lingering sequences."""
+        """Continue with lingering sequences, and with those that make room."""
+        self._leaving.step(until_ns)
         for seq_id, (session, transfer) in list(self._lingering.items()):
             try:
                 if transfer.step(until_ns):

@@ -1,5 +1,5 @@
 """Makes room in one pool of cells: empties idle sequences until the cells that only they hold fit beside all cells that
-running sequences may need.
+running sequences may need. What only an idle sequence holds is saved first.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ def make_cells(cache: PrefixCache, n_free: int, running: np.ndarray = NO_PAGES) 
     """Empty idle sequences until they hold at most `n_free` cells besides the pages `running`. The oldest one that
     frees cells goes first; those that a transfer is about to copy from go last.
     """
-    idle = [h for h in cache.holdings if h.n and h.is_idle]
+    unused = [h for h in cache.holdings if h.n and h.is_idle]
+    running = np.union1d(running, _claimed_pages(cache.engine, unused))
+    idle = [h for h in unused if not h.is_awaited]
     idle.sort(key=lambda h: (bool(h.readers), h.t_used))
-    running = np.union1d(running, _claimed_pages(cache.engine, idle))
     n_held = n_cells(cache.engine, idle, running)
     while idle and n_held > n_free:
         for victim in idle:
@@ -30,7 +31,7 @@ def make_cells(cache: PrefixCache, n_free: int, running: np.ndarray = NO_PAGES) 
         idle.remove(victim)
         n_held = n_left
         cache.meters.evictions[RESIDENT].add()
-        cache.dismiss(victim)
+        cache.leave(victim)
 
 
 def _claimed_pages(engine: Engine, holdings: list[Holding]) -> np.ndarray:

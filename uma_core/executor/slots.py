@@ -73,9 +73,11 @@ class Slots:
                 self._cache.begin(session, True)
         if plan.admit and self._engine.info.is_unified:
             self._make_cells()
+            for admission in plan.admit:
+                self._cache.wait_for_room(self._table.get(admission.sid))
 
     def _make_cells(self) -> None:
-        """Make idle sequences give up cells that running ones may need.
+        """Make idle sequences give up cells that running ones may need. What they hold is saved first.
 
         What an admitted session's sequence held before counts as taken until it is saved.
         """

@@ -1,0 +1,80 @@
+"""Idle sequences whose cells others need: each saves what only it holds, and is then emptied.
+
+Rules: one after the other, because one may hold the beginning of the next. Sessions that are admitted meanwhile begin
+when all are empty (`Emptied`); until then the cells are those that these sessions have reserved and do not use yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from uma_core.cache.chain import Chain, Legs
+from uma_core.cache.holding import Holding
+from uma_core.clock import Clock
+
+
+class Leaving:
+    """The sequences that leave, in order. The first one is being saved."""
+
+    def __init__(self, save: Callable[[Holding], Legs], dismiss: Callable[[Holding], None], clock: Clock) -> None:
+        self._save = save
+        self._dismiss = dismiss
+        self._clock = clock
+        self._queue: list[Holding] = []
+        self._chain: Chain | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._queue)
+
+    def add(self, holding: Holding) -> None:
+        holding.is_awaited = True
+        self._queue.append(holding)
+        if self._chain is None:
+            self._start()
+
+    def stay(self, holding: Holding) -> None:
+        """Forget a sequence: a session continues in it, or it is empty already."""
+        if not holding.is_awaited:
+            return
+        is_first = self._queue[0] is holding
+        self._remove(holding)
+        if is_first and self._chain is not None:
+            self._chain.close()
+            self._start()
+
+    def step(self, until_ns: int) -> bool:
+        """Save and empty sequences. True: all are empty."""
+        if self._chain is not None and self._chain.step(until_ns):
+            self._chain = None
+        return not self._queue
+
+    def _start(self) -> None:
+        chain = Chain(self._legs(), self._clock)
+        self._chain = None if chain.is_done else chain
+
+    def _legs(self) -> Legs:
+        while self._queue:
+            holding = self._queue[0]
+            if holding.n:
+                yield from self._save(holding)
+            self._remove(holding)
+            self._dismiss(holding)
+
+    def _remove(self, holding: Holding) -> None:
+        holding.is_awaited = False
+        self._queue.remove(holding)
+
+
+class Emptied:
+    """Waits until all sequences that leave are empty. They leave even if nobody waits any more."""
+
+    n_bytes = 0
+
+    def __init__(self, leaving: Leaving) -> None:
+        self._leaving = leaving
+
+    def step(self, until_ns: int) -> bool:
+        return self._leaving.step(until_ns)
+
+    def close(self) -> None:
+        pass
