@@ -1,14 +1,16 @@
 """Plans carried out over the FakeEngine: whole lives of requests, limits, and failures."""
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.executor.rig import Rig, alone
-from uma_core.engine.api import DecodeStatus
+from uma_core.engine.api import Batch, DecodeOutcome, DecodeStatus, Sampler
 from uma_core.engine.fake.engine import FakeEngine, FakeModel
 from uma_core.errors import ErrorCode
-from uma_core.executor import accounting
+from uma_core.executor import accounting, calls
 from uma_core.executor.admission import Limits
 from uma_core.session.events import Accepted, Token
 from uma_core.trace.recorder import Recorder
@@ -246,6 +248,32 @@ def test_full_is_soft() -> None:
         rig.submit(f"r{i}", f"p{i}", max_tokens=10)
     rig.run()
     assert [rig.text(f"r{i}") for i in range(3)] == [alone(f"p{i}", max_tokens=10) for i in range(3)]
+
+
+@pytest.mark.parametrize("n_ticks", [0, 3])
+def test_sessions_that_never_find_cells_end_once_and_make_no_further_call(
+    n_ticks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n_most, rig, seqs = 10, Rig(), set[int]()
+    decode = rig.engine.decode
+
+    def noted(batch: Batch, samplers: Sequence[Sampler | None]) -> DecodeOutcome:
+        seqs.update(batch.seq_id[: batch.n].tolist())
+        return decode(batch, samplers)
+
+    monkeypatch.setattr(rig.engine, "decode", noted)
+    monkeypatch.setattr(calls, "N_FULL_MOST", n_most)
+    for request_id in ("a", "b"):
+        rig.submit(request_id, max_tokens=50)
+    for _ in range(n_ticks):
+        rig.tick()
+    rig.faults.n_full = 1000
+    rig.run()
+    ends = [final.error for request_id in ("a", "b") for final in rig.finals(request_id)]
+    assert [error and error.error for error in ends] == [ErrorCode.KV_FULL] * 2
+    assert seqs == {0, 1}, "a session that has ended has no sequence"
+    assert rig.executor.n_ticks > n_most
+    rig.check_all_free()
 
 
 def test_aborted_call_is_repeated() -> None:

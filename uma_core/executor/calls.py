@@ -316,7 +316,7 @@ class Calls:
         for _, session in items:
             error, seq_id, n_past = None, session.seq_id, session.n_past
             if status is DecodeStatus.FULL:
-                session.n_full += 1
+                session.n_full += len(items) == 1  # a call for several sessions is repeated for each: see `decode`
                 if session.n_full > N_FULL_MOST:
                     error = UmaError(ErrorCode.KV_FULL)
             elif status is DecodeStatus.FATAL:
