@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import socket
+import threading
 
 import pytest
 
+from uma_core.server.io import client as io_client
 from uma_core.session.events import Cancel, HangUp, Submit
 
 
@@ -107,6 +109,19 @@ def test_half_close_still_gets_the_answers(server, texts):
         events = client.until_final(1, 2)
         assert (texts(events, 1), texts(events, 2)) == ("abc" * 10, "def" * 20)
         assert client.rest() == b""
+    server.eventually(lambda: not server.app.clients)
+
+
+def test_a_half_closed_client_is_let_go_where_its_last_request_used_up_a_turn(server, monkeypatch):
+    """The end of its input is then found in a later turn, after all answers were written."""
+    monkeypatch.setattr(io_client, "MESSAGES_PER_TURN", 1)
+    is_sent = threading.Event()
+    with server.connect() as client:
+        server.loop.call_soon(is_sent.wait)
+        client.sock.sendall(b'{"type":"health"}\n' * 8)
+        client.sock.shutdown(socket.SHUT_WR)
+        is_sent.set()
+        assert client.rest().count(b"\n") == 8
     server.eventually(lambda: not server.app.clients)
 
 

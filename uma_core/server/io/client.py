@@ -189,6 +189,7 @@ class Client:
     def _pump_again(self) -> None:
         self._is_pump_due = False
         self.pump()
+        self._end_if_done()  # it may have found only the end of the input
 
     def _take(self, event: Message | Rejected) -> None:
         if isinstance(event, Rejected):
