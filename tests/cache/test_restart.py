@@ -511,6 +511,24 @@ def test_a_changed_directory_takes_effect_between_ticks(tmp_path: Path) -> None:
     assert w.cached("d") == 299
 
 
+def test_a_file_that_is_lost_while_its_directory_is_given_up_costs_time_only(tmp_path: Path) -> None:
+    w = world(tmp_path)
+    w.ask("a", text(700), n=5)
+    w.restart()
+    disk, may_go_on = w.cache.store.disk, threading.Event()
+    assert disk is not None
+    disk._put(disk_module.READ, lambda: may_go_on.wait(10))
+    w.submit("b", text(700), max_tokens=5)
+    until(w, lambda: any(session.transfer is not None for session in w.executor.table))
+    for path in (tmp_path / "kv").iterdir():
+        path.unlink()
+    w.executor.set_cache(settings(tmp_path, disk_dir=""))
+    may_go_on.set()
+    w.run()
+    assert w.texts["b"].encode() == bytes(answer(text(700), 5))
+    check_idle(w)
+
+
 # the operator's view
 
 

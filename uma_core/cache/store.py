@@ -205,7 +205,8 @@ class Store:
             blob = ticket.payload
             if blob is None:
                 self._lost(name)
-                self.disk.list_names(self._note_removed)  # if one was removed, others may have been too
+                if self.disk is not None:  # a reload may have given the directory up meanwhile
+                    self.disk.list_names(self._note_removed)  # if one was removed, others may have been too
                 raise UmaError(ErrorCode.CACHE_IO, "a file of the cache could not be used")
             self._learn_rate(self._clock.now_ns() - t0, len(blob))
         if blob is None:
