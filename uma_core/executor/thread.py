@@ -17,7 +17,7 @@ from uma_core.types import FinishReason
 
 log = logging.getLogger(__name__)
 
-CLOSE_S = 3.0  # to keep snapshots at the end; less than the daemon waits for this thread
+CLOSE_S = 3.0  # for all engines to keep snapshots at the end; less than the daemon waits for this thread
 RETRY_S = 0.005  # sessions wait, but no plan could serve them: time (aging, hysteresis) may change that
 
 
@@ -127,8 +127,9 @@ class ComputeThread:
             executor.end_all(FinishReason.ERROR, UmaError(ErrorCode.SHUTTING_DOWN))
         self._obey()
         self._wake_io()
-        for executor in self.executors:
-            executor.close(CLOSE_S)
+        deadline_ns = self._clock.now_ns() + int(CLOSE_S * 1e9)
+        for executor in reversed(self.executors):  # the current one first: most later requests will find its content
+            executor.close(max(0, deadline_ns - self._clock.now_ns()) / 1e9)
 
     def _announce(self) -> None:
         """Wake the I/O thread if events wait.
