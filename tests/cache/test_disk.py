@@ -318,6 +318,14 @@ def test_a_reader_is_answered_whatever_goes_wrong(bench: Bench, monkeypatch: pyt
     assert bench.read(blob().name) is None
 
 
+def test_a_write_that_fails_for_any_reason_no_longer_waits(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(disk_module, "encode_head", lambda head: [][0])
+        assert bench.write(blob()) is False
+    assert bench.disk.n_pending == 0
+    assert bench.write(blob()) is True
+
+
 def test_a_file_larger_than_what_may_wait_is_written_when_none_waits(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

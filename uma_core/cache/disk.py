@@ -19,7 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -41,6 +41,8 @@ from uma_core.errors import ErrorCode
 from uma_core.kept_files import is_left_over, open_ours, replacing
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 READ, INDEX, REMOVE, WRITE, STOP = range(5)  # priorities; the lowest number goes first
 BACK_OFF_NS = 60_000_000_000  # no writes for this long after one failed
@@ -121,7 +123,7 @@ class DiskTier:
 
     def index(self, then: Callable[[list[Found]], None]) -> None:
         """Read the directory; `poll` calls `then`."""
-        self._put(INDEX, lambda: self._answer(then, self._scan()))
+        self._ask(INDEX, self._scan, list[Found](), then)
 
     def list_names(self, then: Callable[[set[str] | None], None]) -> threading.Event:
         """List the files; None: unknown. `poll` calls `then` once the event is set."""
@@ -152,7 +154,7 @@ class DiskTier:
             self.n_pending -= n
             then(is_written)
 
-        self._put(WRITE, lambda: self._answer(after, self._write(blob)))
+        self._ask(WRITE, lambda: self._write(blob), False, after)
         return True
 
     def has_room(self, n_bytes: int) -> bool:
@@ -179,6 +181,18 @@ class DiskTier:
 
     def _put(self, priority: int, job: Callable[[], None]) -> None:
         self._jobs.put((priority, next(self._order), job))
+
+    def _ask(self, priority: int, work: Callable[[], T], otherwise: T, then: Callable[[T], None]) -> None:
+        """Have the thread do `work`; `poll` calls `then` with its result, or with `otherwise` if it failed."""
+
+        def job() -> None:
+            result = otherwise
+            try:
+                result = work()
+            finally:  # without an answer, what waits would count as waiting forever
+                self._answer(then, result)
+
+        self._put(priority, job)
 
     def _answer(self, then: Callable[..., None], value: object) -> None:
         self._results.append(lambda: then(value))
