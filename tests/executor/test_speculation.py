@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.executor.rig import Rig
+from tests.executor.test_constraints import Failing
 from tests.speculation.oracle import Oracle
 from uma_core.clock import ManualClock
 from uma_core.constraint.compiler import Compiler
@@ -110,6 +111,19 @@ def test_drafts_go_on_after_what_a_grammar_forces() -> None:
     assert fast.executor.n_ticks < 14, "11; 17 if a step ended with what is forced"
     accepted = fast.executor.meters.accepted_drafts
     assert accepted["forced"].value and accepted["lookup"].value
+
+
+def test_a_slow_grammar_skips_as_many_ticks_for_tokens_that_come_together() -> None:
+    known, rest = Known(), {"ignore_eos": True, "priority": Priority.BACKGROUND}
+    run({"slow": {"max_tokens": 30, "matcher": Failing(None), **rest}}, None, known)
+    rig = Rig(MODEL, speculator=with_drafts(known, error=0.0))
+    rig.submit("slow", matcher=Failing(None, spent_ns=2_600_000), max_tokens=30, **rest)
+    rig.submit("other", max_tokens=600, **rest)
+    while not rig.finals("slow"):
+        rig.tick()
+        assert not rig.finals("other"), "it waits forever"
+    assert rig.finals("slow")[0].usage["accepted_prediction_tokens"]
+    assert 300 < rig.executor.n_ticks < 450, "30 steps of 2.6 ms, 0.2 ms a tick"
 
 
 @pytest.mark.parametrize(("error", "is_ahead"), [(0.0, True), (1.0, False)])

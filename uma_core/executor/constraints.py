@@ -58,12 +58,13 @@ class Constraints:
     def _rest(self, session: Session, spent_ns: int, budget_ns: int) -> None:
         """Skip enough ticks that the grammars' time, spread over them, stays within the budget."""
         n_constrained = sum(other.matcher is not None and other.phase is Phase.DECODE for other in self._table)
-        n_rest = min(N_REST_MOST, spent_ns * max(1, n_constrained) // budget_ns)
+        n_rest = spent_ns * max(1, n_constrained) // budget_ns
         if n_rest and any(other is not session and other.phase is Phase.DECODE for other in self._table):
-            session.n_rest = n_rest
+            if not session.n_rest:  # with drafts, several tokens of one call can each be slow
+                self._resting.append(session)
+            session.n_rest = min(N_REST_MOST, session.n_rest + n_rest)
             session.touch()
             self._table.n_changes += 1
-            self._resting.append(session)
 
     def next_tick(self) -> None:
         """Count down the ticks that resting sessions still skip, and end the rest if no other session benefits."""
