@@ -128,7 +128,7 @@ class Session:
         self.n_dropped = 0  # prompt tokens that were dropped because the prompt exceeded the context
         self.n_chunk = 0
         self.chunk_fraction = 0.0
-        self.n_full = 0  # consecutive decode calls that found no cells for it
+        self.n_full = 0  # consecutive ticks in which a call for it alone found no cells
         self.t_held_ns = 0  # since when its reader has been too slow; 0: it is not
         self.transfer: Transfer | None = None
         self.embedding: Embedding | None = None  # for embed and rerank: `prompt` is the current input
