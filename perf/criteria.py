@@ -90,6 +90,8 @@ ON_CPU: tuple[Criterion, ...] = (
     *_chat_bounds("storm", "chat's"),
     *_chat_bounds("two-chats", "worse chat's"),
     *_chat_bounds("mixed", "worst chat's"),
+    Criterion("short-storm", "chat's worst pause, first 3 s", "pause_3s_x", 2.0),
+    Criterion("short-storm", "makespan of everything", "makespan_ms", 1.05, Against.BEST_PEER),
     Criterion("paste", "chat's time to first token", "ttft_x", 2.0),
     Criterion("paste", "chat's worst pause", "pause_x", 2.0),
     Criterion("paste", "the paste's time to first token", "paste_ttft_ms", 1.15, Against.PEER),

@@ -16,13 +16,14 @@ from perf.scenarios.prefix import Agent, AgentRestart, Alternating, Fanout, Roun
 from perf.scenarios.rates import ManyRates, Rates
 from perf.scenarios.schemas import Schemas
 from perf.scenarios.solo import Solo
-from perf.scenarios.storms import Storm, TwoChats
+from perf.scenarios.storms import ShortStorm, Storm, TwoChats
 from perf.scenarios.throughput import Throughput
 
 _ALL: tuple[Scenario, ...] = (
     Solo(),
     Storm(),
     TwoChats(),
+    ShortStorm(),
     Paste(),
     Chain(),
     Mixed(),

@@ -61,3 +61,12 @@ class TwoChats(Storm):
     name: ClassVar[str] = "two-chats"
     title: ClassVar[str] = "prefill storm beside two chats"
     n_chats: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ShortStorm(Storm):
+    """Short prompts count as chats: somebody awaits each first token."""
+
+    name: ClassVar[str] = "short-storm"
+    title: ClassVar[str] = "short prompts of six other chats beside one chat"
+    n_prompt: int = 400
