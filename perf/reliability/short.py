@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from perf.gguf_file import ensure
 from perf.reliability.daemon import START_S, Daemon, Failed, running
 from perf.reliability.streams import prompt_of
 from perf.reliability.tally import Tally
@@ -24,6 +25,8 @@ DEADLINE_MS = 2000.0
 N_STORM = 12
 N_KILLS = 5
 N_STATUS = 200
+LONG_MODEL = "0.5b-q8_0"  # on one thread, a call for a prompt of N_LONG words takes seconds
+N_LONG = 80
 N_THOUSAND = 1000
 IDLE_S = 20.0
 
@@ -131,6 +134,8 @@ def status_latency(say: Say) -> dict[str, Any]:
     """Ask for `status` while decode calls of seconds run: prompts read in one piece each, on one thread."""
     say("status during long calls")
     flags: tuple[str, ...] = (
+        "--model",
+        str(ensure(LONG_MODEL)),
         "--prefill-lanes",
         "0",
         "--n-batch",
@@ -138,7 +143,7 @@ def status_latency(say: Say) -> dict[str, Any]:
         "--n-ubatch",
         "8192",
         "--n-ctx",
-        "36000",
+        "8192",
         "--tick-budget-ms",
         "10000",
     )
@@ -184,7 +189,8 @@ def _read_long(daemon: Daemon, seed: int, stop: threading.Event) -> None:
     while not stop.is_set():
         try:
             with Client(daemon.path, START_S) as client:
-                list(client.generate({"id": "l", "prompt": prompt_of(rng, 6500), "max_tokens": 2, "ignore_eos": True}))
+                request = {"id": "l", "prompt": prompt_of(rng, N_LONG), "max_tokens": 2, "ignore_eos": True}
+                list(client.generate(request))
         except CtlError:
             return  # the trial is over
 
