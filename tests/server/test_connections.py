@@ -29,6 +29,18 @@ def test_a_peer_that_may_not_connect(server, monkeypatch):
         assert client.rest().startswith(b"[E_ACCESS_001 forbidden")
 
 
+def test_peers_that_may_not_connect_take_nobody_s_place(serve, monkeypatch):
+    """They were counted: a user whom the lists exclude could keep out everybody whom they admit."""
+    monkeypatch.setattr("uma_core.server.io.app.may_connect", lambda *args: is_permitted)
+    monkeypatch.setattr("uma_core.server.io.app.is_admin", lambda *args: False)
+    server, is_permitted = serve(ipc={"max_connections": 1}), False
+    with server.connect(), server.connect(), server.connect():
+        server.eventually(lambda: len(server.app.clients) == 3)
+        is_permitted = True
+        with server.connect() as client:
+            assert client.ask(type="health")["event"] == "reply"
+
+
 def test_the_connection_cap(serve):
     server = serve(ipc={"max_connections": 2})
     with server.connect() as first, server.connect() as second:

@@ -54,7 +54,7 @@ from uma_core.types import FinishReason, Peer, n_extra
 log = logging.getLogger(__name__)
 
 RESERVE_PLACES = 4  # connections above the cap that an administrator may open for anything but generate
-REFUSING_MAX = 64  # connections above the cap that stay open until they are told why; further ones are told at once
+REFUSING_MAX = 64  # refused connections that stay open until they are told why; further ones are told at once
 INTAKE_MAX_PER_SESSION = 4  # jobs that may wait for the intake, per session that may exist
 SHUTDOWN_FLUSH_S = 2.0
 
@@ -70,6 +70,7 @@ class IoApp:
         self.meters = IoMeters(registry)
         self.ledger: Ledger[Job] = Ledger()
         self.clients: dict[int, Client] = {}
+        self._n_refused = 0  # clients that are being refused, or use a reserved place: they take no other client's
         self.reader = reader or Local()  # for large requests
         self.intake = Intake(
             services.text, compute.submit, self._post, loop.clock, Compiler(registry).compile, self.reader
@@ -147,15 +148,16 @@ class IoApp:
     def _accept(self, sock: socket.socket) -> None:
         config, peer = self.services.config(), peer_of(sock)
         refusal, is_reserve, limit = None, False, config.ipc.max_connections
+        n_served = len(self.clients) - self._n_refused
         if not may_connect(peer, config.access):
             refusal = UmaError(ErrorCode.FORBIDDEN)
-        elif len(self.clients) >= limit and (len(self.clients) >= limit + n_extra(limit) or self._n_connections(peer)):
+        elif n_served >= limit and (n_served >= limit + n_extra(limit) or self._n_connections(peer)):
             # places above the limit are only for processes without a connection
             n_held = self._n_connections(peer)
-            message = f"{len(self.clients)} connections are open, {n_held} of them yours; the limit is {limit}"
+            message = f"{n_served} connections are open, {n_held} of them yours; the limit is {limit}"
             refusal = UmaError(ErrorCode.TOO_MANY_SESSIONS, message, n_held=n_held, limit=limit)
             is_reserve = self._has_reserve_for(peer)
-        if refusal is not None and not is_reserve and len(self.clients) >= limit + n_extra(limit) + REFUSING_MAX:
+        if refusal is not None and not is_reserve and self._n_refused >= REFUSING_MAX:
             with sock:
                 self._tell_shed(sock)
             return
@@ -179,6 +181,7 @@ class IoApp:
         connection = Connection(Limits(frame_bytes, cap_bytes, config.limits.max_in_flight, ipc.echo, LARGE_BYTES))
         client = Client(self, sock, next(self._conn_ids), peer, connection, refusal, is_reserve)
         self.clients[client.conn_id] = client
+        self._n_refused += refusal is not None
         self.meters.connections_total.add()
         self.meters.connections.set(len(self.clients))
         what = "is limited to operations" if is_reserve else f"is refused: {refusal}" if refusal else "connected"
@@ -218,6 +221,7 @@ class IoApp:
     def on_gone(self, client: Client) -> None:
         self._dirty.pop(client, None)
         del self.clients[client.conn_id]
+        self._n_refused -= client.refusal is not None
         self.meters.connections.set(len(self.clients))
 
     # messages
