@@ -68,6 +68,27 @@ def test_what_is_none_of_ours_is_refused_at_once(path: Path, kind: str) -> None:
         measured.load(path)
 
 
+@pytest.mark.parametrize("mode", [0o620, 0o602])
+def test_what_another_user_may_have_written_is_not_read(path: Path, mode: int) -> None:
+    """In a shared folder anybody could store a calibration, with its checksum."""
+    path.chmod(mode)
+    with pytest.raises(ValueError, match="only this user"):
+        measured.load(path)
+    measured.save(path, VALUES)
+    assert measured.load(path) == VALUES
+
+
+def test_a_link_that_another_user_left_is_not_written_through(path: Path, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("kept")
+    for name in (path.name, path.with_suffix(f".{os.getpid()}.tmp").name):
+        path.with_name(name).unlink(missing_ok=True)
+        path.with_name(name).symlink_to(precious)
+    measured.save(path, VALUES)
+    assert measured.load(path) == VALUES
+    assert precious.read_text() == "kept"
+
+
 def test_what_cannot_be_stored_leaves_nothing_behind(path: Path) -> None:
     path.unlink()
     path.mkdir()

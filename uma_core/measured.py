@@ -1,8 +1,10 @@
-"""Stores measurements of this machine for later starts: calibrations and engine comparisons."""
+"""Stores measurements of this machine for later starts: calibrations and engine comparisons.
+
+Rules: only what this user, or root, can have written is read. The checksum finds damage, but anybody can compute it.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import json
@@ -10,7 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from uma_core.regular import read_regular
+from uma_core.kept_files import open_ours, replacing
 
 MAX_BYTES = 1 << 20  # of one file; ours have a few KiB
 
@@ -36,15 +38,9 @@ def home() -> Path:
 
 def save(path: Path, values: dict[str, Any]) -> None:
     """Replace the whole file. Raises: OSError, which is harmless: a lost measurement is repeated."""
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        temporary.write_text(json.dumps({"check": _check(path, values), "values": values}))
-        temporary.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
+    path.parent.mkdir(0o700, parents=True, exist_ok=True)
+    with replacing(str(path)) as fd, open(fd, "wb", closefd=False) as file:
+        file.write(json.dumps({"check": _check(path, values), "values": values}).encode())
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -52,7 +48,11 @@ def load(path: Path) -> dict[str, Any]:
 
     Raises: FileNotFoundError, OSError, ValueError.
     """
-    data = read_regular(path, MAX_BYTES)
+    fd = open_ours(str(path))
+    if fd is None:
+        raise ValueError("not a regular file that only this user can write")
+    with open(fd, "rb") as file:
+        data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise ValueError("larger than any of ours")
     try:
