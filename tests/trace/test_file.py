@@ -110,6 +110,17 @@ def test_what_cannot_be_written_to_is_logged_and_stops_nobody(tmp_path, kind, ca
     assert f"no longer written to {path}" in caplog.text
 
 
+def test_a_file_of_another_user_is_not_written(tmp_path, monkeypatch, caplog):
+    """Who creates the file first, as anybody may in /tmp, could read when everybody's requests ran, and how long."""
+    (tmp_path / "t").touch()
+    uid = (tmp_path / "t").stat().st_uid
+    monkeypatch.setattr("uma_core.trace.file.os.geteuid", lambda: uid + 1)
+    monkeypatch.setattr("uma_core.trace.file.ROOT", uid + 2)
+    written(tmp_path / "t", some_ticks())
+    assert not (tmp_path / "t").stat().st_size
+    assert "it belongs to another user" in caplog.text
+
+
 def test_a_queue_that_is_full_drops_and_counts(tmp_path, monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     state = state_of(talking(0))

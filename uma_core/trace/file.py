@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import BinaryIO
 
 from uma_core import threads
+from uma_core.endpoint import ROOT
 from uma_core.errors import UmaError
 from uma_core.policy.plan import Plan
 from uma_core.policy.state import CallReport, SchedulerState
@@ -111,9 +112,13 @@ class TraceFile:
     def _open(self) -> BinaryIO:
         """Open the file. Raises: OSError."""
         fd = os.open(self.path, FLAGS, 0o600)
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+        facts = os.fstat(fd)
+        if not stat.S_ISREG(facts.st_mode):
             os.close(fd)
             raise OSError("it is not a regular file")
+        if facts.st_uid not in (os.geteuid(), ROOT):  # in /tmp anybody may have created it, to read what is written
+            os.close(fd)
+            raise OSError("it belongs to another user")
         self._lines.restart()
         file = os.fdopen(fd, "ab")
         if file.tell():
