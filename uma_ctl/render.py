@@ -15,11 +15,12 @@ from uma_ctl import units
 Fields = Mapping[str, Any]
 PERCENTILES = ("p50", "p95", "p99", "max")
 PROMISED = 95  # percent of the gaps between tokens: below it the daemon's verdict is `missed`
+_ESCAPED = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}  # control characters that JSON leaves as they are
 
 
 def as_json(value: Any) -> str:
-    """One line of JSON, for machines."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    """One line of JSON, for machines. A terminal may show it, so no control characters of a peer's text are in it."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).translate(_ESCAPED)
 
 
 def sub(fields: Any, key: str) -> Fields:

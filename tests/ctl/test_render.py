@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -142,6 +143,13 @@ def test_no_view_passes_control_characters_on(fields):
         render.sessions([fields]),
     ):
         assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown)
+
+
+@pytest.mark.parametrize("text", ["a\x9b2J", "\x7f", "\x1b[31m\n", 'é\U0001f600 \\ "'])
+def test_json_says_the_same_without_control_characters(text):
+    shown = render.as_json({text: [text]})
+    assert not re.search(r"[\x00-\x1f\x7f-\x9f]", shown)
+    assert json.loads(shown) == {text: [text]}
 
 
 @given(
