@@ -34,7 +34,9 @@ from uma_gateway.prompting import Chat, Prompt, render
 # the reported version: the first Ollama with /v1/messages. From 0.13.4 on, Codex uses /v1/responses
 VERSION = "0.14.0"
 KEPT = datetime.timedelta(days=290 * 365)  # expiry of a model that stays loaded; Ollama's clients show it as "forever"
-NO_TIME = re.compile(r"(?:0+(?:\.0*)?(?:ns|us|µs|ms|s|m|h)?)+")  # a duration of zero
+_ZERO = r"0+(?:\.0*)?"
+# a duration of zero. There is only one way to match a text: a second one for each zero would take 2^n steps
+NO_TIME = re.compile(rf"{_ZERO}(?:(?:ns|us|µs|ms|s|m|h){_ZERO})*(?:ns|us|µs|ms|s|m|h)?")
 PLAIN = re.compile(r"\s*\{\{-?\s*\.Prompt\s*-?\}\}\s*")  # a template of the prompt alone: Tabby writes prompts itself
 MS = 1_000_000
 LATEST = ":latest"  # the tag that clients add to a name without one

@@ -92,11 +92,13 @@ def test_an_empty_conversation_only_loads(client):
     assert client.generate("any", "").done_reason == "load"
 
 
-@pytest.mark.parametrize("keep_alive", [0, "0", "0s", 0.0, "0h0m0s"])
+@pytest.mark.parametrize("keep_alive", [0, "0", "0s", 0.0, "0h0m0s", "00.0ms0"])
 def test_no_time_to_stay_asks_to_unload(client, gateway, keep_alive):
     assert client.generate("any", "", keep_alive=keep_alive).done_reason == "unload"
     assert client.chat("any", [], keep_alive=keep_alive).done_reason == "unload"
-    assert client.generate("any", "", keep_alive="10m").done_reason == "load"
+    # the last one took 2^n steps, in which the gateway answered nobody
+    for other in ("10m", "0x", "", "0.5s", "0" * 100_000 + "x"):
+        assert client.generate("any", "", keep_alive=other).done_reason == "load"
     assert client.chat("any", USER, keep_alive=0, options={"num_predict": 1}).done_reason == "length"
 
 
