@@ -33,6 +33,24 @@ def test_what_takes_minutes_or_gigabytes_is_refused(grammar: str, reason: str) -
         check(grammar)
 
 
+@pytest.mark.parametrize("mark", ['"', "/"])
+def test_what_has_no_end_is_refused_without_looking_for_one_again_and_again(mark: str) -> None:
+    """Each later mark could begin another search to the end: 256 KiB took minutes, in which all streams stood still."""
+    for text in (mark + f"\\{mark}" * 130_000, mark + "a\\"):
+        with pytest.raises(TooLarge, match="no end"):
+            check("start: " + text)
+
+
+@pytest.mark.parametrize("part", ["[", r"\u{", r"[\]"])
+def test_an_expression_whose_classes_have_no_end_is_read_once(part: str) -> None:
+    assert n_repeats("a*" + part * 80_000) == 1
+
+
+def test_names_that_occur_often_are_looked_at_once() -> None:
+    names = [f"B{i}" for i in range(900)]
+    check("start: A\nA: " + "B0 " * 80_000 + " ".join(names) + "\n" + "\n".join(f'{name}: "x"' for name in names))
+
+
 @pytest.mark.parametrize(
     "grammar",
     [

@@ -22,10 +22,12 @@ N_LEXEMES_MOST = 12_000  # different lexemes: up to 1.4 s and 0.3 GB
 N_USES_MOST = 16_000  # uses of lexemes in rules: 1 s, or 5 s if each is optional
 N_REPEATS_MOST = 8_000  # in one lexeme; of several, the root of the sum of their squares: 1 s and 250 MB
 
+# A search that fails starts again at the next character, so a quote without its end would be looked for from each later
+# one: minutes for 256 KiB. Both expressions therefore match to the end of the text what has no end of its own.
 _TOKEN = re.compile(
-    r"""(?P<string>"(?:\\.|[^"\\])*"i?)
+    r"""(?P<string>"(?:\\.|[^"\\])*(?:"i?|(?P<open_string>\\?\Z)))
       | (?P<comment>//[^\n]*|\#[^\n]*)
-      | (?P<regex>/(?:\\.|[^/\\])+/[a-z]*)
+      | (?P<regex>/(?:\\.|[^/\\])+(?:/[a-z]*|(?P<open_regex>\\?\Z)))
       | (?P<json>%json\s*)
       | (?P<special><[^<>\s]+>)
       | (?P<name>[A-Za-z_][\w-]*)
@@ -35,7 +37,7 @@ _TOKEN = re.compile(
       | (?P<repeat>[*+?{~])""",
     re.VERBOSE | re.DOTALL,
 )
-_NO_REPEAT = re.compile(r"\\[upPx]\{[^}]*\}|\\.|\(\?|\[(?:\\.|[^\]\\])*\]", re.DOTALL)
+_NO_REPEAT = re.compile(r"\\[upPx]\{[^}]*(?:\}|\Z)|\\.|\(\?|\[(?:\\.|[^\]\\])*(?:\]|\\?\Z)", re.DOTALL)
 _REPEAT = re.compile(r"[*+?{]")
 
 
@@ -48,7 +50,7 @@ class _Definition:
 
 
 class TooLarge(Exception):
-    """A grammar is too large; the text says why."""
+    """A grammar is too large, or goes on without an end; the text says why."""
 
 
 def check_size(text: bytes) -> None:
@@ -102,13 +104,15 @@ def n_repeats(expression: str) -> int:
 
 
 def _tokens(text: str) -> Iterator[tuple[str, str]]:
-    """Yield kinds and texts, without what is in the brackets of attributes; for `%json`, its value. Text that
-    llguidance cannot read is left for it to report.
+    """Yield kinds and texts, without what is in the brackets of attributes; for `%json`, its value. Other text that
+    llguidance cannot read is left for it to report. Raises: TooLarge for a string or an expression without an end.
     """
     decoder = json.JSONDecoder()
     at = depth = 0
     while match := _TOKEN.search(text, at):
         kind, at = str(match.lastgroup), match.end()
+        if match["open_string"] is not None or match["open_regex"] is not None:
+            raise TooLarge(f"its last {kind} has no end")
         if kind == "json":
             try:
                 _, end = decoder.raw_decode(text, at)
@@ -156,15 +160,17 @@ def _terminal_repeats(definitions: dict[str, _Definition]) -> Iterator[int]:
     limit.
     """
     found: dict[str, int] = {}
-    for name in definitions:
-        waiting = [name] if _is_terminal(name) else []
+    for first, begun in definitions.items():
+        # each with the names that were not looked at yet: starting over would take the square of their number
+        waiting = {first: iter(begun.names)} if _is_terminal(first) and first not in found else {}
         while waiting:
-            definition = definitions[waiting[-1]]
-            missing = (n for n in definition.names if n in definitions and n not in found and n not in waiting)
+            name, names = next(reversed(waiting.items()))
+            missing = (n for n in names if n in definitions and n not in found and n not in waiting)
             below = next(missing, None)
             if below is not None:
-                waiting.append(below)
+                waiting[below] = iter(definitions[below].names)
                 continue
-            n = definition.n_repeats + sum(found.get(n, 0) for n in definition.names)
-            found[waiting.pop()] = min(n, N_REPEATS_MOST + 1)
+            n = definitions[name].n_repeats + sum(found.get(n, 0) for n in definitions[name].names)
+            found[name] = min(n, N_REPEATS_MOST + 1)
+            del waiting[name]
     yield from found.values()
