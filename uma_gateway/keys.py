@@ -228,6 +228,8 @@ def _digest(path: str, name: str, value: Any) -> bytes:
         digest = b""
     if kind != "sha256" or len(digest) != hashlib.sha256().digest_size:
         raise _bad(path, f"{name}: hash must be sha256: and 64 hexadecimal digits (`uma-gateway key {name}` makes one)")
+    if digest == digest_of(""):  # a script hashed a variable that was not set: requests without a key would be let in
+        raise _bad(path, f"{name}: hash is that of an empty key (`uma-gateway key {name}` makes one)")
     return digest
 
 

@@ -73,6 +73,14 @@ def test_a_name_that_the_file_may_not_have_gets_no_key(name: str):
         entry(name, "secret")
 
 
+def test_the_hash_of_no_key_is_refused(tmp_path: Path):
+    """Requests without a key had this one's account, and its rights."""
+    path = tmp_path / "keys.yaml"
+    path.write_text(entry("alice", "") + "  admin: true\n")
+    with pytest.raises(UmaError, match="alice: hash is that of an empty key"):
+        Keys(str(path), "")
+
+
 @pytest.mark.parametrize("value", ["0.5", "1.5", "-1", ".nan", "true", "many"])
 def test_requests_in_flight_are_whole(tmp_path: Path, value: str):
     path = tmp_path / "keys.yaml"
