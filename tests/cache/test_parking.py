@@ -210,6 +210,29 @@ def test_sequences_that_make_room_can_lose_whom_they_make_it_for(who: str) -> No
     check_idle(w)
 
 
+@pytest.mark.parametrize("is_forked", [False, True])
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_who_takes_over_a_large_sequence_can_go_before_others_have_room(is_cancelled: bool, is_forked: bool) -> None:
+    """The other one waits until the sequence is saved, or is left alone. If it copies from it, that comes first."""
+    cost = replace(COST, copy_ns_per_byte=150.0)
+    fake = FakeModel(n_seq_max=2, n_ctx=512, is_unified=True, kv_bytes_per_cell=CELL)
+    w = World(fake, CacheSettings(is_on=True, ram_bytes=10**8), cost=cost)
+    w.ask("large", text(400), n=71)
+    n_before = w.engine.slot_warnings()
+    prompt = [*text(40), *text(110, 3)] if is_forked else text(150, 3)
+    w.submit("other", prompt, max_tokens=40)
+    w.submit("taker", text(300, 2), max_tokens=20)
+    until(w, lambda: any(holding.is_claimed for holding in w.cache.holdings))
+    if is_cancelled:
+        w.executor.cancel(1, "taker")
+    w.run()
+    assert w.engine.slot_warnings() == n_before
+    assert w.texts["other"].encode() == bytes(answer(prompt, 40))
+    assert w.cached("other") == (40 if is_forked else 0)
+    assert is_cancelled or w.texts["taker"].encode() == bytes(answer(text(300, 2), 20))
+    check_idle(w)
+
+
 def test_a_newcomer_waits_for_cells_that_an_ended_request_is_still_filling() -> None:
     slow = replace(COST, copy_ns_per_byte=150.0)
     w = World(

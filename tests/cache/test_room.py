@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from uma_core.session.events import Final, Submit
 from uma_core.types import Peer, Request
 
 PAGE = 10
+PEER = Peer(1, 1, 1)
 
 
 class Copier(NamedTuple):
@@ -115,7 +117,7 @@ def pool() -> Iterator[Engine]:
 
 def asked(executor: Executor, name: str, prompt: list[int], n: int) -> Final:
     request = Request(name, max_tokens=n, ignore_eos=True)
-    executor.submit(Submit(1, Peer(1, 1, 1), request, prompt, MonotonicClock().now_ns()))
+    executor.submit(Submit(1, PEER, request, prompt, MonotonicClock().now_ns()))
     while len(executor.table):
         executor.tick()
     return next(event for event in executor.events if isinstance(event, Final) and event.request_id == name)
@@ -148,3 +150,23 @@ def test_a_snapshot_comes_back_beside_what_makes_room_for_it(pool: Engine, caplo
     assert again.usage["cached_tokens"] == 299
     assert not caplog.records
     executor.close(1.0)
+
+
+def test_a_newcomer_waits_for_a_sequence_that_another_one_takes_over(caplog: pytest.LogCaptureFixture) -> None:
+    """Both come in one tick. Before, what the newcomer could have had back found no pages, and was read again."""
+    with closing(GraphEngine(DRAFT, replace(OPTIONS, n_ctx=512, n_seq=2, kv_mode="unified"))) as engine:
+        executor = new_executor(engine)
+        executor.set_cache(CacheSettings(is_on=True, ram_bytes=1 << 30, park_idle_ns=1 << 60))
+        small, large = list(range(100, 250)), list(range(400, 880))
+        asked(executor, "small", small, 2)
+        asked(executor, "large", large, 31)
+        n_before = engine.slot_warnings()
+        executor.submit(
+            Submit(1, PEER, Request("again", max_tokens=40, ignore_eos=True), small, MonotonicClock().now_ns())
+        )
+        asked(executor, "other", list(range(1000, 1300)), 20)
+        again = next(event for event in executor.events if isinstance(event, Final) and event.request_id == "again")
+        assert again.usage["cached_tokens"] == 149 and again.usage["completion_tokens"] == 40
+        assert not caplog.records and engine.slot_warnings() == n_before
+        assert asked(executor, "large again", large, 2).usage["cached_tokens"] == 479
+        executor.close(1.0)

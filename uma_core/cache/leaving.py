@@ -2,6 +2,7 @@
 
 Rules: one after the other, because one may hold the beginning of the next. Sessions that are admitted meanwhile begin
 when all are empty (`Emptied`); until then the cells are those that these sessions have reserved and do not use yet.
+Sequences that admitted sessions take over may also hold more than there is room for (`Vacated`).
 """
 
 from __future__ import annotations
@@ -75,6 +76,24 @@ class Emptied:
 
     def step(self, until_ns: int) -> bool:
         return self._leaving.step(until_ns)
+
+    def close(self) -> None:
+        pass
+
+
+class Vacated:
+    """Waits, besides, until the sequences that sessions take over have room. Those sessions wait for transfers that
+    copy from their sequences, so whoever waits here copies from none.
+    """
+
+    n_bytes = 0
+
+    def __init__(self, leaving: Leaving, is_short: Callable[[], bool]) -> None:
+        self._leaving = leaving
+        self._is_short = is_short
+
+    def step(self, until_ns: int) -> bool:
+        return self._leaving.step(until_ns) and not self._is_short()
 
     def close(self) -> None:
         pass

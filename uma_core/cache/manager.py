@@ -18,7 +18,7 @@ from collections.abc import Callable
 from uma_core.cache.chain import Chain, CopyReader, Legs, Readers, Room
 from uma_core.cache.finder import DISK, RAM, RESIDENT, TIERS, Finder, Piece
 from uma_core.cache.holding import Holding
-from uma_core.cache.leaving import Emptied, Leaving
+from uma_core.cache.leaving import Emptied, Leaving, Vacated
 from uma_core.cache.meters import CacheMeters
 from uma_core.cache.radix import Node, Tree
 from uma_core.cache.settings import CacheSettings
@@ -68,6 +68,7 @@ class PrefixCache:
         self._variants: dict[AdapterSet, str] = {}  # names of adapter sets, made once
         self._chains: dict[int, Chain] = {}  # by the sequence that they fill
         self._leaving = Leaving(lambda holding: self.save(holding, 0), self.dismiss, clock)
+        self.is_short = False  # in one pool, sequences that are being taken over leave too little room until then
         # sequences of ended sessions whose last chunk is still in progress
         self._lingering: dict[int, tuple[Session, Transfer]] = {}
 
@@ -228,6 +229,9 @@ class PrefixCache:
                 if piece.start != self.engine.kv_len(holding.seq_id):
                     break
                 reader.check()
+                if not is_taken and self.is_short and not isinstance(piece.source, Holding):
+                    self._let_go(sources, reader)
+                    yield self._vacated()
                 yield from self._bring(holding, piece, reader)
             self._arrived(session, holding, pieces, t0)
         except UmaError as error:
@@ -236,12 +240,19 @@ class PrefixCache:
         finally:
             holding.is_claimed = False
             self._chains.pop(holding.seq_id, None)
-            for source in sources:
-                source.readers.discard(reader)
-                if source.is_leaving and source.is_idle and not source.readers:
-                    self.empty(source)
+            self._let_go(sources, reader)
             if goal is not None:
                 tree.unkeep(goal)
+
+    def _let_go(self, sources: list[Holding], reader: CopyReader) -> None:
+        """Record that nothing more is copied from these."""
+        for source in sources:
+            source.readers.discard(reader)
+            if source.is_leaving and source.is_idle and not source.readers:
+                self.empty(source)
+
+    def _vacated(self) -> Vacated:
+        return Vacated(self._leaving, lambda: self.is_short)
 
     def _vacate(self, holding: Holding, at: int) -> Legs:
         """Save the content beyond `at` as far as that pays off, and wait for transfers that copy from it."""
@@ -435,8 +446,8 @@ class PrefixCache:
             self.dismiss(holding)
 
     def wait_for_room(self, session: Session) -> None:
-        """Let an admitted session begin once the sequences that make room have left."""
-        if not self._leaving:
+        """Let an admitted session begin once the sequences that make room have left, or were taken over."""
+        if not (self._leaving or self.is_short):
             return
         restore = session.transfer
 
@@ -445,6 +456,7 @@ class PrefixCache:
                 yield Emptied(self._leaving)
                 if restore is not None:
                     yield restore
+                yield self._vacated()
             finally:
                 if restore is not None:
                     restore.close()

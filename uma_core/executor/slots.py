@@ -71,7 +71,7 @@ class Slots:
             session = self._table.get(sid)
             if session.phase is Phase.PREFILL and session.transfer is None and not session.n_chunk:
                 self._cache.begin(session, True)
-        if plan.admit and self._engine.info.is_unified:
+        if (plan.admit or self._cache.is_short) and self._engine.info.is_unified:
             self._make_cells()
             for admission in plan.admit:
                 self._cache.wait_for_room(self._table.get(admission.sid))
@@ -79,13 +79,15 @@ class Slots:
     def _make_cells(self) -> None:
         """Make idle sequences give up cells that running ones may need. What they hold is saved first.
 
-        What an admitted session's sequence held before counts as taken until it is saved.
+        What an admitted session's sequence held before counts as taken until it is saved. If there is not even room for
+        that, sessions that are admitted meanwhile wait for it.
         """
         table, holdings = self._table, self._cache.holdings
         sharing = residency(self._engine, table)
         taken = [(session, holdings[session.seq_id]) for session in table if session.seq_id >= 0]
         n_leaving = sum(max(0, holding.n - session.n_cells) for session, holding in taken if holding.is_claimed)
         n_free = table.n_cells_total - table.n_cells_reserved + sharing.n_saved - n_leaving
+        self._cache.is_short = n_free < 0 < n_leaving
         make_cells(self._cache, n_free, sharing.pages)
 
     def shift(self) -> None:
