@@ -190,6 +190,20 @@ def test_what_makes_room_in_one_pool_is_saved_and_comes_back() -> None:
     check_idle(w)
 
 
+@pytest.mark.parametrize("is_unified", [False, True])
+def test_a_beginning_that_two_sequences_lose_at_once_is_saved(is_unified: bool) -> None:
+    """Before, each of them counted on the other, and the whole prompt was read again."""
+    w = world(n_seq_max=2, n_ctx=800 if is_unified else 2048, is_unified=is_unified)
+    first, second = [*text(200), *text(100, 1)], [*text(200), *text(100, 2)]
+    for prompts in ((first, second), (text(300, 3), text(300, 4))):
+        for prompt in prompts:
+            w.submit(str(prompt), prompt, max_tokens=8)
+        w.run()
+    w.ask("again", first)
+    assert w.cached("again") == 299
+    check_idle(w)
+
+
 @pytest.mark.parametrize("who", ["newcomer", "owner", "both"])
 def test_sequences_that_make_room_can_lose_whom_they_make_it_for(who: str) -> None:
     """The newcomer is cancelled, or the next turn of the chat that leaves arrives, while that chat is being saved."""

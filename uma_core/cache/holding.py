@@ -28,7 +28,19 @@ class Reader(Protocol):
 class Holding:
     """One sequence."""
 
-    __slots__ = ("end", "is_awaited", "is_claimed", "is_leaving", "n", "owner", "readers", "seq_id", "t_used", "tree")
+    __slots__ = (
+        "end",
+        "is_awaited",
+        "is_claimed",
+        "is_leaving",
+        "n",
+        "n_claimed",
+        "owner",
+        "readers",
+        "seq_id",
+        "t_used",
+        "tree",
+    )
 
     def __init__(self, seq_id: int) -> None:
         self.seq_id = seq_id
@@ -37,6 +49,7 @@ class Holding:
         self.n = 0
         self.owner = 0  # sid of the running session; 0: none
         self.is_claimed = False  # an admitted session waits to take it over
+        self.n_claimed = 0  # tokens that this session takes over
         self.is_awaited = False  # idle, and will be emptied once it is saved
         self.is_leaving = False  # idle, and will be emptied once no transfer copies from it
         self.readers: set[Reader] = set()
@@ -45,6 +58,13 @@ class Holding:
     @property
     def is_idle(self) -> bool:
         return not self.owner and not self.is_claimed
+
+    @property
+    def n_staying(self) -> int:
+        """Tokens that it will hold once what leaves now has left."""
+        if self.is_awaited:
+            return 0
+        return self.n_claimed if self.is_claimed else self.n
 
     def hold(self, tree: Tree, tokens: np.ndarray, cuts: tuple[int, ...] = ()) -> None:
         """Record that the cells hold exactly these tokens."""

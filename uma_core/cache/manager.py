@@ -256,7 +256,7 @@ class PrefixCache:
 
     def _vacate(self, holding: Holding, at: int) -> Legs:
         """Save the content beyond `at` as far as that pays off, and wait for transfers that copy from it."""
-        holding.is_claimed = True
+        holding.is_claimed, holding.n_claimed = True, at
         if holding.tree is not None and at < holding.n and self.finder.can_move:
             yield from self.save(holding, at)
         if holding.readers and at < holding.n:
@@ -273,7 +273,7 @@ class PrefixCache:
         """
         tree, end = holding.tree, holding.end
         assert tree is not None and end is not None
-        lost = [node for node in self.store.unsaved(end, start) if is_last or len(node.holders) == 1]
+        lost = [node for node in self.store.unsaved(end, start) if is_last or not self._stays(node, holding)]
         if sum(node.end - max(node.start, start) for node in lost) < MIN_SAVE:
             while lost and not (lost[-1].n_kept or lost[-1].is_built_upon):
                 lost.pop()
@@ -291,6 +291,11 @@ class PrefixCache:
                 yield from self.store.save(holding, node, self.cost, is_last)
         finally:
             tree.unkeep(end)
+
+    def _stays(self, node: Node, holding: Holding) -> bool:
+        """Whether another sequence keeps the node's positions. One that is being saved may count on this one."""
+        others = (self.holdings[seq_id] for seq_id in node.holders if seq_id != holding.seq_id)
+        return any(node.end <= other.n_staying for other in others)
 
     def _take(self, session: Session, holding: Holding, at: int) -> int:
         """Cut the sequence back to `at` and give it to the session."""
