@@ -107,6 +107,22 @@ def test_enough_pages_for_all_at_their_longest_are_always_enough(operations: lis
     world.pages.close()
 
 
+@pytest.mark.parametrize(("n_pages", "has_room"), [(2, False), (3, True)])
+def test_the_last_who_writes_into_a_shared_page_needs_no_copy(n_pages: int, has_room: bool) -> None:
+    """Before, a call with answers to one prompt was refused although the last page was free."""
+    world = World(n_pages)
+    world.write(0, 60)
+    for seq in range(1, N_SEQ):
+        world.share(0, seq)
+    assert world.pages.has_room([(seq, 60, 1) for seq in range(N_SEQ)]) == has_room
+    if has_room:
+        for seq in range(N_SEQ):
+            world.write(seq, 1)
+            world.check()
+        assert not world.pages.n_free
+    world.pages.close()
+
+
 def test_pages_in_use_lie_together() -> None:
     world = World(N_SEQ * 5)
     for seq in range(N_SEQ):

@@ -6,6 +6,7 @@ first.
 
 from __future__ import annotations
 
+from collections import Counter
 from heapq import heappop, heappush
 
 import numpy as np
@@ -51,10 +52,13 @@ class Pages:
         if self.n_refs[page] == 0:
             heappush(self._free, page)
 
-    def _n_needed(self, seq: int, n: int, n_more: int) -> int:
-        """Free pages needed to write positions n .. n + n_more - 1; a shared page that would be written counts."""
-        n_new = max(0, -(-(n + n_more) // PAGE) - self.n_pages(seq))
-        return n_new + (1 if n % PAGE and self._is_shared(seq, n) else 0)
+    def _n_needed(self, wanted: list[tuple[int, int, int]]) -> int:
+        """Free pages needed to write all of these. Who writes into a shared page needs a copy, except the last of those
+        who hold it.
+        """
+        n_new = sum(max(0, -(-(n + n_more) // PAGE) - self.n_pages(seq)) for seq, n, n_more in wanted)
+        writers = Counter(int(self.table[seq, n // PAGE]) for seq, n, _ in wanted if n % PAGE)
+        return n_new + sum(min(k, int(self.n_refs[page]) - 1) for page, k in writers.items())
 
     def _is_shared(self, seq: int, pos: int) -> bool:
         return self.n_refs[self.table[seq, pos // PAGE]] > 1  # type: ignore[no-any-return]
@@ -63,9 +67,8 @@ class Pages:
         """Whether all of (sequence, first position, how many) can be written together."""
         if any(n + n_more > self.n_ctx_seq for _, n, n_more in wanted):
             return False
-        return sum(self._n_needed(*each) for each in wanted if each[1] + each[2] > self._ready[each[0]]) <= len(
-            self._free
-        )
+        new = [each for each in wanted if each[1] + each[2] > self._ready[each[0]]]
+        return not new or self._n_needed(new) <= len(self._free)
 
     def reserve(self, seq: int, n: int, n_more: int) -> None:
         """Make positions n .. n + n_more - 1 writable. `has_room` must have been true.
