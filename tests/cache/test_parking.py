@@ -204,6 +204,19 @@ def test_a_beginning_that_two_sequences_lose_at_once_is_saved(is_unified: bool) 
     check_idle(w)
 
 
+def test_sequences_make_room_even_if_they_cannot_be_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, the first one stayed for ever, and whoever was admitted later never began."""
+    w = pool()
+    w.ask("first", text(400))
+    with monkeypatch.context() as broken:
+        broken.setattr(w.cache.store, "size", lambda *_: 1 // 0)
+        w.submit("new", text(300, 1), max_tokens=20)
+        w.run()
+    w.ask("later", text(600, 2))
+    assert w.texts["new"].encode() == bytes(answer(text(300, 1), 20))
+    check_idle(w)
+
+
 @pytest.mark.parametrize("who", ["newcomer", "owner", "both"])
 def test_sequences_that_make_room_can_lose_whom_they_make_it_for(who: str) -> None:
     """The newcomer is cancelled, or the next turn of the chat that leaves arrives, while that chat is being saved."""

@@ -7,11 +7,14 @@ Sequences that admitted sessions take over may also hold more than there is room
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from uma_core.cache.chain import Chain, Legs
 from uma_core.cache.holding import Holding
 from uma_core.clock import Clock
+
+log = logging.getLogger(__name__)
 
 
 class Leaving:
@@ -56,8 +59,11 @@ class Leaving:
     def _legs(self) -> Legs:
         while self._queue:
             holding = self._queue[0]
-            if holding.n:
-                yield from self._save(holding)
+            try:
+                if holding.n:
+                    yield from self._save(holding)
+            except Exception:  # a bug, or no memory: sessions wait for these cells
+                log.exception("sequence %d makes room without being saved", holding.seq_id)
             self._remove(holding)
             self._dismiss(holding)
 
