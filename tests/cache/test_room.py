@@ -152,6 +152,18 @@ def test_a_snapshot_comes_back_beside_what_makes_room_for_it(pool: Engine, caplo
     executor.close(1.0)
 
 
+def test_what_was_copied_from_makes_room_for_the_rest(pool: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    """The request needs the whole pool. Before, the page that it shares with its source was one too many."""
+    executor = new_executor(pool)
+    executor.set_cache(CacheSettings(is_on=True, ram_bytes=1 << 30, park_idle_ns=1 << 60))
+    large = list(range(100, 600))
+    asked(executor, "large", large, 12)
+    asked(executor, "other", large[:4] + list(range(700, 800)), 10)
+    assert asked(executor, "again", large, 12).usage["cached_tokens"] == 499
+    assert not caplog.records
+    executor.close(1.0)
+
+
 def test_a_newcomer_waits_for_a_sequence_that_another_one_takes_over(caplog: pytest.LogCaptureFixture) -> None:
     """Both come in one tick. Before, what the newcomer could have had back found no pages, and was read again."""
     with closing(GraphEngine(DRAFT, replace(OPTIONS, n_ctx=512, n_seq=2, kv_mode="unified"))) as engine:

@@ -229,9 +229,10 @@ class PrefixCache:
                 if piece.start != self.engine.kv_len(holding.seq_id):
                     break
                 reader.check()
-                if not is_taken and self.is_short and not isinstance(piece.source, Holding):
+                if not isinstance(piece.source, Holding):
                     self._let_go(sources, reader)
-                    yield self._vacated()
+                    if self.is_short and not is_taken:
+                        yield self._vacated()
                 yield from self._bring(holding, piece, reader)
             self._arrived(session, holding, pieces, t0)
         except UmaError as error:
@@ -245,7 +246,7 @@ class PrefixCache:
                 tree.unkeep(goal)
 
     def _let_go(self, sources: list[Holding], reader: CopyReader) -> None:
-        """Record that nothing more is copied from these."""
+        """Record that nothing more is copied from these, so that they can make room."""
         for source in sources:
             source.readers.discard(reader)
             if source.is_leaving and source.is_idle and not source.readers:
