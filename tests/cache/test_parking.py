@@ -316,6 +316,19 @@ def test_residents_stay_where_leaving_would_drive_others_out() -> None:
     assert w.cached("b") == 399
 
 
+def test_a_smaller_budget_takes_effect_once_nothing_keeps_the_bytes() -> None:
+    """Before, what a parked stream kept stayed until the next snapshot, however long the daemon was idle."""
+    w = world(n_seq_max=1, n_ctx=2048)
+    park_one(w)
+    until(w, lambda: bool(w.cache.store.ram.n_bytes))
+    w.executor.set_cache(CacheSettings(is_on=True, ram_bytes=400 * CELL))
+    w.run()
+    while w.executor.idle() == 0.0:
+        pass
+    assert w.cache.store.ram.n_bytes <= 400 * CELL
+    check_idle(w)
+
+
 def test_smaller_budgets_take_effect_at_once() -> None:
     w = world(n_seq_max=1, n_ctx=2048)
     for i in range(5):

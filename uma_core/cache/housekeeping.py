@@ -35,6 +35,7 @@ class Housekeeper:
         if cache.is_settling:
             return 0.0
         cache.store.poll(False)
+        cache.store.ram.make_room(0)  # a budget that became smaller while sessions kept the bytes
         cache.measure()
         if self._job is None:
             ages = self._ages(now)
