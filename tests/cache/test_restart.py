@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ import pytest
 import uma_core.metrics.catalog as m
 from tests.cache.asking import computed, model, text, until
 from tests.cache.trouble import failing, make_read_only
-from tests.cache.world import CELL, Crowd, World, answer, check_idle
+from tests.cache.world import CELL, COST, Crowd, World, answer, check_idle
 from uma_core.cache import disk as disk_module
 from uma_core.cache.admin import cache_admin
 from uma_core.cache.settings import CacheSettings
@@ -620,6 +621,28 @@ def test_clear_one_entry_leaves_what_others_need() -> None:
         w.ask(name, system + text(100, seed))
         cached.append(w.cached(name))
     assert sorted(cached) == [200, 299]
+
+
+@pytest.mark.parametrize("mover", ["newcomer", "idle time", "room"])
+def test_what_is_being_saved_during_a_clear_is_gone_too(tmp_path: Path, mover: str) -> None:
+    """Before, its snapshot was finished and written, and found again by the next start."""
+    shape = {"n_seq_max": 2, "n_ctx": 640, "is_unified": True} if mover == "room" else {"n_seq_max": 1}
+    idle_ns = 0 if mover == "idle time" else 1 << 60
+    w = World(model(**shape), settings(tmp_path, park_idle_ns=idle_ns), cost=replace(COST, copy_ns_per_byte=150.0))
+    w.ask("first", text(400))
+    if mover == "idle time":
+        w.executor.idle()
+    else:
+        w.submit("next", text(300, 1), max_tokens=8)
+        w.tick()
+    kept = [node for tree in w.cache.trees.values() for node in tree.nodes() if node.n_kept]
+    assert kept and all(node.seg is None for node in kept), "it is being saved"
+    w.executor.cache_admin({"action": "clear"})
+    until(w, lambda: not len(w.executor.table))
+    check_idle(w)
+    w.restart()
+    w.ask("again", text(400))
+    assert w.cached("again") == 0
 
 
 def test_running_requests_survive_a_clear() -> None:

@@ -23,7 +23,7 @@ class Housekeeper:
         self._job: Chain | None = None
 
     def stop(self) -> None:
-        """Abandon unfinished saving, because a sequence is needed."""
+        """Abandon unfinished saving, because a sequence is needed or must be emptied."""
         if self._job is not None:
             self._job.close()
             self._job = None

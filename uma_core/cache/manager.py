@@ -21,6 +21,7 @@ from uma_core.cache.holding import Holding
 from uma_core.cache.leaving import Emptied, Leaving, Vacated
 from uma_core.cache.meters import CacheMeters
 from uma_core.cache.radix import Node, Tree
+from uma_core.cache.saving import Saving
 from uma_core.cache.settings import CacheSettings
 from uma_core.cache.store import Store
 from uma_core.clock import Clock
@@ -67,6 +68,7 @@ class PrefixCache:
         self.clock = clock
         self._variants: dict[AdapterSet, str] = {}  # names of adapter sets, made once
         self._chains: dict[int, Chain] = {}  # by the sequence that they fill
+        self._saving: set[Saving] = set()
         self._leaving = Leaving(lambda holding: self.save(holding, 0), self.dismiss, clock)
         self.is_short = False  # in one pool, sequences that are being taken over leave too little room until then
         # sequences of ended sessions whose last chunk is still in progress
@@ -286,12 +288,14 @@ class PrefixCache:
             tree.split(lost[0], start)
         n_there = 0 if self.store.disk is not None else self.finder.given(lost[0], start, holding.seq_id)
         before = [node for node in lost[0].up() if node is not lost[0] and node.seg is None and node.end > n_there]
-        end.keep()
+        saving = Saving(tree, end)
+        self._saving.add(saving)
         try:
             for node in [*reversed(before), *lost]:
-                yield from self.store.save(holding, node, self.cost, is_last)
+                yield from self.store.save(holding, node, self.cost, saving, is_last)
         finally:
-            tree.unkeep(end)
+            self._saving.discard(saving)
+            saving.stop()
 
     def _stays(self, node: Node, holding: Holding) -> bool:
         """Whether another sequence keeps the node's positions. One that is being saved may count on this one."""
@@ -533,6 +537,11 @@ class PrefixCache:
 
     # room
 
+    def stop_saving(self) -> None:
+        """Let go of what is being saved now."""
+        for saving in self._saving:
+            saving.stop()
+
     def measure(self) -> None:
         """Update the gauges."""
         cell = self.finder.cell_bytes
@@ -566,5 +575,6 @@ def _n_usable(session: Session) -> int:
 
 def clear(cache: PrefixCache) -> int:
     """Drop everything that no session needs and that is not pinned. Returns the number of sequences and snapshots."""
+    cache.stop_saving()
     idle = [h for h in cache.holdings if h.end is not None and not h.end.n_kept]
     return sum(cache.drop_idle(holding) for holding in idle) + cache.store.clear_all(list(cache.trees.values()))

@@ -18,6 +18,7 @@ from uma_core.cache.holding import Holding
 from uma_core.cache.meters import CacheMeters
 from uma_core.cache.radix import Node, Tree
 from uma_core.cache.ram import RamTier
+from uma_core.cache.saving import Saving
 from uma_core.cache.segment import Segment, has_beginning, path_segments, segments_of
 from uma_core.cache.settings import CacheSettings
 from uma_core.clock import Clock
@@ -118,13 +119,14 @@ class Store:
         """Return the size of a snapshot of one node's positions, with the state after them."""
         return len(node.tokens) * self._finder.cell_bytes + self._engine.state_bytes(seq_id, node.end)
 
-    def save(self, holding: Holding, node: Node, cost: CostModel, is_last: bool = False) -> Legs:
+    def save(self, holding: Holding, node: Node, cost: CostModel, saving: Saving, is_last: bool = False) -> Legs:
         """Make a snapshot of one node's positions: in RAM and on disk, or only on disk if RAM has no room.
 
         Errors are only logged, because no request depends on a snapshot.
         """
         tree, start, end = holding.tree, node.start, node.end
-        assert tree is not None
+        if tree is None or not saving.wants(node):
+            return
         n_bytes = self.size(holding.seq_id, node)
         has_state = self._finder.can_end(holding, end)
         is_in_ram = self.ram.make_room(n_bytes)
@@ -136,7 +138,7 @@ class Store:
         try:
             export = self._export(holding.seq_id, start, end, n_bytes)
             yield self._meters.copied(export)
-            seg = self._segment(tree, node, (start, end), n_bytes)
+            seg = self._segment(tree, node, (start, end), n_bytes) if saving.wants(node) else None
             if seg is not None:
                 seg.has_state = has_state
                 if is_in_ram:

@@ -115,6 +115,7 @@ class Executor:
 
     def set_cache(self, settings: CacheSettings) -> None:
         """Between two ticks."""
+        self.housekeeper.stop()
         self.cache.apply(settings)
 
     @property
@@ -457,6 +458,8 @@ class Executor:
         """Carry out the `cache` operation; memory that `clear` frees goes back to the system. Raises: NOT_FOUND,
         BAD_REQUEST.
         """
+        if args["action"] == "clear":
+            self.housekeeper.stop()
         reply = cache_admin(self.cache, args)
         if args["action"] == "clear":
             self.engine.trim()
