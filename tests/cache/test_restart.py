@@ -21,9 +21,13 @@ from tests.cache.world import CELL, COST, Crowd, World, answer, check_idle
 from uma_core.cache import disk as disk_module
 from uma_core.cache.admin import cache_admin
 from uma_core.cache.settings import CacheSettings
+from uma_core.cache.store import FULL_NS
 from uma_core.types import Priority
 
 N_TURNS = 25 if os.environ.get("UMA_FUZZ") == "full" else 12  # between two restarts
+
+
+FILE = 3300  # bytes, for 300 tokens and an answer of 8
 
 
 def settings(folder: Path, **fields: object) -> CacheSettings:
@@ -458,6 +462,49 @@ def test_a_full_disk_does_not_stop_service(
     assert stats["disk"]["last_error"].endswith(os.strerror(errno.ENOSPC)) and not stats["disk"]["is_writing"]
     full_disk = [r for r in caplog.records if r.levelno == logging.WARNING and "E_IO_002" in r.getMessage()]
     assert len(full_disk) == 2  # one warning per life of the daemon
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+def test_files_stay_while_no_others_can_be_written(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, each snapshot made room for a file that was not tried: a directory at its budget lost all it had."""
+    w = world(tmp_path, disk_bytes=4 * FILE)
+    ask_for_files(w, range(8))
+    assert len(names(tmp_path)) == 4
+    monkeypatch.setattr(disk_module.os, "fsync", failing(number))
+    ask_for_files(w, range(8, 16))
+    w.restart()
+    assert len(names(tmp_path)) == 3, "one made room for the file that was tried"
+
+
+def test_on_a_full_file_system_new_files_replace_old_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, those that were there when it became full stayed for ever, and no chat after them was written."""
+    real_fsync = os.fsync
+
+    def fsync(fd: int) -> None:
+        if size_of(tmp_path / "kv") > 4 * FILE:
+            failing(errno.ENOSPC)()
+        real_fsync(fd)
+
+    w = world(tmp_path)
+    with monkeypatch.context() as full:
+        full.setattr(disk_module.os, "fsync", fsync)
+        ask_for_files(w, range(8))
+        before = names(tmp_path)
+        w.clock.advance(disk_module.BACK_OFF_NS)
+        ask_for_files(w, range(8, 16))
+        assert len(before) == len(names(tmp_path)) == 4 and not set(before) & set(names(tmp_path))
+    w.clock.advance(FULL_NS)
+    ask_for_files(w, range(16, 24))
+    assert len(names(tmp_path)) == 12
+
+
+def ask_for_files(w: World, seeds: range) -> None:
+    """Ask once for each seed, and wait until what is displaced is written."""
+    for seed in seeds:
+        w.ask(f"{seed}", text(300, seed))
+        written(w)
 
 
 def test_a_directory_that_cannot_be_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

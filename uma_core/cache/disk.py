@@ -10,6 +10,7 @@ write no other is tried for a while.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import logging
 import os
@@ -100,9 +101,13 @@ class DiskTier:
         clock: Clock,
         wake: Callable[[], None],
         on_removed: Callable[[str], None] = lambda cause: None,
+        on_full: Callable[[object], None] = lambda error: None,
     ) -> None:
-        """`on_removed`: `poll` calls it, with the cause, for each file that was removed."""
+        """`poll` calls `on_removed`, with the cause, for each file that was removed, and `on_full` if the file system
+        had no room for one.
+        """
         self._on_removed = on_removed
+        self._on_full = on_full
         self.folder = folder
         self.model = model
         self.is_busy = False  # streams are running
@@ -146,7 +151,7 @@ class DiskTier:
     def write(self, blob: Blob, then: Callable[[bool], None], is_last: bool = False) -> bool:
         """Write a blob; `poll` calls `then`. False: not possible now."""
         n = blob.n_bytes
-        if not (is_last or self.has_room(n)):
+        if not self.takes(n, is_last):
             return False
         self.n_pending += n
 
@@ -156,6 +161,10 @@ class DiskTier:
 
         self._ask(WRITE, lambda: self._write(blob), False, after)
         return True
+
+    def takes(self, n_bytes: int, is_last: bool) -> bool:
+        """Whether a write of this many bytes would be tried."""
+        return self.can_write if is_last else self.has_room(n_bytes)
 
     def has_room(self, n_bytes: int) -> bool:
         """Whether this many more bytes may wait to be written. One file always may, however large it is."""
@@ -370,6 +379,8 @@ class DiskTier:
         except OSError as error:
             self.off_until_ns = self._clock.now_ns() + BACK_OFF_NS
             self._failed("writing to", error)
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                self._answer(self._on_full, error)
             return False
 
 

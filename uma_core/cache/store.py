@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 EWMA = 0.3
 TELLING_BYTES = 1 << 20
+FULL_NS = 3600_000_000_000  # how long new files replace old ones after the file system was full
 DISK_NS_MOST = 50.0  # ns per byte, 20 MB/s: a slower read is an outlier
 
 
@@ -50,6 +51,8 @@ class Store:
         self.disk_budget = 0
         self.files: OrderedDict[str, tuple[int, Segment | None]] = OrderedDict()  # least recently used first
         self.disk_bytes = 0
+        self._n_fitting = 0  # bytes of files for which the file system had room ...
+        self._full_until_ns = 0  # ... which counts until then
         self._writing: dict[Segment, str] = {}  # files that the disk thread has not reported yet
         self._is_indexing = False  # the directory is being read, so its files are not known yet
         self._is_found_unwanted = False  # the files were cleared before they were known
@@ -78,8 +81,14 @@ class Store:
             self._is_indexing = self._is_found_unwanted = False
         if folder and self.disk is None:
             self.disk = DiskTier(
-                folder, self._model, self._clock, self._wake, lambda cause: self._meters.removed[cause].add()
+                folder,
+                self._model,
+                self._clock,
+                self._wake,
+                lambda cause: self._meters.removed[cause].add(),
+                self._note_full,
             )
+            self._full_until_ns = 0
             self._is_indexing = True
             self.disk.index(self._index)
         self._make_disk_room(0)
@@ -169,13 +178,13 @@ class Store:
             or (node.seg is not None and (node.seg.file or node.seg.is_writing))
         ):
             return False
-        return n_bytes <= self.disk_budget and (is_last or self.disk.has_room(n_bytes))
+        return n_bytes <= self._disk_limit and self.disk.takes(n_bytes, is_last)
 
     def can_keep(self, n_bytes: int) -> bool:
         """Whether this many more bytes fit into some tier without evicting others."""
         if self.ram.n_bytes + n_bytes <= self.ram.budget:
             return True
-        return self.disk is not None and n_bytes <= self.disk_budget and self.disk.has_room(n_bytes)
+        return self.disk is not None and n_bytes <= self._disk_limit and self.disk.has_room(n_bytes)
 
     def _segment(self, tree: Tree, node: Node, span: tuple[int, int], n_bytes: int) -> Segment | None:
         """Return the segment for fresh bytes of these positions. None: they already have bytes."""
@@ -236,7 +245,7 @@ class Store:
             return
         tokens = seg.tree.tokens_to(seg.last)[: seg.end]
         what = Blob(self._model, seg.tree.tenant, seg.start, tokens, blob, seg.tree.variant)
-        if not self._make_disk_room(what.n_bytes):
+        if not disk.takes(what.n_bytes, is_last) or not self._make_disk_room(what.n_bytes):
             return
         seg.is_writing = disk.write(what, lambda ok: self._written(seg, what, ok), is_last)
         if seg.is_writing:
@@ -275,12 +284,24 @@ class Store:
         for name in [] if present is None else [name for name in self.files if name not in present]:
             self._lost(name)
 
+    @property
+    def _disk_limit(self) -> int:
+        is_full = self._clock.now_ns() < self._full_until_ns
+        return min(self.disk_budget, self._n_fitting) if is_full else self.disk_budget
+
+    def _note_full(self, error: object) -> None:
+        """Record that the file system has room for what is there and no more: for a while, new files replace old
+        ones. Nothing can be replaced if there is nothing.
+        """
+        if self.disk_bytes:
+            self._n_fitting, self._full_until_ns = self.disk_bytes, self._clock.now_ns() + FULL_NS
+
     def _make_disk_room(self, n_bytes: int) -> bool:
         """Remove the least recently used files, except those that others build upon, until this many bytes fit."""
         n_bytes += self.disk.n_pending if self.disk is not None else 0
-        if n_bytes > self.disk_budget:
+        if n_bytes > self._disk_limit:
             return False
-        while self.disk_bytes + n_bytes > self.disk_budget:
+        while self.disk_bytes + n_bytes > self._disk_limit:
             victim = next((name for name, (_, seg) in self.files.items() if seg is None or seg.can_leave_disk), None)
             if victim is None or self.disk is None:
                 return False
