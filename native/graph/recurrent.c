@@ -4,9 +4,8 @@
 // A batch's rows come in stretches: consecutive rows of one sequence, with the state before the first row and a place
 // for the state after the last. Rows are computed one by one in the order of their sequence, so a row's bits do not
 // depend on what else is in the batch.
+#include "graph/custom.h"
 #include "graph/uma_graph.h"
-
-#include "ggml-impl.h"
 
 #include <string.h>
 
@@ -168,10 +167,10 @@ ggml_custom_op_t uma_convolution_op(void) { return uma_convolution; }
 ggml_custom_op_t uma_recur_op(void) { return uma_recur; }
 
 double uma_recurrent_work(const struct ggml_tensor * t) {
-    const struct ggml_custom_op_params * custom = (const void *) t->op_params;
-    const uma_recurrence * r = custom->userdata;
-    if (custom->fun == uma_convolution) {
+    const struct ggml_custom_op_params custom = uma_custom_of(t);
+    const uma_recurrence * r = custom.userdata;
+    if (custom.fun == uma_convolution) {
         return (double) ggml_nelements(t) * (r->n_taps + 1);
     }
-    return custom->fun == uma_recur ? (double) ggml_nelements(t) * r->dim_k * 3 : -1;
+    return custom.fun == uma_recur ? (double) ggml_nelements(t) * r->dim_k * 3 : -1;
 }

@@ -1,5 +1,6 @@
 // Computes a graph in pieces. Nothing stays on a stack between two pieces, so other graphs may be computed in between.
 #include "pieces.h"
+#include "graph/custom.h"
 #include "graph/uma_graph.h"
 
 #include "ggml-backend.h"
@@ -52,7 +53,7 @@ static double attention_work(const struct ggml_tensor * t) {
     if (is_recurrent(t)) {
         return uma_recurrent_work(t);
     }
-    return uma_paged_work(((const struct ggml_custom_op_params *) (const void *) t->op_params)->userdata);
+    return uma_paged_work(uma_custom_of(t).userdata);
 }
 
 void uma_slices_start(uma_slices * s, uma_forward * f, int32_t n, bool has_output) {
