@@ -53,6 +53,7 @@ extern "C" {
 // or freed.
 #define UMA_GUARDED_COMPUTING(F) \
     F(int32_t, llama_decode, (struct llama_context * context, struct llama_batch batch), (context, batch), UMA_BROKEN) \
+    F(int32_t, llama_encode, (struct llama_context * context, struct llama_batch batch), (context, batch), UMA_BROKEN) \
     F(enum ggml_status, ggml_backend_graph_compute, (ggml_backend_t backend, struct ggml_cgraph * graph),              \
         (backend, graph), (enum ggml_status) UMA_BROKEN)                                                               \
     F(enum ggml_status, ggml_backend_graph_compute_async, (ggml_backend_t backend, struct ggml_cgraph * graph),        \
@@ -83,6 +84,7 @@ UMA_GUARDED_COMPUTING(UMA_GUARDED_DECLARE)
 #define llama_token_to_piece                     uma_guarded_llama_token_to_piece
 #define llama_vocab_get_text                     uma_guarded_llama_vocab_get_text
 #define llama_decode                             uma_guarded_llama_decode
+#define llama_encode                             uma_guarded_llama_encode
 #define ggml_backend_graph_compute               uma_guarded_ggml_backend_graph_compute
 #define ggml_backend_graph_compute_async         uma_guarded_ggml_backend_graph_compute_async
 #endif

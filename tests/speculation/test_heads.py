@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -15,11 +17,13 @@ import gguf
 import numpy as np
 import pytest
 
+from native.build import ROOT
 from tests.engine.asks import WORDS, is_same, random_ask, run
 from tests.engine.drive import tokens_of
 from tests.engine.graph.heads import DEEP, WITH_HEADS, one_token_more, some_tokens, with_eagle, with_heads
 from tests.engine.graph.models import MODELS, Model, write
 from tests.executor.rig import new_executor
+from tests.kernels import build
 from uma_core.clock import ManualClock, MonotonicClock
 from uma_core.config.options import EngineOptions, SpeculationOptions
 from uma_core.constraint.compiler import Compiler
@@ -275,6 +279,11 @@ def test_drafting_goes_on_when_the_context_was_shifted(opened: Opened, model: Mo
     assert n_more_held - n_held > 0.9 * (n_more - n_drafted)
 
 
+def eagle_options(folder: Path) -> tuple[str, str, EngineOptions]:
+    target, path = str(folder / "target.gguf"), str(folder / "eagle.gguf")
+    return target, path, for_drafts(replace(OPTIONS, mtp=False, model=target), SpeculationOptions(draft_model=path))
+
+
 Paired = Callable[[bool, bool], tuple[Engine, HeadModel]]
 
 
@@ -283,9 +292,7 @@ def paired(request: pytest.FixtureRequest, kept: Kept) -> Iterator[Paired]:
     """Return a model and its EAGLE 3 model."""
 
     def make(says_next: bool, has_own: bool) -> tuple[Engine, HeadModel]:
-        folder = kept.eagle(says_next, has_own)
-        target, path = str(folder / "target.gguf"), str(folder / "eagle.gguf")
-        options = for_drafts(replace(OPTIONS, mtp=False, model=target), SpeculationOptions(draft_model=path))
+        target, path, options = eagle_options(kept.eagle(says_next, has_own))
         engine = kept.engine(request.param, target, options)
         heads = HeadModel(open_heads(options, path, engine), ManualClock(1))
         return engine, stack.enter_context(closing(heads))
@@ -327,6 +334,41 @@ def test_wrong_drafts_of_an_eagle_model_change_nothing(paired: Paired, has_own: 
     n_drafted, n_held = compared(*paired(False, has_own), 30)
     assert n_drafted > N_ANSWERS
     assert n_held < 0.3 * n_drafted
+
+
+DRAFTS_WITHOUT_MEMORY = """
+import ctypes, sys
+import numpy as np
+from pathlib import Path
+from tests.speculation.test_heads import eagle_options
+from uma_core.engine.draft import open_heads
+from uma_core.engine.graph.engine import GraphEngine
+from uma_core.speculation.heads import HeadModel
+from uma_core.clock import ManualClock
+is_short = ctypes.c_int.in_dll(ctypes.CDLL(sys.argv[1]), "is_short")
+target, path, options = eagle_options(Path(sys.argv[2]))
+engine = GraphEngine(target, options)
+heads = open_heads(options, path, engine)
+model = HeadModel(heads, ManualClock(1))
+is_short.value = 1
+token = model.compute(0, np.zeros(3, np.int32), 0, np.zeros((3, 3 * heads.n_embd), np.float32))
+is_short.value = 0
+assert token == -1 and model.is_broken
+assert heads.read(0, np.zeros(1, np.int32), 0, np.zeros((1, heads.n_embd), np.float32))[0] != 0
+model.release(0)
+model.close()
+engine.close()
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a library is preloaded by its name on Linux only")
+def test_an_eagle_model_without_memory_ends_only_drafting(kept: Kept, tmp_path: Path) -> None:
+    library = tmp_path / "no_memory.so"
+    build.link([*build.host().cxx, "-shared", "-fPIC", str(Path(__file__).parent / "no_memory.cpp")], library)
+    command = [sys.executable, "-c", DRAFTS_WITHOUT_MEMORY, str(library), str(kept.eagle())]
+    environment = {**os.environ, "LD_PRELOAD": str(library), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
 
 
 def test_an_eagle_model_reads_every_text_on_and_on(paired: Paired, caplog: pytest.LogCaptureFixture) -> None:

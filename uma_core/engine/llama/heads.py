@@ -44,6 +44,7 @@ class LlamaHeads:
         self._owner = engine if isinstance(engine, LlamaEngine) else None
         self.name = os.path.basename(path) if option == EAGLE else f"the prediction heads of {os.path.basename(path)}"
         self.n_seq, self.n_batch = info.n_seq_max, N_BATCH
+        self._is_broken = False  # if True, the contexts must be neither used nor freed
         self._models: list[Any] = []
         self._contexts: list[Any] = []
         mark, before = tap.pump(), read_only_mappings()
@@ -102,16 +103,20 @@ class LlamaHeads:
         return self._new_context(self._load(path, options), decode_params(small, 0), EAGLE)
 
     def read(self, seq_id: SeqId, tokens: np.ndarray, pos0: int, states: np.ndarray) -> tuple[int, TokenId]:
+        if self._is_broken:
+            return int(lib.UMA_BROKEN), -1
         data = np.ascontiguousarray(tokens, np.int32)
         rows = np.ascontiguousarray(states, np.float32)
         if rows.shape[1] != self.n_embd:
             rc, rows = self._fuse(rows)
             if rc:
+                self._is_broken = rc == lib.UMA_BROKEN
                 return rc, -1
         rc = lib.uma_heads_decode(
             self._context, self._heads, ffi.from_buffer("llama_token *", data), ffi.from_buffer("float *", rows),
             len(data), pos0, seq_id,
         )  # fmt: skip
+        self._is_broken = rc == lib.UMA_BROKEN
         return int(rc), int(self._heads.token) if rc == 0 else -1
 
     def _fuse(self, states: np.ndarray) -> tuple[int, np.ndarray]:
@@ -121,13 +126,16 @@ class LlamaHeads:
         return int(lib.uma_heads_fuse(self._context, self._heads, source, len(states), target)), fused
 
     def truncate(self, seq_id: SeqId, n: int) -> None:
-        lib.llama_memory_seq_rm(self._memory, seq_id, n, -1)
+        if not self._is_broken:
+            lib.llama_memory_seq_rm(self._memory, seq_id, n, -1)
 
     def memory(self) -> MemoryUse:
         """Memory of the contexts; the weights are pages of the files."""
         return MemoryUse(0, self._n_bytes, 0)
 
     def close(self) -> None:
+        if self._is_broken:  # the models are in use by the contexts
+            return
         while self._contexts:
             lib.llama_free(self._contexts.pop())
         while self._models:
