@@ -33,7 +33,7 @@ ALLOWED = {
     "uma_core.own_python": set(),
     "uma_core.regular": set(),
     "uma_core.kept_files": set(),
-    "uma_core.measured": {"uma_core.regular"},
+    "uma_core.measured": {"uma_core.kept_files"},
     "uma_core.suggest": set(),
     "uma_core.peer": {"uma_core.types"},
     "uma_core.endpoint": {"uma_core.peer"},

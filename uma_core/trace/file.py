@@ -17,7 +17,6 @@ from contextlib import suppress
 from typing import BinaryIO
 
 from uma_core import threads
-from uma_core.endpoint import ROOT
 from uma_core.errors import UmaError
 from uma_core.policy.plan import Plan
 from uma_core.policy.state import CallReport, SchedulerState
@@ -116,7 +115,7 @@ class TraceFile:
         if not stat.S_ISREG(facts.st_mode):
             os.close(fd)
             raise OSError("it is not a regular file")
-        if facts.st_uid not in (os.geteuid(), ROOT):  # in /tmp anybody may have created it, to read what is written
+        if facts.st_uid not in (os.geteuid(), 0):  # in /tmp anybody may have created it, to read what is written
             os.close(fd)
             raise OSError("it belongs to another user")
         self._lines.restart()
