@@ -266,21 +266,53 @@ def test_clients_share_the_device_whatever_they_ask_for(device):
     assert max(j.ttft for j in late) < max(f.ttft for f in flood) / 3
 
 
+def beside_an_endless_row(sim: Sim, ours: list[Job], others: list[Job], until_ns: int) -> list[Job]:
+    """Whenever a request has ended, its like is submitted: one of ours by the same client, another by a new one.
+    Returns all of ours.
+    """
+    asked = [*ours]
+    n_clients = itertools.count(1000)
+    for job in others:
+        sim.submit(job)
+    for job in ours:
+        sim.submit(job)
+    while sim.clock.now_ns() < until_ns:
+        n_done = len(sim.done)
+        if not sim.tick().items:
+            sim.clock.advance(MS)
+        for job in sim.done[n_done:]:
+            is_ours = any(job is own for own in asked)
+            client = job.client if is_ours else next(n_clients)
+            again = sim.submit(Job(job.n_prompt, job.n_max, job.priority, client), sim.clock.now_ns())
+            asked += [again] if is_ours else []
+    return asked
+
+
 def test_a_client_that_always_asks_is_served_beside_an_endless_row_of_clients_that_ask_once():
     """Each of these is charged less than it. Before, it was not served again as long as some of them waited."""
     sim = Sim(CPU.cost, CPU.model, SchedulerConfig(aging_ns=S))
-    steady = [sim.submit(Job(40, 20, client=1))]
-    for client in range(2, 2 + 2 * CPU.model.n_seq_max):
-        sim.submit(Job(20, 8, client=client), at_ns=MS)
-    while len(steady) < 6:
-        n_done = len(sim.done)
-        sim.tick()
-        for job in sim.done[n_done:]:
-            client = 1 if job.client == 1 else job.client + 1000
-            again = sim.submit(Job(job.n_prompt, job.n_max, client=client), sim.clock.now_ns())
-            steady += [again] if client == 1 else []
-        assert sim.clock.now_ns() < 30 * S
-    assert max(job.ttft for job in steady if job.times) < 3 * S
+    others = [Job(20, 8, client=client, at_ns=MS) for client in range(2, 2 + 2 * CPU.model.n_seq_max)]
+    asked = beside_an_endless_row(sim, [Job(40, 20, client=1)], others, 15 * S)
+    assert len(asked) >= 5
+    assert max(job.ttft for job in asked if job.times) < 3 * S
+
+
+def test_prompts_of_one_client_are_read_beside_an_endless_row_of_clients_that_ask_once():
+    """Before, only a client's single sequence was not passed over: as long as it held four, none of them was read."""
+    sim = Sim(CPU.cost, FakeModel(n_seq_max=16, n_ctx=16 * 4096), SchedulerConfig(aging_ns=S))
+    others = [Job(150, 1, client=client) for client in range(2, 18)]
+    asked = beside_an_endless_row(sim, [Job(200, 1, client=1) for _ in range(4)], others, 30 * S)
+    assert len(asked) >= 10
+
+
+@pytest.mark.parametrize("n_most", [1, 2])
+def test_a_background_stream_gets_its_turns_beside_an_endless_row_of_clients_that_ask_once(n_most):
+    """Before, its client had been charged more than theirs, so it got no token for as long as some of them came."""
+    sim = Sim(CPU.cost, CPU.model, SchedulerConfig(aging_ns=S, max_background_decoders=n_most))
+    others = [Job(20, 8, BACK, client) for client in range(2, 6)]
+    (stream, *_) = beside_an_endless_row(sim, [Job(40, 400, BACK, 1)], others, 15 * S)
+    assert max(stream.gaps) < 2 * S
+    assert len(stream.times) > 60
 
 
 def test_without_resumable_prefill_a_chat_still_streams_and_prompts_still_end():

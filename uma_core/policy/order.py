@@ -6,11 +6,11 @@ account between two requests. Its charge says nothing, but it holds few sequence
 Aging has three effects. A background session that made no progress for `aging_ns` ranks as interactive; one that waits
 for a sequence does so only if no other background session made any progress for as long. (The chats that it passes have
 it parked. A queue of aged sessions would take turns without getting anything done, and a chat would wait for all of
-them.) A request that waited as long, while its client held no other sequence, is not passed over for what that client
-was charged, neither in the queue nor while its prompt is read: otherwise new processes that each ask once, one after
-another, would pass it forever. And AGE_RATE of the time
-waited is subtracted from the remaining work, so a request that arrives more than work / AGE_RATE after a session does
-not overtake it.
+them.) A request that waited as long is not passed over for what its client was charged, neither in the queue, nor while
+its prompt is read, nor while background streams take turns: otherwise new processes that each ask once, one after
+another, would pass it forever. This holds for one request of a client at a time: the first that has a sequence. And
+AGE_RATE of the time waited is subtracted from the remaining work, so a request that arrives more than work / AGE_RATE
+after a session does not overtake it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def urgency_key(state: SchedulerState, charged: Mapping[int, int]) -> Key:
     `charged`: measured ns by client (`Plan.charged`); empty while there is only one client.
     """
     now, aging, token_ns = state.now_ns, state.config.aging_ns, state.cost.token_ns
-    share_of = fair_share(charged)
+    share_of = fair_share(state, charged)
     t_background = _last_background_ns(state)
     held: dict[int, int] = {}
     if charged:
@@ -47,20 +47,18 @@ def urgency_key(state: SchedulerState, charged: Mapping[int, int]) -> Key:
 
     def key(v: SessionView) -> Rank:
         is_aged, waits = now - v.t_progress_ns > aging, v.seq_id < 0
-        has_waited = now - (v.t_progress_ns if v.t_first_ns else v.t_queued_ns) > aging
-        share = 0 if has_waited and held.get(v.client, 0) == (not waits) else share_of(v)
         n_held = held.get(v.client, 0) if waits and not is_aged else 0
         counts_as_chat = is_aged and (not waits or now - t_background > aging)
         priority = Priority.INTERACTIVE if counts_as_chat else v.priority
         n_left = v.n_prompt - max(v.n_past, v.cached_hint)
         work = (n_left - v.chunk_fraction * v.n_chunk) * token_ns if n_left > 0 else 0.0
-        return priority, share, n_held, work + v.restore_ns - AGE_RATE * (now - v.t_queued_ns), v.sid
+        return priority, share_of(v), n_held, work + v.restore_ns - AGE_RATE * (now - v.t_queued_ns), v.sid
 
     return key
 
 
 def _last_background_ns(state: SchedulerState) -> int:
-    """When background work was done last, for sessions that are present; 0: never."""
+    """When background work was done last for sessions that are present; 0: never."""
     begun = (s for s in state.sessions if s.priority is Priority.BACKGROUND and s.phase is not Phase.QUEUED)
     return max((s.t_progress_ns for s in begun), default=0)
 
@@ -78,10 +76,26 @@ def why_first(first: Rank, second: Rank) -> str:
     return ", it arrived first"
 
 
-def fair_share(charged: Mapping[int, int]) -> Callable[[SessionView], int]:
-    """How many quanta more a session's client was charged than the client that was charged least."""
+def fair_share(state: SchedulerState, charged: Mapping[int, int]) -> Callable[[SessionView], int]:
+    """How many quanta more a session's client was charged than the client that was charged least.
+
+    0 for a client's first request that has a sequence (or for all, if none has) once it has waited for `aging_ns`.
+    """
     least = min(charged.values(), default=0)
-    return lambda v: (charged.get(v.client, least) - least) // FAIR_QUANTUM_NS
+    first: dict[int, int] = {}
+    if charged:
+        for s in state.sessions:
+            if s.seq_id >= 0:
+                first.setdefault(s.client, s.sid)
+
+    def share(v: SessionView) -> int:
+        is_away = v.t_first_ns and v.phase is not Phase.DECODE  # parked, or back and not read again yet
+        has_waited = state.now_ns - (v.t_progress_ns if is_away else v.t_queued_ns) > state.config.aging_ns
+        if has_waited and first.get(v.client, v.sid) == v.sid:
+            return 0
+        return (charged.get(v.client, least) - least) // FAIR_QUANTUM_NS
+
+    return share
 
 
 def in_turn(views: list[SessionView], cursor: int) -> list[SessionView]:

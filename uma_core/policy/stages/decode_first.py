@@ -39,5 +39,5 @@ def _served(state: SchedulerState, plan: Plan, index: SessionIndex) -> list[Sess
         cap = min(cap, config.moe_max_decoders)
     if cap >= len(streams):
         return streams
-    ordered = sorted(in_turn(streams, state.memory.decode_first), key=fair_share(plan.charged))
+    ordered = sorted(in_turn(streams, state.memory.decode_first), key=fair_share(state, plan.charged))
     return starved_first(state, ordered)[:cap]
