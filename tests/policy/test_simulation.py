@@ -315,6 +315,14 @@ def test_a_background_stream_gets_its_turns_beside_an_endless_row_of_clients_tha
     assert len(stream.times) > 60
 
 
+def test_a_background_request_that_was_parked_is_read_beside_an_endless_row_of_chats():
+    """Before, it was parked again before any of it had been read: a tick may take as long as it may stay."""
+    sim = Sim(CPU.cost, FakeModel(n_prefill_slots=0), SchedulerConfig(aging_ns=S))
+    chats = [Job(300, 1, client=client) for client in range(2, 8)]
+    (work, *_) = beside_an_endless_row(sim, [Job(300, 30, BACK, 1)], chats, 40 * S)
+    assert work.times
+
+
 def test_without_resumable_prefill_a_chat_still_streams_and_prompts_still_end():
     sim = Sim(GPU.cost, FakeModel(n_prefill_slots=0, kv_bytes_per_cell=131072))
     chat = sim.submit(Job(32, 300))

@@ -1,4 +1,4 @@
-"""Fairness accounts: one per peer, and no more than are useful."""
+"""Fairness accounts: one per peer, and no more than are useful. Sessions that get a sequence."""
 
 from __future__ import annotations
 
@@ -42,3 +42,15 @@ def test_a_process_for_every_request_does_not_grow_the_table():
         table.remove(session)
     assert len(table.accounts()) <= MAX_CLIENTS
     assert table.accounts()[resident.client] == (1, 1, ""), "who has requests is not forgotten"
+
+
+def test_a_session_that_gets_a_sequence_has_waited_until_some_work_is_done_for_it():
+    """Before, the wait began anew: a background request that had waited for `aging_ms` passed the chats in the queue,
+    but no chat's prompt, and was parked before it was read.
+    """
+    table = SessionTable(FakeEngine().info)
+    session = add(table, 1, Peer(1, 1, 10))
+    table.admit(session, 0, 5_000)
+    assert session.t_progress_ns == 0
+    session.progress(1, 7_000)
+    assert session.t_progress_ns == 7_000

@@ -58,9 +58,9 @@ def urgency_key(state: SchedulerState, charged: Mapping[int, int]) -> Key:
 
 
 def _last_background_ns(state: SchedulerState) -> int:
-    """When background work was done last for sessions that are present; 0: never."""
+    """When background work was done last, or a session came back for it, for sessions that are present; 0: never."""
     begun = (s for s in state.sessions if s.priority is Priority.BACKGROUND and s.phase is not Phase.QUEUED)
-    return max((s.t_progress_ns for s in begun), default=0)
+    return max((max(s.t_progress_ns, s.t_back_ns) for s in begun), default=0)
 
 
 def why_first(first: Rank, second: Rank) -> str:

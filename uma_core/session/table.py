@@ -99,7 +99,6 @@ class SessionTable:
             self.n_queued[session.priority] -= 1
         session.seq_id = seq_id
         session.t_admitted_ns = session.t_admitted_ns or now_ns
-        session.t_progress_ns = now_ns
         if session.phase is Phase.PARKED:
             session.t_back_ns = now_ns
         session.become(Phase.PREFILL)

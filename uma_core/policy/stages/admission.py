@@ -131,13 +131,14 @@ def _background_victim(state: SchedulerState, index: SessionIndex, blocked: Sess
 
 
 def _stays(state: SchedulerState, view: SessionView) -> bool:
-    """Whether a session that came back keeps its sequence. One that had to read its text again stays for `aging_ns`
-    and until its next token: if it were parked before that token, sessions could swap places forever.
+    """Whether a session that came back keeps its sequence: for a while, and if it had waited for `aging_ns`, until some
+    work was done for it. One that had to read its text again stays for `aging_ns` and until its next token. If sessions
+    were parked before that, they could swap places forever.
     """
-    since_ns = state.now_ns - view.t_back_ns
+    since_ns, aging_ns = state.now_ns - view.t_back_ns, state.config.aging_ns
     if state.device.can_copy_prefix and state.device.can_rollback:
-        return since_ns < FAIR_QUANTUM_NS
-    return since_ns < state.config.aging_ns or view.t_last_ns <= view.t_back_ns
+        return since_ns < FAIR_QUANTUM_NS or view.t_back_ns - view.t_progress_ns > aging_ns
+    return since_ns < aging_ns or view.t_last_ns <= view.t_back_ns
 
 
 def _victim(state: SchedulerState, residents: list[SessionView], blocked: SessionView) -> tuple[int, ...]:
