@@ -334,6 +334,18 @@ def test_without_resumable_prefill_a_chat_still_streams_and_prompts_still_end():
     assert all(j.times for j in prompts)
 
 
+@DEVICES
+def test_without_resumable_prefill_a_chats_prompt_has_its_share_of_the_time_beside_background_streams(device):
+    """Before, it got what was left of a tick of 50 ms: 600 tokens took fifteen times as long as alone on the CPU."""
+    model = replace(device.model, n_prefill_slots=0)
+    sim = Sim(device.cost, model)
+    streams = [sim.submit(Job(16, 200, BACK, 2)) for _ in range(2)]
+    chat = sim.submit(Job(600 * device.scale, 4), at_ns=S // device.hurry)
+    sim.run()
+    assert chat.ttft <= 1.3 * sim.cost.prompt_ns(chat.n_prompt, 0)
+    assert any(chat.t_queued < t < chat.times[0] for t in streams[0].times), "they are slowed, not stopped"
+
+
 def test_without_resumable_prefill_a_short_prompt_waits_no_longer_than_its_target_and_some_gaps():
     sim = Sim(CPU.cost, FakeModel(n_prefill_slots=0))
     chat = sim.submit(Job(32, 400))

@@ -457,8 +457,8 @@ class SchedulerOptions:
     )
     interactive_share: float = option(
         _SCHEDULER.interactive_share,
-        "share of the time for an interactive prompt beside background streams, and for any prompt alone, if prefill "
-        "can be paused; streams decode, or KV moves, in the rest",
+        "share of the time for an interactive prompt beside background streams, and, if prefill can be paused, for any "
+        "prompt alone; streams decode, or KV moves, in the rest",
         min=0.05,
         max=0.99,
     )

@@ -143,7 +143,7 @@ class TestWithoutResumablePrefill:
         memory, n = PolicyMemory(prefill_budget=100), 0
         for _ in range(30):
             reports = (report(Phase.PREFILL, 1, 300 * MS, 300 * MS),)
-            views = talking(0, BACK), reading(1, n_prompt=900)
+            views = talking(0, BACK), reading(1, BACK, n_prompt=900)
             plan = run(state_of(*views, n_prefill_slots=0, reports=reports, memory=memory, cost=cost))
             memory, n = plan.memory, prefill_item(plan).n_tokens
         assert n >= 32 and cost.prefill_ns(n, 0) <= 2 * cost.solo_step_ns(0)

@@ -5,12 +5,14 @@ chat to wait for. Runs alternate with background streams, or else with transfers
 `interactive_share` of the time if that is longer, since a new request interrupts it at the next piece. Without
 streams, it lasts only a tick budget while KV waits to move. Beside an interactive prompt, background streams skip ticks
 until their share of the time, 1 - `interactive_share`, is due.
-Rules without it: one chunk per prompt and call, in order, while the adaptive token budget lasts.
+Rules without it: one chunk per prompt and call, in order, while the adaptive token budget lasts. An interactive prompt
+beside background streams gets its share of the time all the same, in chunks that fit between their ticks.
 """
 
 from __future__ import annotations
 
 from uma_core.policy.chunks import chunk_limit, efficient, resized
+from uma_core.policy.cost.model import CostModel
 from uma_core.policy.deadlines import STEPS
 from uma_core.policy.index import SessionIndex, index_of, prompt_view, rows_time
 from uma_core.policy.plan import Plan, PlanItem, PrefillMode
@@ -35,18 +37,12 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
 def _sliced(state: SchedulerState, plan: Plan, index: SessionIndex, item: PlanItem) -> Plan:
     view = prompt_view(state, item.sid)
     budget, share = state.config.tick_budget_ns, state.config.interactive_share
-    items = plan.decodes
-    others_ns = rows_time(state, index.decodes) if items else budget  # streams alternate with runs, or else transfers
+    others_ns = rows_time(state, index.decodes) if plan.decodes else budget  # streams alternate with runs, or transfers
     period_ns = int(others_ns * share / (1.0 - share))
-    run_ns = budget if not items and (index.moving or plan.restore) else max(budget, period_ns)
-    if index.background and not index.interactive and view.priority is Priority.INTERACTIVE:
-        left_ns = max(v.t_last_ns for v in index.background) + period_ns - state.now_ns
+    run_ns = budget if not plan.decodes and (index.moving or plan.restore) else max(budget, period_ns)
+    if _goes_first(index, view):
+        plan, left_ns = _held_back(state, plan, index, period_ns)
         run_ns = left_ns if left_ns > 0 else period_ns
-        if left_ns > 0:
-            items = ()
-            plan = plan.note(
-                f"prefill_budget: background streams wait for an interactive prompt, {left_ns / 1e6:.1f} ms more"
-            )
     # beside a chat the guard chooses the size
     if not view.n_chunk and not (index.round_ns and "latency_guard" in state.config.stages):
         item = resized(item, view, _bearable(state, view, chunk_limit(state)))
@@ -54,8 +50,30 @@ def _sliced(state: SchedulerState, plan: Plan, index: SessionIndex, item: PlanIt
     # deep in a context a piece may be longer than any run
     is_coarse = state.cost.piece_ns(item.n_tokens, view.n_past) > run_ns
     return plan._replace(
-        items=(*items, item), run_ns=run_ns, quantum_ns=quantum, min_pieces=int(is_coarse), transfer_ns=budget
+        items=(*plan.decodes, item), run_ns=run_ns, quantum_ns=quantum, min_pieces=int(is_coarse), transfer_ns=budget
     )
+
+
+def _goes_first(index: SessionIndex, view: SessionView) -> bool:
+    """Whether the prompt is interactive, and all streams are background streams."""
+    return bool(index.background) and not index.interactive and view.priority is Priority.INTERACTIVE
+
+
+def _held_back(state: SchedulerState, plan: Plan, index: SessionIndex, period_ns: int) -> tuple[Plan, int]:
+    """Return the plan without the background streams' rows until `period_ns` after their last tokens, and how much of
+    that time is left.
+    """
+    left_ns = max(v.t_last_ns for v in index.background) + period_ns - state.now_ns
+    if left_ns <= 0:
+        return plan, left_ns
+    plan = plan._replace(items=plan.prompts)
+    note = f"prefill_budget: background streams wait for an interactive prompt, {left_ns / 1e6:.1f} ms more"
+    return plan.note(note), left_ns
+
+
+def _within(cost: CostModel, n_past: int, ns: int) -> int:
+    """The largest chunk that takes at most `ns`, else the smallest."""
+    return max([k for k in cost.chunks if cost.prefill_ns(k, n_past) <= ns] or [cost.chunks[0]])
 
 
 def _bearable(state: SchedulerState, view: SessionView, limit: int) -> int:
@@ -67,15 +85,20 @@ def _bearable(state: SchedulerState, view: SessionView, limit: int) -> int:
     if state.device.n_prefill_slots > 1 or view.priority is Priority.INTERACTIVE:
         return n
     wanted = (config.slo_ttft_ns or STEPS * cost.solo_step_ns(0)) // 2
-    return min(n, max([k for k in cost.chunks if cost.prefill_ns(k, view.n_past) <= wanted] or [cost.chunks[0]]))
+    return min(n, _within(cost, view.n_past, wanted))
 
 
 def _in_calls(state: SchedulerState, plan: Plan, index: SessionIndex, prompts: tuple[PlanItem, ...]) -> Plan:
     """Size chunks in order until the token budget is used up; the first prompt always gets one."""
-    budget = _tokens(state)
-    n_left = budget if index.decodes else state.device.n_batch
+    learned = budget = _tokens(state)
     kept: list[PlanItem] = []
     first = prompt_view(state, prompts[0].sid)
+    if _goes_first(index, first):
+        share = state.config.interactive_share
+        period_ns = int(rows_time(state, index.decodes) * share / (1.0 - share))
+        plan, _ = _held_back(state, plan, index, period_ns)
+        budget = max(budget, _within(state.cost, first.n_past, period_ns))
+    n_left = budget if index.decodes else state.device.n_batch
     for item in prompts:
         view = prompt_view(state, item.sid)
         is_behind_a_chat = view.priority is Priority.BACKGROUND and first.priority is Priority.INTERACTIVE
@@ -87,7 +110,7 @@ def _in_calls(state: SchedulerState, plan: Plan, index: SessionIndex, prompts: t
     if len(kept) < len(prompts):
         plan = plan.note(f"prefill_budget: {len(kept)} of {len(prompts)} prompts fit {budget} tokens")
     plan = plan._replace(items=plan.decodes + tuple(kept), transfer_ns=state.config.tick_budget_ns)
-    return plan.remember(prefill_budget=budget)
+    return plan.remember(prefill_budget=learned)
 
 
 def _tokens(state: SchedulerState) -> int:
