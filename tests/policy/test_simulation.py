@@ -305,6 +305,16 @@ def test_prompts_of_one_client_are_read_beside_an_endless_row_of_clients_that_as
     assert len(asked) >= 10
 
 
+def test_a_clients_chat_does_not_wait_for_its_own_background_prompt_beside_an_endless_row_of_chats():
+    """Before, it was passed over as long as its client held a sequence, and that prompt kept one."""
+    sim = Sim(CPU.cost, FakeModel(n_seq_max=2, n_ctx=2 * 4096), SchedulerConfig(aging_ns=S))
+    others = [Job(20, 30, client=client, at_ns=3 * S) for client in range(2, 8)]
+    ours = [Job(3000, 30, BACK, 1), Job(40, 20, client=1, at_ns=4 * S)]
+    _, *chats = beside_an_endless_row(sim, ours, others, 25 * S)
+    assert len(chats) >= 5
+    assert max(chat.ttft for chat in chats if chat.times) < 5 * S
+
+
 @pytest.mark.parametrize("n_most", [1, 2])
 def test_a_background_stream_gets_its_turns_beside_an_endless_row_of_clients_that_ask_once(n_most):
     """Before, its client had been charged more than theirs, so it got no token for as long as some of them came."""

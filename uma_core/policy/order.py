@@ -8,9 +8,9 @@ for a sequence does so only if no other background session made any progress for
 it parked. A queue of aged sessions would take turns without getting anything done, and a chat would wait for all of
 them.) A request that waited as long is not passed over for what its client was charged, neither in the queue, nor while
 its prompt is read, nor while background streams take turns: otherwise new processes that each ask once, one after
-another, would pass it forever. This holds for one request of a client at a time: the first that has a sequence. And
-AGE_RATE of the time waited is subtracted from the remaining work, so a request that arrives more than work / AGE_RATE
-after a session does not overtake it.
+another, would pass it forever. This holds for one request of a client and priority at a time: the first that has a
+sequence. And AGE_RATE of the time waited is subtracted from the remaining work, so a request that arrives more than
+work / AGE_RATE after a session does not overtake it.
 """
 
 from __future__ import annotations
@@ -79,19 +79,20 @@ def why_first(first: Rank, second: Rank) -> str:
 def fair_share(state: SchedulerState, charged: Mapping[int, int]) -> Callable[[SessionView], int]:
     """How many quanta more a session's client was charged than the client that was charged least.
 
-    0 for a client's first request that has a sequence (or for all, if none has) once it has waited for `aging_ns`.
+    0 for a client's first request of each priority that has a sequence (or for all, if none has) once it has waited for
+    `aging_ns`.
     """
     least = min(charged.values(), default=0)
-    first: dict[int, int] = {}
+    first: dict[tuple[int, Priority], int] = {}
     if charged:
         for s in state.sessions:
             if s.seq_id >= 0:
-                first.setdefault(s.client, s.sid)
+                first.setdefault((s.client, s.priority), s.sid)
 
     def share(v: SessionView) -> int:
         is_away = v.t_first_ns and v.phase is not Phase.DECODE  # parked, or back and not read again yet
         has_waited = state.now_ns - (v.t_progress_ns if is_away else v.t_queued_ns) > state.config.aging_ns
-        if has_waited and first.get(v.client, v.sid) == v.sid:
+        if has_waited and first.get((v.client, v.priority), v.sid) == v.sid:
             return 0
         return (charged.get(v.client, least) - least) // FAIR_QUANTUM_NS
 
