@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 CAPACITY = 4096  # ticks in the queue: a few seconds of a fast model
 BATCH_S = 0.05  # between two checks of the queue: a wake-up per tick would cost the compute thread a context switch
+ROOT = 0  # uid
 FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
 
 
@@ -115,7 +116,7 @@ class TraceFile:
         if not stat.S_ISREG(facts.st_mode):
             os.close(fd)
             raise OSError("it is not a regular file")
-        if facts.st_uid not in (os.geteuid(), 0):  # in /tmp anybody may have created it, to read what is written
+        if facts.st_uid not in (os.geteuid(), ROOT):  # in /tmp anybody may have created it, to read what is written
             os.close(fd)
             raise OSError("it belongs to another user")
         self._lines.restart()
