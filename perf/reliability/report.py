@@ -141,7 +141,7 @@ def _status(r: Mapping[str, Any]) -> list[Row]:
     seen = (
         f"p50 {ms['p50']:.1f} ms, p99 {ms['p99']:.1f} ms, max {ms['max']:.1f} ms; longest decode call {longest_s:.1f} s"
     )
-    return [Row("`status` answers in 50 ms while long decode calls run (connect included)", seen, ms["p99"] < 50)]
+    return [Row("`status` answers in 50 ms while long decode calls of a 0.5B run (connect included)", seen, ms["p99"] < 50)]
 
 
 def _thousands(r: Mapping[str, Any]) -> list[Row]:
