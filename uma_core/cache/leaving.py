@@ -2,7 +2,7 @@
 
 Rules: one after the other, because one may hold the beginning of the next. Sessions that are admitted meanwhile begin
 when all are empty (`Emptied`); until then the cells are those that these sessions have reserved and do not use yet.
-Sequences that admitted sessions take over may also hold more than there is room for (`Vacated`).
+Sequences that admitted sessions take over may also hold more than there is room for (`is_short`).
 """
 
 from __future__ import annotations
@@ -73,28 +73,15 @@ class Leaving:
 
 
 class Emptied:
-    """Waits until all sequences that leave are empty. They leave even if nobody waits any more."""
+    """Waits until all sequences that leave are empty and there is enough room. They leave even if nobody waits.
 
-    n_bytes = 0
-
-    def __init__(self, leaving: Leaving) -> None:
-        self._leaving = leaving
-
-    def step(self, until_ns: int) -> bool:
-        return self._leaving.step(until_ns)
-
-    def close(self) -> None:
-        pass
-
-
-class Vacated:
-    """Waits, besides, until the sequences that sessions take over have room. Those sessions wait for transfers that
-    copy from their sequences, so whoever waits here copies from none.
+    `is_short`: whether sequences that sessions take over still hold too much. Those sessions wait for transfers that
+    copy from their sequences, so whoever waits for them copies from none.
     """
 
     n_bytes = 0
 
-    def __init__(self, leaving: Leaving, is_short: Callable[[], bool]) -> None:
+    def __init__(self, leaving: Leaving, is_short: Callable[[], bool] = lambda: False) -> None:
         self._leaving = leaving
         self._is_short = is_short
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from uma_core.cache.chain import Chain, CopyReader, Legs, Readers, Room
 from uma_core.cache.finder import DISK, RAM, RESIDENT, TIERS, Finder, Piece
 from uma_core.cache.holding import Holding
-from uma_core.cache.leaving import Emptied, Leaving, Vacated
+from uma_core.cache.leaving import Emptied, Leaving
 from uma_core.cache.meters import CacheMeters
 from uma_core.cache.radix import Node, Tree
 from uma_core.cache.saving import Saving
@@ -254,8 +254,8 @@ class PrefixCache:
             if source.is_leaving and source.is_idle and not source.readers:
                 self.empty(source)
 
-    def _vacated(self) -> Vacated:
-        return Vacated(self._leaving, lambda: self.is_short)
+    def _vacated(self) -> Emptied:
+        return Emptied(self._leaving, lambda: self.is_short)
 
     def _vacate(self, holding: Holding, at: int) -> Legs:
         """Save the content beyond `at` as far as that pays off, and wait for transfers that copy from it."""

@@ -60,16 +60,18 @@ def urgent_limit_ns(state: SchedulerState, limits: TbtLimits) -> int:
     return max(limits.long_ns, int(OWN_CALL_ROUNDS * limits.round_ns))
 
 
-def is_late(
-    state: SchedulerState, view: SessionView, chat: SessionView, limits: TbtLimits, usual: tuple[int, int]
-) -> bool:
-    """Whether the first token of `chat` would be late if the prompt `view` were read in everyday gaps (rule 1).
+def due_in_ns(state: SchedulerState, chat: SessionView, step_ns: int) -> int:
+    """Time left until the chat's first token is due; negative: it is overdue. `step_ns`: a step of one stream."""
+    return chat.t_queued_ns + target_ns(state, chat, step_ns) - state.now_ns
+
+
+def is_late(due_ns: int, left_ns: int, round_ns: int, usual: tuple[int, int]) -> bool:
+    """Whether a first token that is due in `due_ns` would be late if everyday gaps were to read `left_ns` (rule 1).
 
     `usual`: the prompt's time in an everyday gap, and the time that chunks would take to read the same tokens.
     """
-    due_ns = chat.t_queued_ns + target_ns(state, chat, limits.step_ns)
-    n_gaps = max(0, due_ns - state.now_ns) // max(1, limits.round_ns + usual[0])
-    return left_to_read_ns(state, view) > n_gaps * usual[1]
+    n_gaps = max(0, due_ns) // max(1, round_ns + usual[0])
+    return left_ns > n_gaps * usual[1]
 
 
 def begin_together(state: IndexedState) -> IndexedState:

@@ -36,9 +36,9 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
 
 def _sliced(state: SchedulerState, plan: Plan, index: SessionIndex, item: PlanItem) -> Plan:
     view = prompt_view(state, item.sid)
-    budget, share = state.config.tick_budget_ns, state.config.interactive_share
+    budget = state.config.tick_budget_ns
     others_ns = rows_time(state, index.decodes) if plan.decodes else budget  # streams alternate with runs, or transfers
-    period_ns = int(others_ns * share / (1.0 - share))
+    period_ns = _share_ns(state, others_ns)
     run_ns = budget if not plan.decodes and (index.moving or plan.restore) else max(budget, period_ns)
     if _goes_first(index, view):
         plan, left_ns = _held_back(state, plan, index, period_ns)
@@ -52,6 +52,12 @@ def _sliced(state: SchedulerState, plan: Plan, index: SessionIndex, item: PlanIt
     return plan._replace(
         items=(*plan.decodes, item), run_ns=run_ns, quantum_ns=quantum, min_pieces=int(is_coarse), transfer_ns=budget
     )
+
+
+def _share_ns(state: SchedulerState, others_ns: int) -> int:
+    """A prompt's time beside other work of `others_ns`: `interactive_share` of the sum."""
+    share = state.config.interactive_share
+    return int(others_ns * share / (1.0 - share))
 
 
 def _goes_first(index: SessionIndex, view: SessionView) -> bool:
@@ -94,8 +100,7 @@ def _in_calls(state: SchedulerState, plan: Plan, index: SessionIndex, prompts: t
     kept: list[PlanItem] = []
     first = prompt_view(state, prompts[0].sid)
     if _goes_first(index, first):
-        share = state.config.interactive_share
-        period_ns = int(rows_time(state, index.decodes) * share / (1.0 - share))
+        period_ns = _share_ns(state, rows_time(state, index.decodes))
         plan, _ = _held_back(state, plan, index, period_ns)
         budget = max(budget, _within(state.cost, first.n_past, period_ns))
     n_left = budget if index.decodes else state.device.n_batch
