@@ -337,3 +337,47 @@ def test_a_dense_layer_may_be_the_whole_classifier(tmp_path: Path) -> None:
 def test_every_family_is_computable(tmp_path: Path) -> None:
     for model in (MODELS | RECURRENT).values():
         assert not is_encoder(write(model, tmp_path / "model.gguf"))
+
+
+BYTES = [f"\\x{byte:02x}" for byte in range(256)]
+
+
+def with_words(path: Path, kind: str, words: list[str]) -> str:
+    return written(path, lambda writer: (writer.add_tokenizer_model(kind), writer.add_token_list(words)))
+
+
+@pytest.mark.parametrize(
+    ("words", "lost"),
+    [
+        ([*BYTES, "ab", "\\n\\n", "\\xff\\xfe", "\\\\t"], ""),
+        (["a", "\\n", "\\xe4", "\\x", "\\", "ab", "\\n\\n", "\\xe4\\xbd"], ""),
+        ([*BYTES[:10], *BYTES[11:], "\\n\\n"], "0a"),
+        (["a", "ab", "bc"], "62"),
+        (["a", ""], "5b"),
+        (["a", "\\xe4\\xbd"], "e4"),
+    ],
+)
+def test_a_vocabulary_of_rwkv_has_each_byte_with_which_a_word_begins(
+    words: list[str], lost: str, tmp_path: Path
+) -> None:
+    """A text that begins like a word, but with no word, keeps llama.cpp's tokenizer forever and takes all memory."""
+    path = with_words(tmp_path / "model.gguf", "rwkv", words)
+    if not lost:
+        assert not is_encoder(path)
+        return
+    with pytest.raises(UmaError, match=f"without the byte {lost}") as caught:
+        is_encoder(path)
+    assert caught.value.error is ErrorCode.MODEL_LOAD_FAILED
+
+
+@pytest.mark.parametrize("kind", ["t5", "rwkv", "plamo2"])
+def test_words_that_would_overflow_the_stack(kind: str, tmp_path: Path) -> None:
+    """llama.cpp recurses once for each byte of a word of these tokenizers."""
+    assert not is_encoder(with_words(tmp_path / "sound.gguf", kind, ["a", "a" * 1024]))
+    with pytest.raises(UmaError, match="a word of 1025 bytes") as caught:
+        is_encoder(with_words(tmp_path / "model.gguf", kind, ["a", "a" * 1025]))
+    assert caught.value.error is ErrorCode.MODEL_LOAD_FAILED
+
+
+def test_other_tokenizers_may_have_long_words(tmp_path: Path) -> None:
+    assert not is_encoder(with_words(tmp_path / "model.gguf", "gpt2", ["a", "a" * 100_000]))

@@ -94,6 +94,11 @@ NO_MODELS = {
 }
 LFS = b"version https://git-lfs"  # how a Git LFS pointer begins
 
+# llama.cpp's tokenizers of these names recurse once for each byte of a word (naive_trie). PLaMo 2's prepares in a time
+# that grows with the cube of its length.
+SHORT_WORDS = frozenset({"t5", "rwkv", "plamo2"})
+N_WORD_MOST = 1024  # most bytes of a word for them; a thread's stack may be of 512 KiB (macOS)
+
 N_FILES_MOST = 65_535  # most files of a split model: gguf-split counts them in 16 bits
 
 
@@ -244,6 +249,7 @@ class Header:
         self._check_rope()
         self._check_layers()
         self._check_classifier()
+        self._check_words()
         missing = self._missing()
         if missing:
             raise self._damaged(f"missing tensor {missing}")
@@ -325,6 +331,25 @@ class Header:
         has_labels = len(self.strings(f"{self.arch}.classifier.output_labels")) > 1
         if CLASSIFIER not in self.tensors and (has_labels or DENSE_CLASSIFIER not in self.tensors):
             raise self._damaged(f"a reranker without a classifier ({CLASSIFIER})")
+
+    def _check_words(self) -> None:
+        """Check words that would overflow the stack, or keep llama.cpp's tokenizer forever and take all memory: with
+        RWKV's, a text may begin like a word without having any word at its beginning.
+
+        Raises: MODEL_LOAD_FAILED.
+        """
+        kind = self.meta.get("tokenizer.ggml.model")
+        if kind not in SHORT_WORDS:
+            return
+        words = self.strings("tokenizer.ggml.tokens")
+        longest = max(map(len, words), default=0)
+        if longest > N_WORD_MOST:
+            raise self._damaged(f"a word of {longest} bytes in its vocabulary")
+        if kind == "rwkv":
+            words = [_unescaped(word or b"[EMPTY") for word in words]  # llama.cpp's name for an empty word
+            lost = {word[:1] for word in words if word} - set(words)
+            if lost:
+                raise self._damaged(f"a vocabulary without the byte {min(lost).hex()}, with which a word begins")
 
     def _missing(self) -> str:
         """Return the first tensor of NEEDS or INDEXER that the file lacks, or ""."""
@@ -446,6 +471,25 @@ class Header:
         self.drop_arrays()
         while self.contexts:
             lib.ggml_free(self.contexts.pop())
+
+
+def _unescaped(word: bytes) -> bytes:
+    """Return the bytes of RWKV's word as llama.cpp reads it (llama_unescape_rwkv_token), wrong digits included."""
+    out, at = bytearray(), 0
+    while at < len(word):
+        byte, at = word[at], at + 1
+        if byte != ord("\\"):
+            out.append(byte)
+            continue
+        escaped, at = word[at : at + 1], at + 1
+        if escaped == b"x":
+            digits, at = word[at : at + 2], at + 2
+            if len(digits) == 2:
+                high, low = (d - ord("a") + 10 if ord("a") <= d < 0x80 else d - ord("0") for d in digits)
+                out.append(((high << 4) + low) % 256)
+        else:
+            out += {b"t": b"\t", b"n": b"\n", b"r": b"\r"}.get(escaped, escaped)
+    return bytes(out)
 
 
 def _listed(value: Any) -> list[Any]:
