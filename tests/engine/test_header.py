@@ -186,7 +186,9 @@ def test_layers_of_glm_5_that_choose_positions_can(
 
 
 def test_a_shared_expert_of_kimi_k3_is_whole(tmp_path: Path) -> None:
-    model = replace(MODELS["llama"], arch="kimi-k3", layer_tensors={"ffn_gate_shexp.weight": (96, 128)})
+    tensors = {"blk.0.ssm_f_a.weight": (32, 128)}  # of a recurrent layer
+    layers = {"ffn_gate_shexp.weight": (96, 128)}
+    model = replace(MODELS["llama"], arch="kimi-k3", layer_tensors=layers, model_tensors=tensors)
     with pytest.raises(UmaError, match=r"missing tensor .*ffn_up_shexp"):
         is_encoder(write(model, tmp_path / "model.gguf"))
 
@@ -240,6 +242,75 @@ def test_a_hybrid_whose_layers_are_all_alike(family: str, kind: str, missing: st
     """llama.cpp loads it, and ends the process at the first call."""
     with pytest.raises(UmaError, match=f"a hybrid model without {missing}") as caught:
         is_encoder(write(of_one_kind(family, kind), tmp_path / "model.gguf"))
+    assert caught.value.error is ErrorCode.MODEL_LOAD_FAILED
+
+
+KDA = ("attn_output.weight", "ssm_f_a.weight")
+
+
+@pytest.mark.parametrize(
+    ("arch", "recurrent"),
+    [
+        ("bailingmoe3", KDA),
+        ("glm5-next", KDA),
+        ("kimi-k3", KDA),
+        ("kimi-linear", KDA),
+        ("minimax-01", ("attn_output.weight", "attn_norm_2.weight")),
+        ("qwen4exp", ("ssm_out.weight", "ssm_conv1d.weight")),
+    ],
+)
+@pytest.mark.parametrize(("kinds", "missing"), [("ra", ""), ("rr", "attention"), ("aa", "recurrent layers")])
+def test_hybrids_of_other_families(
+    arch: str, recurrent: tuple[str, ...], kinds: str, missing: str, tmp_path: Path
+) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", arch)
+    writer.add_block_count(len(kinds))
+    writer.add_rope_dimension_sections([4, 6, 6, 0])
+    for i, kind in enumerate(kinds):
+        for name in recurrent if kind == "r" else ("attn_output.weight",):
+            writer.add_tensor(f"blk.{i}.{name}", np.zeros((4, 32), np.float32))
+    save(writer)
+    if not missing:
+        assert not is_encoder(str(tmp_path / "model.gguf"))
+        return
+    with pytest.raises(UmaError, match=f"a hybrid model without {missing}") as caught:
+        is_encoder(str(tmp_path / "model.gguf"))
+    assert caught.value.error is ErrorCode.MODEL_LOAD_FAILED
+
+
+@pytest.mark.parametrize(
+    ("n_layer", "meta", "words"),
+    [
+        (4, {}, ""),
+        (3, {}, "3 layers, all with rotary positions"),
+        (4, {"attention.sliding_window": 0}, "sliding_window of 0"),
+    ],
+)
+def test_a_llama_4_needs_layers_without_rotary_positions(
+    n_layer: int, meta: dict[str, object], words: str, tmp_path: Path
+) -> None:
+    """llama.cpp fills the factors of their Q, and ends the process at the first call if no layer reads them."""
+    path = write(replace(MODELS["mixtral"], arch="llama4", n_layer=n_layer, meta=meta), tmp_path / "model.gguf")
+    if not words:
+        assert not is_encoder(path)
+        return
+    with pytest.raises(UmaError, match=words) as caught:
+        is_encoder(path)
+    assert caught.value.error is ErrorCode.MODEL_LOAD_FAILED
+
+
+@pytest.mark.parametrize("family", ["mistral4", "deepseek2"])
+@pytest.mark.parametrize("length", [{}, {"attention.temperature_length": 0}])
+def test_q_that_grows_with_the_position_needs_a_length(family: str, length: dict[str, object], tmp_path: Path) -> None:
+    """llama.cpp asserts, at the first call, that it is not 0."""
+    model = MODELS[family]
+    meta = {key: value for key, value in model.meta.items() if not key.startswith("attention.temperature")}
+    meta["attention.temperature_scale"] = 0.3
+    sound = meta | {"attention.temperature_length": 24}
+    assert not is_encoder(write(replace(model, meta=sound), tmp_path / "whole.gguf"))
+    assert not is_encoder(write(replace(model, meta=meta | {"attention.temperature_scale": 0.0}), tmp_path / "no.gguf"))
+    with pytest.raises(UmaError, match=r"attention\.temperature_length of") as caught:
+        is_encoder(write(replace(model, meta=meta | length), tmp_path / "model.gguf"))
     assert caught.value.error is ErrorCode.MODEL_LOAD_FAILED
 
 

@@ -50,13 +50,12 @@ IN_SECTIONS = frozenset({"paddleocr", "qwen2vl", "qwen3vl", "qwen3vlmoe", "qwen3
 # llama.cpp sets memory aside for two kinds of layers of these architectures: recurrent layers and attention. It fills
 # an input for each kind, and ends the process at the first call if no layer reads one of them.
 HYBRIDS = frozenset({
-    "granitehybrid", "jamba", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "plamo2", "qwen35", "qwen35moe",
-    "qwen3next",
+    "bailingmoe3", "glm5-next", "granitehybrid", "jamba", "kimi-k3", "kimi-linear", "lfm2", "lfm2moe", "minimax-01",
+    "nemotron_h", "nemotron_h_moe", "plamo2", "qwen35", "qwen35moe", "qwen3next", "qwen4exp",
 })  # fmt: skip
-HYBRID_LAYERS = {
-    "recurrent layers": ("ssm_conv1d.weight", "shortconv.conv.weight"),
-    "attention": ("attn_output.weight",),
-}
+# recurrent layers have one of these; attention has none of them, and an output matrix, which others may have, too
+OF_STATES = ("ssm_conv1d.weight", "shortconv.conv.weight", "ssm_f_a.weight", "attn_norm_2.weight")
+OF_ATTENTION = "attn_output.weight"
 # The same is true of encoders that have both layers with a window and layers without one. If the file gives no pattern,
 # one layer in this many has no window (load_swa_pattern in llama.cpp's models).
 WINDOWED_ENCODERS = {"gemma-embedding": 6, "modern-bert": 3}
@@ -64,6 +63,12 @@ DENSE_FIRST = frozenset({"modern-bert"})  # that layer is the first one; in the 
 WINDOW, WINDOW_PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
 # llama.cpp lays these out as if layers had windows, even if the file gives none, and reads from a missing memory.
 ALWAYS_WINDOWED = frozenset({"afmoe"})
+# Every fourth layer of Llama 4 has no rotary positions, and scales Q by its position instead. llama.cpp fills the input
+# for it, and ends the process if no layer reads it, or if a file without windows gives no numbers for it.
+LLAMA_4, N_ROTATED = "llama4", 4
+# In these, too, Q may grow with the position, and llama.cpp asserts that the second number is not 0.
+TEMPERED = frozenset({"deepseek2", "mistral4"})
+TEMPERATURE = ("attention.temperature_scale", "attention.temperature_length")
 
 # Tensors that ggml uses in operations that exist only for F32, such as adding them to rows (LLM_TENSOR_INFOS of
 # llama.cpp's llama-arch.cpp). The same is true of every norm, bias and scale.
@@ -246,6 +251,9 @@ class Header:
                 raise self._damaged(f"{key} of {value}")
         if self.of_arch().get("full_attention_interval") == 0:  # llama.cpp divides by it
             raise self._damaged("full_attention_interval of 0")
+        scale, length = map(self.of_arch().get, TEMPERATURE)
+        if self.arch in TEMPERED and scale and not _is_positive(length):
+            raise self._damaged(f"{TEMPERATURE[1]} of {length}")
         self._check_rope()
         self._check_layers()
         self._check_classifier()
@@ -292,9 +300,16 @@ class Header:
         layers, window = self._layers(), self.of_arch().get(WINDOW)
         if self.arch in ALWAYS_WINDOWED and not _is_positive(window):
             raise self._damaged(f"{WINDOW} of {window}")
-        for kind, names in HYBRID_LAYERS.items() if self.arch in HYBRIDS and layers else ():
-            if not any(f"blk.{i}.{name}" in self.tensors for i in layers for name in names):
-                raise self._damaged(f"a hybrid model without {kind}")
+        if self.arch == LLAMA_4 and window == 0:
+            raise self._damaged(f"{WINDOW} of 0")
+        if self.arch == LLAMA_4 and len(layers) < N_ROTATED:
+            raise self._damaged(f"{len(layers)} layers, all with rotary positions")
+        if self.arch in HYBRIDS and layers:
+            recurrent = {i for i in layers if any(f"blk.{i}.{name}" in self.tensors for name in OF_STATES)}
+            if not recurrent:
+                raise self._damaged("a hybrid model without recurrent layers")
+            if not any(f"blk.{i}.{OF_ATTENTION}" in self.tensors for i in layers if i not in recurrent):
+                raise self._damaged("a hybrid model without attention")
         windowed = self._windowed_layers()
         if windowed and len(set(windowed)) < 2:
             raise self._damaged(f"no layers {'without' if windowed[0] else 'with'} a window")
