@@ -156,11 +156,22 @@ def _latency(fields: Fields) -> str:
 
 
 def drafts_line(speculation: Fields) -> str:
-    """Return how many of the verified draft tokens were accepted."""
-    drafted, accepted = sub(speculation, "drafted"), sub(speculation, "accepted")
+    """Return how many of the verified draft tokens were accepted, and the engine time that they saved."""
+    drafted, accepted, saved = (sub(speculation, key) for key in ("drafted", "accepted", "saved_ms"))
     return joined(
-        *(f"{name} {units.count(accepted.get(name))} of {units.count(n)}" for name, n in drafted.items() if n)
+        *(
+            f"{name} {units.count(accepted.get(name))} of {units.count(n)}{_saved(saved.get(name))}"
+            for name, n in drafted.items()
+            if n
+        )
     )
+
+
+def _saved(ms: Any) -> str:
+    """Return what a source of drafts saved or lost; nothing from a daemon that does not measure it."""
+    if not units.is_number(ms):
+        return ""
+    return f" ({'lost' if ms < 0 else 'saved'} {units.ms(abs(ms))})"
 
 
 def promise_line(latency: Fields) -> str:

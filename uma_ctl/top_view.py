@@ -21,17 +21,20 @@ STATE_STYLE = {
 }
 HELP = "↑↓ select  c cancel  d drain/undrain  q quit"
 HEAD, PACE, MEMORY, FOOT = 5, 7, 5, 1  # lines of these parts; the requests get the others
+ROOMY = 24  # lines of a terminal from which drafts have a line; below, the requests need it
 FRAME = 3  # lines of the requests' part that hold none: its borders and headings
 
 
 def screen(board: Dashboard, width: int, height: int) -> Layout:
     """Compose the whole screen for a terminal of this width and height."""
+    drafts = render.drafts_line(render.sub(board.status, "speculation")) if height >= ROOMY else ""
+    n_pace = PACE + bool(drafts)
     layout = Layout()
     layout.split_column(
         Layout(_head(board), name="head", size=HEAD),
-        Layout(_pace(board, width), name="pace", size=PACE),
+        Layout(_pace(board, width, drafts), name="pace", size=n_pace),
         Layout(_memory(board, width), name="memory", size=MEMORY),
-        Layout(_streams(board, max(1, height - HEAD - PACE - MEMORY - FOOT - FRAME)), name="streams"),
+        Layout(_streams(board, max(1, height - HEAD - n_pace - MEMORY - FOOT - FRAME)), name="streams"),
         Layout(_foot(board), name="foot", size=FOOT),
     )
     return layout
@@ -52,7 +55,7 @@ def _queue(name: str, queue: object) -> str:
     return f"{units.text(name)}: {counts}, oldest {units.ms(fields.get('oldest_wait_ms'))}"
 
 
-def _pace(board: Dashboard, width: int) -> RenderableType:
+def _pace(board: Dashboard, width: int, drafts: str) -> RenderableType:
     tick, latency = render.sub(board.status, "tick"), render.sub(board.status, "latency")
     gaps = render.sub(latency, "itl_ms")
     room = max(10, width - 30)
@@ -75,6 +78,7 @@ def _pace(board: Dashboard, width: int) -> RenderableType:
                 f"{units.ms(gaps.get('max'))}, alone {units.ms(latency.get('solo_itl_ms'))}"
             ),
             _line(render.promise_line(latency)),
+            *([_line(f"drafts {drafts}")] if drafts else []),
         ),
         title="pace",
     )

@@ -39,6 +39,18 @@ def test_counts_add_up_and_times_and_shares_do_not() -> None:
     assert metrics({"copy_free_ratio": 0.9}, {"copy_free_ratio": 0.5}) == {"copy_free_ratio": 0.5}
 
 
+def test_drafts_of_all_daemons_add_up() -> None:
+    def status(n: int, saved_ms: float) -> dict[str, Any]:
+        drafts = {"drafted": {"lookup": n}, "accepted": {"lookup": n}, "saved_ms": {"lookup": saved_ms}}
+        return {"event": "reply", "state": "ready", "speculation": {"is_exact": True, "draft_model": None, **drafts}}
+
+    merged = merge.status(list(zip(UNITS, [status(3, 20.5), status(4, -1.0)], strict=True)))
+    assert merged["speculation"] == status(7, 19.5)["speculation"]
+    assert metrics({"draft_saved_ms_total": {"lookup": 2.0}}, {"draft_saved_ms_total": {"lookup": -1.0}}) == {
+        "draft_saved_ms_total": {"lookup": 1.0}
+    }
+
+
 def test_of_distributions_counts_add_up_and_the_worst_quantile_is_told() -> None:
     merged = metrics(
         {"cache_restore_ms": {"ram": summary(1, 10.0, 10.0, 30.0), "disk": summary(0, 0.0, 0.0, 0.0)}},

@@ -88,6 +88,19 @@ def test_the_verbose_status_shows_why_the_last_tick_was_as_it_was():
         assert text not in render.status(STATUS)
 
 
+@pytest.mark.parametrize(
+    ("saved", "shown"),
+    [
+        ({"lookup": 2550.4}, "lookup 170 of 190 (saved 2.55 s)"),
+        ({"lookup": -20.04}, "lookup 170 of 190 (lost 20.0 ms)"),
+        ({}, "lookup 170 of 190"),
+    ],
+)
+def test_drafts_are_shown_with_the_time_they_saved(saved, shown):
+    counts = {"drafted": {"lookup": 190, "draft": 0}, "accepted": {"lookup": 170, "draft": 0}}
+    assert render.drafts_line({**counts, "saved_ms": saved}) == shown
+
+
 def test_a_failed_reload_is_visible():
     error = {"code": "E_MODEL_002", "name": "model_load_failed", "message": "truncated"}
     shown = render.status({**STATUS, "reload": {"generation": 3, "last": "failed", "error": error}})

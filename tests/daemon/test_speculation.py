@@ -69,6 +69,7 @@ def test_a_prediction_that_is_right(serve: Serve) -> None:
     fast, usage = answer(daemon, priority="background", prediction=plain)
     assert fast == plain and usage["accepted_prediction_tokens"] > 10
     eventually(lambda: daemon.status()["speculation"]["accepted"]["prediction"] > 10, "not counted")
+    assert daemon.status()["speculation"]["saved_ms"]["prediction"] > 0
 
 
 def test_an_answer_that_was_given_before(serve: Serve) -> None:

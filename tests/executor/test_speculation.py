@@ -68,8 +68,8 @@ def outcome(rig: Rig, names: Sequence[str]) -> dict[str, tuple[Any, ...]]:
     return told
 
 
-def run(asks: dict[str, dict[str, Any]], speculator: Speculator | None, known: Known) -> Rig:
-    rig = Rig(MODEL, speculator=speculator)
+def run(asks: dict[str, dict[str, Any]], speculator: Speculator | None, known: Known, **more: Any) -> Rig:
+    rig = Rig(MODEL, speculator=speculator, **more)
     known.watch(rig)
     for name, fields in asks.items():
         rig.submit(name, **fields)
@@ -92,6 +92,28 @@ def test_accepted_drafts_save_steps() -> None:
     assert fast.executor.n_ticks < 0.7 * plain.executor.n_ticks
     usage = fast.finals("a")[0].usage
     assert usage["accepted_prediction_tokens"] > 15 and usage["rejected_prediction_tokens"] == 0
+
+
+def test_the_time_that_drafts_saved_is_the_time_that_the_engine_computed_less() -> None:
+    known = Known()
+    ask = {"a": {"max_tokens": 50, "ignore_eos": True, "priority": Priority.BACKGROUND}}
+    plain = run(ask, None, known, cost=GPU_SHAPE)
+    fast = run(ask, with_drafts(known, error=0.1), known, cost=GPU_SHAPE)
+    plain_ns, fast_ns = (rig.executor.meters.engine_time.value for rig in (plain, fast))
+    saved = {source: gauge.value for source, gauge in fast.executor.meters.drafts_saved.items()}
+    assert fast_ns < 0.8 * plain_ns
+    assert saved["lookup"] == pytest.approx(plain_ns - fast_ns, rel=0.1)
+    assert not any(ns for source, ns in saved.items() if source != "lookup")
+
+
+def test_drafts_that_never_hold_are_a_loss() -> None:
+    known = Known()
+    ask = {"a": {"max_tokens": 50, "ignore_eos": True, "priority": Priority.BACKGROUND}}
+    plain = run(ask, None, known, cost=GPU_SHAPE)
+    slow = run(ask, with_drafts(known, error=1.0), known, cost=GPU_SHAPE)
+    assert slow.executor.meters.drafted["lookup"].value
+    lost_ns = slow.executor.meters.engine_time.value - plain.executor.meters.engine_time.value
+    assert slow.executor.meters.drafts_saved["lookup"].value == pytest.approx(-lost_ns, rel=0.2)
 
 
 def test_drafts_go_on_after_what_a_grammar_forces() -> None:

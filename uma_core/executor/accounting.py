@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from uma_core.engine.api import DecodeOutcome, DecodeStatus
 from uma_core.executor.meters import Meters
 from uma_core.policy.cost.model import CostModel
 from uma_core.policy.state import CallReport
+from uma_core.session.draft import Draft
 from uma_core.session.session import Session
 from uma_core.types import Phase
 
@@ -27,12 +29,21 @@ CLIENTS_MOST = 512
 Note = tuple[Sequence[Session], int, int, int, int, int, bool, DecodeOutcome]
 
 
+class Verified(NamedTuple):
+    """The drafts of one decode call: each with how many of its tokens had rows, and how many of those were accepted."""
+
+    note: Note
+    n_kv: int  # KV cells that the streams' own rows read
+    drafts: Sequence[tuple[Draft, int, int]]
+
+
 class Accounting:
     """Owned by Calls. `client_ns`: engine time by fairness account, weighted towards recent time."""
 
     def __init__(self, meters: Meters) -> None:
         self.client_ns: dict[int, int] = {}
         self.notes: list[Note] = []
+        self.verified: list[Verified] = []
         self._meters = meters
         self._reports: list[CallReport] = []
         self._charged_ns = 0
@@ -49,6 +60,9 @@ class Accounting:
         """
         notes, self.notes = self.notes, []
         reports = [self._book(note, cost) for note in notes] + self._reports
+        verified, self.verified = self.verified, []
+        for each in verified:
+            self._book_drafts(each, cost)
         self._reports = []
         return tuple(reports)
 
@@ -68,6 +82,21 @@ class Accounting:
         return CallReport(
             phase, n_rows, n_kv + n_past, predicted, call_ns, 0, is_full, n_prompt if n_decoded else 0, mixed_ns
         )
+
+    def _book_drafts(self, verified: Verified, cost: CostModel) -> None:
+        """Divide the call's measured time as the cost model does: what it would have taken without drafts, and the rest
+        that their rows added. So a call that other programs disturbed costs drafts no more than its own share.
+        """
+        _, n_rows, n_kv, n_prompt, n_past, _, _, outcome = verified.note
+        n_drafts = sum(n for _, n, _ in verified.drafts)
+        n_streams = n_rows - n_prompt - n_drafts
+        with_drafts_ns, _ = cost.call_ns(n_streams + n_drafts, n_kv, n_prompt, n_past)
+        without_ns, _ = cost.call_ns(n_streams, verified.n_kv, n_prompt, n_past)
+        own_ns = outcome.call_ns * min(1.0, without_ns / max(1, with_drafts_ns))
+        token_ns, row_ns = own_ns / n_streams, (outcome.call_ns - own_ns) / n_drafts
+        for draft, n, n_accepted in verified.drafts:
+            for source, n_its, n_tokens in draft.by_source(n, n_accepted):
+                self._meters.on_saved(source, n_tokens * token_ns - n_its * row_ns)
 
     def _charge(self, sessions: Sequence[Session], ns: int) -> None:
         share = ns // len(sessions)

@@ -25,7 +25,7 @@ from uma_core.engine.api import (
     Sampler,
 )
 from uma_core.errors import ErrorCode, UmaError
-from uma_core.executor.accounting import Accounting
+from uma_core.executor.accounting import Accounting, Verified
 from uma_core.executor.meters import Meters
 from uma_core.executor.output import Output
 from uma_core.executor.ports import Ports
@@ -33,6 +33,7 @@ from uma_core.executor.prompt_progress import PromptProgress
 from uma_core.policy.cost.model import CostModel
 from uma_core.policy.plan import Plan, PlanItem
 from uma_core.policy.state import CallReport
+from uma_core.session.draft import Draft
 from uma_core.session.embedding import Embedding
 from uma_core.session.scoring import Scoring
 from uma_core.session.session import Session
@@ -243,6 +244,7 @@ class Calls:
     def _advance(self, items: Items, rows: list[Session], tokens: Sequence[int], now: int) -> None:
         known = {session.sid for session in rows if session.is_rereading}  # their next token was sent before
         drafted = [pair for pair in items if pair[0].phase is Phase.DECODE and pair[0].n_tokens > 1]
+        n_draft_kv = sum((item.n_tokens - 1) * (session.n_past + 1) for item, session in drafted)
         for item, session in items:
             session.n_full = 0
             if drafted and (item, session) in drafted:
@@ -259,7 +261,9 @@ class Calls:
                     self._cache.grew(session)
                 self._prompt_progress.on_progress(session)
         if drafted:
-            self._verify(rows, tokens, {session.sid: item.n_tokens for item, session in drafted}, known, now)
+            drafts = self._verify(rows, tokens, {session.sid: item.n_tokens for item, session in drafted}, known, now)
+            accounting = self.accounting
+            accounting.verified.append(Verified(accounting.notes[-1], self._n_kv - n_draft_kv, drafts))
             return
         for session, token in zip(rows, tokens, strict=True):
             if session.sid not in known:
@@ -267,23 +271,28 @@ class Calls:
 
     def _verify(
         self, rows: list[Session], tokens: Sequence[TokenId], n_rows: dict[int, int], known: set[int], now: int
-    ) -> None:
-        """Hand out the tokens that were drawn, those of drafts up to the first wrong one.
+    ) -> list[tuple[Draft, int, int]]:
+        """Hand out the tokens that were drawn, those of drafts up to the first wrong one. Returns each draft with the
+        numbers of its verified and accepted tokens.
 
         `n_rows`: the number of rows of each session with drafts.
         """
         row = 0
+        drafts: list[tuple[Draft, int, int]] = []
         while row < len(rows):
             session = rows[row]
             n = n_rows.get(session.sid, 0)
             if n:
-                self._accept(session, tokens[row : row + n], row, now)
+                n_accepted = self._accept(session, tokens[row : row + n], row, now)
+                drafts.append((session.draft, n - 1, n_accepted))
+                self._meters.on_drafts(*drafts[-1])
             elif session.sid not in known:
                 self._output.deliver(session, tokens[row], now)
             row += n or 1
+        return drafts
 
-    def _accept(self, session: Session, tokens: Sequence[TokenId], first_row: int, now: int) -> None:
-        """Hand out one session's tokens up to its first wrong draft.
+    def _accept(self, session: Session, tokens: Sequence[TokenId], first_row: int, now: int) -> int:
+        """Hand out one session's tokens up to its first wrong draft. Returns how many drafts were accepted.
 
         `tokens`: drawn for the session's own row and its drafts' rows; NOT_DRAWN for rows after a wrong draft, and for
         rows whose token is drawn here.
@@ -307,7 +316,7 @@ class Calls:
         if session.phase is not Phase.DONE and session.n_unverified:
             self._engine.kv_truncate(session.seq_id, session.n_past)
             session.n_unverified = 0
-        self._meters.on_drafts(session.draft, len(drafts), n_accepted)
+        return n_accepted
 
     def _recover(self, items: Items, status: DecodeStatus, now: int) -> None:
         """Restore a known state after a call that failed. After FULL nothing changed. Otherwise some ubatches may have

@@ -335,9 +335,11 @@ class Executor:
         """Let the draft model draft. Its tokens are verified in the next tick."""
         self.calls.t_returned_ns = 0  # what follows is not overhead between two decode calls
         self.calls.announce()
-        until = self._clock.now_ns() + plan.drafting_ns
+        begin = self._clock.now_ns()
+        until = begin + plan.drafting_ns
         for sid, n_tokens in plan.drafting:
             speculator.run_model(sid, n_tokens, until - self._clock.now_ns())
+        self.meters.on_saved("draft", begin - self._clock.now_ns())
 
     def _admit(self, plan: Plan) -> None:
         now = self._clock.now_ns()

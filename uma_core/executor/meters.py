@@ -38,6 +38,7 @@ class Meters:
         self.accepted_drafts = {
             source: registry.counter(m.ACCEPTED_DRAFTS, source=source) for source in m.DRAFTED.labels["source"]
         }
+        self.drafts_saved = {source: registry.gauge(m.DRAFTS_SAVED, source=source) for source in self.drafted}
         self.piece = registry.histogram(m.PREFILL_PIECE)
         self.sampling = registry.gauge(m.SAMPLING_LAST)
         self.to_chunk = registry.gauge(m.LOGITS_TO_CHUNK)
@@ -112,14 +113,16 @@ class Meters:
         if predicted_ns > 0:
             self.prediction.observe(abs(measured_ns / predicted_ns - 1.0))
 
-    def on_drafts(self, draft: Draft, n_drafted: int, n_accepted: int) -> None:
+    def on_drafts(self, draft: Draft, n_verified: int, n_accepted: int) -> None:
         """Count the first tokens of a session's draft, which a step has verified."""
-        n_forced = min(draft.n_forced, n_drafted)
-        n_forced_accepted = min(n_forced, n_accepted)
-        self.drafted["forced"].add(n_forced)
-        self.accepted_drafts["forced"].add(n_forced_accepted)
-        self.drafted[draft.source].add(n_drafted - n_forced)
-        self.accepted_drafts[draft.source].add(n_accepted - n_forced_accepted)
+        for source, n_rows, n_tokens in draft.by_source(n_verified, n_accepted):
+            self.drafted[source].add(n_rows)
+            self.accepted_drafts[source].add(n_tokens)
+
+    def on_saved(self, source: str, ns: float) -> None:
+        """Count engine time that drafts saved; negative: time that they or the draft model took."""
+        saved = self.drafts_saved[source]
+        saved.set(saved.value + ns)
 
     def on_tick(self, ns: int, budget_ns: int) -> None:
         self.ticks.add()

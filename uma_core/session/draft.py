@@ -24,5 +24,14 @@ class Draft(NamedTuple):
     agreement: tuple[Agreement, ...] = ()  # one per token that came from a lookup
     n_forced: int = 0  # the first so many `tokens` are forced by a grammar or by the end of a thought
 
+    def by_source(self, n_verified: int, n_accepted: int) -> tuple[tuple[str, int, int], ...]:
+        """Divide its first `n_verified` tokens, of which `n_accepted` were accepted, among its sources."""
+        n_forced = min(self.n_forced, n_verified)
+        n_forced_accepted = min(n_forced, n_accepted)
+        return (
+            ("forced", n_forced, n_forced_accepted),
+            (self.source, n_verified - n_forced, n_accepted - n_forced_accepted),
+        )
+
 
 NO_DRAFT = Draft()

@@ -62,7 +62,7 @@ def status(replies: Replies) -> Event:
     first = content_of(replies[0][1])
     all_of = [reply for _, reply in replies]
     merged = {**first, "state": best_state(replies), "units": {unit.name: content_of(reply) for unit, reply in replies}}
-    for name in ("lanes", "sessions", "kv", "memory"):
+    for name in ("lanes", "sessions", "kv", "memory", "speculation"):
         parts = [reply[name] for reply in all_of if isinstance(reply.get(name), dict)]
         if parts:
             merged[name] = _summed(parts)
