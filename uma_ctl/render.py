@@ -312,8 +312,14 @@ def _waits_for(session: Fields) -> str:
     if not units.is_number(position):
         return units.NOTHING
     other = session.get("waits_for")
-    reason = f"the end of {units.text(other)}" if other is not None else "its turn"
+    reason = f"the end of {units.text(other)}{_of_conn(session)}" if other is not None else "its turn"
     return joined(reason, f"place {position + 1:g}", f"about {units.ms(wait)}" if wait else "")
+
+
+def _of_conn(session: Fields) -> str:
+    """Return the connection of the request that is waited for: each `uma-ctl generate` calls its request `r1`."""
+    conn = session.get("waits_for_conn")
+    return f" (conn {units.text(conn)})" if conn is not None else ""
 
 
 def metrics(fields: Fields) -> str:

@@ -143,7 +143,8 @@ def produced(value: dict, prefix: str = "") -> set[str]:
 
 
 def test_status_has_the_documented_fields_and_no_others(socket_path, cli):
-    assert cli("--prompt", "Hello", "--max-tokens", "8").returncode == 0  # the latencies exist only after an answer
+    # the latencies exist only after an answer, and a verdict on them after twenty gaps
+    assert cli("--prompt", "Hello", "--max-tokens", "40", "--ignore-eos").returncode == 0
     with Client(socket_path) as client:
         status = fields_of(client.call("status"))
     assert produced(status) == documented("The status dict") - {"drain", "http", "load_share"}
@@ -160,9 +161,12 @@ def test_sessions_have_the_documented_fields(socket_path, start):
     (session,) = sessions
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
-    assert set(session) == documented("The sessions list") - {"queue_position", "wait_ms", "waits_for"}, (
-        "those are of queued requests"
-    )
+    assert set(session) == documented("The sessions list") - {
+        "queue_position",
+        "wait_ms",
+        "waits_for",
+        "waits_for_conn",
+    }, "those are of queued and parked requests"
     assert session["pid"] == process.pid
 
 

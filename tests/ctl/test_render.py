@@ -179,6 +179,7 @@ def test_json_says_the_same_without_control_characters(text):
                 "queue_position",
                 "wait_ms",
                 "waits_for",
+                "waits_for_conn",
             ]
         ),
         values,
@@ -193,6 +194,7 @@ def test_any_session_can_be_listed(fields):
     [
         ({"phase": "decode"}, "-"),
         ({"queue_position": 2, "wait_ms": 1500.0, "waits_for": "req_a"}, "the end of req_a, place 3, about 1.50 s"),
+        ({"queue_position": 0, "waits_for": "r1", "waits_for_conn": 7}, "the end of r1 (conn 7), place 1"),
         ({"queue_position": 0, "wait_ms": 0.0, "waits_for": None}, "its turn, place 1"),
         ({"phase": "decode", "is_held": True}, "its client, which reads too slowly"),
     ],

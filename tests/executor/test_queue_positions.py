@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.executor.rig import Rig
 from uma_core.engine.fake.engine import FakeModel
 from uma_core.executor import view
@@ -104,6 +106,21 @@ def test_the_sessions_list_says_who_waits_for_whom():
     assert 0 < rows["next"]["wait_ms"] < rows["last"]["wait_ms"]
     rig.run()
     assert view.sessions(rig.executor, rig.clock.now_ns()) == []
+
+
+def test_a_request_that_gave_its_sequence_to_a_chat_says_whose_end_it_waits_for():
+    rig = Rig(ONE)
+    rig.submit("work", max_tokens=800, priority=Priority.BACKGROUND)
+    for _ in range(5):
+        rig.tick()
+    rig.submit("chat", conn_id=7, max_tokens=400)
+    rows: dict[str, dict[str, Any]] = {}
+    while rows.get("work", {}).get("phase") != "parked" or rows["chat"]["sequence"] is None:
+        rig.tick()
+        rows = {row["request_id"]: row for row in view.sessions(rig.executor, rig.clock.now_ns())}
+    work = rows["work"]
+    assert (work["queue_position"], work["waits_for"], work["waits_for_conn"]) == (0, "chat", 7)
+    assert work["wait_ms"] > 0 and "waits_for" not in rows["chat"]
 
 
 def test_whoever_comes_later_waits_for_the_one_that_runs():

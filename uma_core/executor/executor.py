@@ -468,9 +468,9 @@ class Executor:
         return reply
 
     def queue(self) -> dict[int, Standing]:
-        """Return the places of the requests that waited in the last tick, by sid."""
+        """Return the places of the requests that waited for a sequence in the last tick, by sid."""
         state = self._last_state
-        if state is None or not any(self.table.n_queued.values()):
+        if state is None or all(session.seq_id >= 0 for session in self.table):
             return {}
         return standings(state, self.last_plan, self.table.mean_answer)
 

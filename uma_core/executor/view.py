@@ -156,11 +156,11 @@ def _bmt(executor: Executor) -> dict[str, Any]:
 def sessions(executor: Executor, now_ns: int) -> list[dict[str, Any]]:
     """One row per request, for the `sessions` operation. On the compute thread."""
     queue = executor.queue()
-    ids = {s.sid: s.id for s in executor.table} if queue else {}
-    return [_row(s, queue.get(s.sid), ids, now_ns) for s in executor.table]
+    by_sid = {s.sid: s for s in executor.table} if queue else {}
+    return [_row(s, queue.get(s.sid), by_sid, now_ns) for s in executor.table]
 
 
-def _row(s: Session, standing: Standing | None, ids: dict[int, str], now_ns: int) -> dict[str, Any]:
+def _row(s: Session, standing: Standing | None, by_sid: dict[int, Session], now_ns: int) -> dict[str, Any]:
     row: dict[str, Any] = {
         "conn": s.conn_id,
         "request_id": s.id,
@@ -184,11 +184,13 @@ def _row(s: Session, standing: Standing | None, ids: dict[int, str], now_ns: int
         "lora": [{"id": name, "scale": scale} for name, scale in s.adapters],
         "metadata": s.request.metadata,
     }
-    if standing is not None and s.phase is Phase.QUEUED:
+    if standing is not None and s.phase in (Phase.QUEUED, Phase.PARKED):
+        other = by_sid.get(standing.behind)
         row |= {
             "queue_position": standing.position,
             "wait_ms": round(standing.wait_ns / 1e6, 1),
-            "waits_for": ids.get(standing.behind),
+            "waits_for": other.id if other is not None else None,
+            "waits_for_conn": other.conn_id if other is not None else None,
         }
     return row
 

@@ -318,7 +318,12 @@ function drawWaits(now) {
         r.waits_for ? span(r.wait_ms) : "",
       );
     else if (r.phase === "queued") line("its prompt", "it is being tokenised");
-    else if (r.phase === "parked") line("room", "its KV cells were given to more urgent work");
+    else if (r.phase === "parked")
+      line(
+        r.waits_for ? short(r.waits_for) : "room",
+        "its KV cells were given to more urgent work",
+        r.waits_for ? span(r.wait_ms) : "",
+      );
     else if (r.phase === "prefill" && guard?.holds_prompt && chats.length)
       line(
         named,
