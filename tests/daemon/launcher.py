@@ -168,11 +168,11 @@ class LeveredSocket:
         return self._inner.accept()
 
 
-def open_levered(options: Any, path: str = "", progress: Any = None, trial: Any = None) -> Levered:
+def open_levered(*args: Any) -> Levered:
     time.sleep(LEVERS.load_ms / 1e3)
     if LEVERS.load_errors:
         raise UmaError(ErrorCode[LEVERS.load_errors.popleft()], "a lever was pulled")
-    return Levered(open_engine(options, path, progress, trial))
+    return Levered(open_engine(*args))
 
 
 def signal_pressure() -> None:

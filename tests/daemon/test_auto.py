@@ -34,13 +34,27 @@ def test_a_first_start_compares_a_reload_does_not_and_a_later_start_remembers(se
     assert measured
     assert first.generate("The shell is", max_tokens=8)[-1]["reason"] == "length"
     assert first.ask("reload", model=str(TINY))["event"] == "reply"
-    assert "not compared yet" in note_of(first)
+    assert re.match(rf"engine auto took {measured[1]}: .*next start with this model compares them", note_of(first))
     assert first.log.count(COMPARED) == 1
     assert first.stop() == 0
     second = serve_model("--calibrate", "auto", model=DRAFT)
     is_calm = not measured[2]
     assert second.log.count(COMPARED) == (0 if is_calm else 1)
     assert note_of(second) == note or not is_calm
+
+
+def test_a_reload_with_other_options_keeps_the_engine_in_use(serve_model, folder):
+    config = folder / "config.yaml"
+    config.write_text("engine: {engine: graph, n_seq: 2}")
+    daemon = serve_model("--config", str(config), "--calibrate", "auto", model=DRAFT)
+    config.write_text("engine: {engine: auto, n_seq: 3}")
+    assert daemon.ask("reload")["event"] == "reply"
+    engine = daemon.status()["engine"]
+    assert (engine["engine"], engine["n_seq_max"]) == ("graph", 3)
+    assert "it was in use, and no comparison is stored" in note_of(daemon)
+    config.write_text("engine: {engine: auto, n_seq: 2, flash_attn: 'off'}")
+    assert daemon.ask("reload")["event"] == "reply"
+    assert "the graph engine does not support attention that is not fused" in note_of(daemon)
 
 
 def test_without_calibration_nothing_is_compared(serve_model):

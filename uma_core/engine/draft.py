@@ -92,15 +92,17 @@ def open_heads(options: EngineOptions, path: str, engine: Engine) -> Heads:
     return LlamaHeads(engine.info.model_path, options, engine)
 
 
-def estimate_with_draft(engine: EngineOptions, speculation: SpeculationOptions) -> MemoryUse:
+def estimate_with_draft(engine: EngineOptions, speculation: SpeculationOptions, in_use: str = "llama") -> MemoryUse:
     """Estimate the memory of the engine and of its draft model, if there is one, without allocating it.
+
+    `in_use`: as for `open_engine`.
 
     Raises as `check_draft` and `estimate_engine` do, and CONFIG_INVALID if the heads for `engine.mtp` are missing.
     """
     path = speculation.draft_model
     if path:  # first: the engine's own refusal of layers that a misfit would read misleads
         check_draft(engine, path)
-    need = estimate_engine(for_drafts(engine, speculation))
+    need = estimate_engine(for_drafts(engine, speculation), in_use=in_use)
     if not path and not engine.mtp:
         return need
     if engine.engine != "fake":

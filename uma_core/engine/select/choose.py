@@ -1,8 +1,8 @@
 """`--engine auto`: which engine computes a model, why, and where the choice is stored.
 
 Rules: the graph engine is chosen only if it understands the whole model and was measured faster on this machine, with
-these options. compare.py does the measuring. A model without a stored choice gets llama.cpp's engine, and a comparison
-is due.
+these options, or if a reload finds it in use. compare.py does the measuring. A model without a stored choice gets the
+engine in use, at a start llama.cpp's, and a comparison is due.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Choice(NamedTuple):
     is_due: bool = False  # the engines should be compared if possible; until then this choice holds
 
 
-def choose(header: Header, options: EngineOptions) -> Choice:
-    """Choose without loading the model."""
+def choose(header: Header, options: EngineOptions, in_use: str = "llama") -> Choice:
+    """Choose without loading the model. `in_use`: the engine to take where no comparison is stored."""
     missing = missing_in_graph(header, options)
     if missing:
         return Choice("llama", f"the graph engine does not support {missing}")
@@ -50,9 +50,8 @@ def choose(header: Header, options: EngineOptions) -> Choice:
     except (OSError, ValueError, KeyError) as error:
         if not isinstance(error, FileNotFoundError):
             log.warning("ignoring the stored comparison %s, which is not usable: %s", stored.name, error)
-        return Choice(
-            "llama", "the engines were not compared yet; the daemon's next start with this model compares them", True
-        )
+        why = "the engines were not compared yet" if in_use == "llama" else "it was in use, and no comparison is stored"
+        return Choice(in_use, f"{why}; the daemon's next start with this model compares them", True)
     return known._replace(is_due=options.calibrate == "force")
 
 

@@ -26,11 +26,16 @@ ONLY_DRAFT = {
 
 
 def open_engine(
-    options: EngineOptions, path: str = "", progress: Progress | None = None, trial: Trial | None = None
+    options: EngineOptions,
+    path: str = "",
+    progress: Progress | None = None,
+    trial: Trial | None = None,
+    in_use: str = "llama",
 ) -> Engine:
     """Load `path` (default: the configured model, else the embedded one). Blocks for seconds; releases the GIL.
 
-    With a `trial`, `auto` compares the engines if that is due. Without one it uses the current choice.
+    With a `trial`, `auto` compares the engines if that is due. Without one it uses the current choice, and `in_use`
+    where there is none.
 
     Raises: MODEL_LOAD_FAILED, ADAPTER_LOAD_FAILED, INSUFFICIENT_MEMORY, BINDINGS_MISMATCH, CONFIG_INVALID.
     """
@@ -42,7 +47,7 @@ def open_engine(
         return open_fake(options, path)
     from uma_core.engine.devices import missing_gpu
 
-    options, choice, note = _choose(options, path)
+    options, choice, note = _choose(options, path, in_use)
     engine = (
         _open_chosen(choice, options, path, progress, trial)
         if choice.reason
@@ -55,7 +60,7 @@ def open_engine(
     return engine
 
 
-def _choose(options: EngineOptions, path: str) -> tuple[EngineOptions, Choice, str]:
+def _choose(options: EngineOptions, path: str, in_use: str) -> tuple[EngineOptions, Choice, str]:
     """Choose the engine by the file's header, which is read once. Also returns the options as the model allows them,
     and a note about that.
 
@@ -71,7 +76,11 @@ def _choose(options: EngineOptions, path: str) -> tuple[EngineOptions, Choice, s
         if header.arch in ONLY_DRAFT:  # llama.cpp opens some, but alone they write nonsense
             raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{path}: {ONLY_DRAFT[header.arch]}", path=path)
         options, note = as_trained(options, header.n_ctx_trained)
-        return options, choose(header, options) if options.engine == "auto" else Choice(options.engine, ""), note
+        return (
+            options,
+            choose(header, options, in_use) if options.engine == "auto" else Choice(options.engine, ""),
+            note,
+        )
 
 
 def as_trained(options: EngineOptions, n_trained: int) -> tuple[EngineOptions, str]:
@@ -147,7 +156,7 @@ def _compared(
     return found.choice, found.engine
 
 
-def estimate_engine(options: EngineOptions, path: str = "") -> MemoryUse:
+def estimate_engine(options: EngineOptions, path: str = "", in_use: str = "llama") -> MemoryUse:
     """Estimate the memory of `open_engine` without allocating it. Also finds files that cannot be loaded. Blocks: reads
     the header.
 
@@ -159,7 +168,7 @@ def estimate_engine(options: EngineOptions, path: str = "") -> MemoryUse:
         from uma_core.engine.fake.open import estimate_fake
 
         return estimate_fake(options)
-    options, choice, _ = _choose(options, path)
+    options, choice, _ = _choose(options, path, in_use)
     return _estimate(choice.engine, options, path)
 
 

@@ -106,6 +106,7 @@ class Host:
         self.admission = AdmissionControl(limits_of(config), clock)
         self._recorders: tuple[Sink, ...] = ()
         self._is_given_up = False
+        self._in_use = "llama"  # the engine that a load takes where the two were not compared
         self._t_told_ns = 0  # when the progress of a load was last logged
         self._loop = loop
         self._compute = compute
@@ -195,7 +196,7 @@ class Host:
     # on the loader thread
 
     def _fit(self, config: Config) -> budget.Fit:
-        need = estimate_with_draft(config.engine, config.speculation)
+        need = estimate_with_draft(config.engine, config.speculation, self._in_use)
         live = [engine.memory() for engine in list(self._open)]
         held = MemoryUse(*map(sum, zip(*live, strict=True))) if live else None
         budget_bytes = config.engine.memory_budget_mb * budget.MIB
@@ -205,7 +206,7 @@ class Host:
         if not self._open:
             self._fit(config)
         options = for_drafts(config.engine, config.speculation)
-        engine = open_engine(options, "", self._on_progress, self._trial(config) if is_start else None)
+        engine = open_engine(options, "", self._on_progress, self._trial(config) if is_start else None, self._in_use)
         if is_start:
             budget.give_back()  # memory of an engine that was only opened for comparison
         drafter: Drafter | None = None
@@ -294,6 +295,8 @@ class Host:
             done(unexpected(failure))
             return
         self.engine, self.is_demo = executor.engine, is_demo
+        if executor.engine.info.engine in ("llama", "graph"):
+            self._in_use = executor.engine.info.engine
         for note in executor.engine.info.notes:
             log.info("%s", note)
         done(None)
