@@ -86,7 +86,7 @@ def measure(model: str, options: EngineOptions, depth: int, rounds: int) -> Foun
 
     try:
         for seq_id, n in enumerate(depths):
-            engine.pretend(seq_id, n)
+            engine.fake_context(seq_id, n)
         cases = [(n, False) for n in ROWS] + [(n, True) for n in CHUNKS]
         times: dict[tuple[int, bool], list[float]] = {case: [] for case in cases}
         for i in range(N_WARM + rounds):

@@ -118,7 +118,7 @@ class Bench:
             if case.kind == "shared" and seq_id and engine.info.engine == "graph":
                 _finish(engine.copy_prefix(0, seq_id, case.n_kv))
             elif not engine.info.capabilities.can_copy_prefix:
-                engine.pretend(seq_id, case.n_kv)
+                engine.fake_context(seq_id, case.n_kv)
             else:
                 _finish(engine.import_state(seq_id, blob, case.n_kv))
 

@@ -292,7 +292,7 @@ def _pieces(engine: Engine, tokens: np.ndarray) -> int:
         n_pieces += outcome.n_pieces
         is_done = outcome.status is PrefillStatus.DONE
         _step(engine, 2, 50)
-    _finish(engine.handover(1))
+    _finish(engine.publish_kv(1))
     return n_pieces
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from uma_gateway.cluster.router import PAGE, Ask, Choice, Knobs, Refusal, Router
+from uma_gateway.cluster.router import PAGE, Ask, Choice, Refusal, Router, RouterSettings
 
 NS = 1_000_000_000
 GROUP = "model"
@@ -161,7 +161,7 @@ class Simulation:
         `is_timed`: measure the router's processor time. Where a look at the clock is slow, that takes half of the time.
         """
         self.setup, self.policy, self.follow = setup, policy, follow
-        self.router = Router(Knobs(max_queued=1 << 30))
+        self.router = Router(RouterSettings(max_queued=1 << 30))
         self.nodes = [_SimNode(f"n{i}", setup) for i in range(setup.n_nodes)]
         self.by_name = {node.name: node for node in self.nodes}
         self.outcome = Outcome()

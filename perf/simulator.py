@@ -121,7 +121,7 @@ class SimEngine(FakeEngine):
         before = self.clock.now_ns()
         super().elapse(ns * self._slowdown(before) + self._stalled(ns))
         if before < self.next_arrival() <= self.clock.now_ns():
-            self.ring()
+            self.interrupt()
 
     def _slowdown(self, now: int) -> float:
         if self.machine.drift and now >= self._t_regime:
@@ -252,7 +252,7 @@ class Sim:
         )
 
     def tick(self) -> Plan:
-        self.engine.hush()
+        self.engine.clear_interrupt()
         self._arrive()
         is_repeated = self.n_repeats and self.clock.now_ns() < self.last_plan.t_repeat_ns
         if is_repeated and self.present() == self.planned_for:
@@ -391,7 +391,7 @@ class Sim:
             job.t_progress = self.clock.now_ns()
             job.pieces.append(self.clock.now_ns())
         if out.status is PrefillStatus.DONE:
-            move = self.engine.handover(job.seq)
+            move = self.engine.publish_kv(job.seq)
             job.is_moving = True
             token = self.engine.prefill_sample(job.seq, None) if item.want_logits else None
             job.chunk, job.fraction, n = 0, 0.0, item.n_tokens

@@ -61,6 +61,12 @@ def test_retired_words_stay_out() -> None:
 
 
 @pytest.mark.parametrize("package", ["uma_core", "uma_ctl", "uma_gateway"])
+def test_words_retired_everywhere_stay_out(package: str) -> None:
+    words = r"(talkers?|knobs?|hush|bells?|legs?|pretend(s|ed)?|hand_?over|admittance|books)"
+    assert lines_with(rf"(\b|_){words}(\b|_)", POLICY.parents[1] / package) == []
+
+
+@pytest.mark.parametrize("package", ["uma_core", "uma_ctl", "uma_gateway"])
 def test_a_priority_and_a_prefill_slot_are_called_so(package: str) -> None:
     """`lane` remains only where a field, a metric's label or an option has that name for its users."""
     names = r"auto_lane_tokens|lane_ceiling|prefill_lanes|_LANE\b|[\"'`{]lanes?[\"'`]|\blane=|lanes\.LANE"

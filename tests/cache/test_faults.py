@@ -44,10 +44,10 @@ def test_a_transfer_that_fails_after_its_answer_ended_ends_nobody_elses(
     w = world(n_seq_max=2, n_ctx=2 * 2048)
     w.submit("other", text(50, 5), max_tokens=200)
     until(w, lambda: len(w.texts.get("other", "")) > 3)
-    handover = w.engine.handover
+    publish_kv = w.engine.publish_kv
 
     def failing(seq_id: int) -> object:
-        transfer = handover(seq_id)
+        transfer = publish_kv(seq_id)
         monkeypatch.setattr(transfer, "step", fail)
         return transfer
 
@@ -55,7 +55,7 @@ def test_a_transfer_that_fails_after_its_answer_ended_ends_nobody_elses(
         raise UmaError(ErrorCode.DECODE_FAILED, "no memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(w.engine, "handover", failing)
+        patch.setattr(w.engine, "publish_kv", failing)
         w.submit("a", text(20), max_tokens=1, priority=priority)
         until(w, lambda: "a" in w.finals)
     w.run()

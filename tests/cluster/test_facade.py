@@ -18,7 +18,7 @@ from uma_gateway.cluster import cluster as cluster_module
 from uma_gateway.cluster.cluster import Cluster
 from uma_gateway.cluster.facade import ClusterDaemon, ClusterGateway
 from uma_gateway.cluster.link import TRIES_MOST
-from uma_gateway.cluster.router import Knobs
+from uma_gateway.cluster.router import RouterSettings
 from uma_gateway.cluster.transport import Unit, UnitLost
 from uma_gateway.config import Config
 from uma_gateway.errors import GatewayError, from_daemon
@@ -75,7 +75,7 @@ def test_a_question_waits_for_a_daemon_that_is_started_again(
 
     async def work() -> None:
         cluster = Cluster(transport, bytes(32))
-        cluster.router.knobs = replace(cluster.router.knobs, closed_ns=closed_ns)
+        cluster.router.settings = replace(cluster.router.settings, closed_ns=closed_ns)
         cluster.fingerprints["a"] = "f"
         monkeypatch.setattr(cluster.router, "is_open", lambda name: not next(looks) % n_looks)
         asking = ClusterDaemon(cluster, "m").call("props")
@@ -116,7 +116,7 @@ def test_a_question_goes_to_the_daemon_that_replaces_one_that_has_left(monkeypat
     monkeypatch.setattr(cluster_module, "UNITS_S", 0.01)
 
     async def work() -> None:
-        cluster = Cluster(Replaced(), bytes(32), Knobs(closed_ns=5_000_000_000))
+        cluster = Cluster(Replaced(), bytes(32), RouterSettings(closed_ns=5_000_000_000))
         reply = await ClusterDaemon(cluster, "m").compute("embed", "r", {"input": ["text"]})
         assert reply == {"content": "here"}
         await cluster.close()
@@ -233,7 +233,8 @@ def test_the_list_of_models_does_not_wait_for_a_daemon_that_is_away(n_known: int
     transport = Two()
 
     async def work() -> None:
-        cluster = Cluster(transport, bytes(32), Knobs(closed_ns=10**9))  # who waits for a daemon is refused soon
+        # who waits for a daemon is refused soon
+        cluster = Cluster(transport, bytes(32), RouterSettings(closed_ns=10**9))
         gateway = ClusterGateway(Config(), Keys("", ""), cluster, ["a", "b"], ["b"])
         while not all(cluster.router.is_open(name) for name in "ab"):
             await asyncio.sleep(0.01)

@@ -19,7 +19,7 @@ from tests.daemon.support import WAIT_S, DaemonProcess
 from uma_gateway.cluster.cluster import Cluster
 from uma_gateway.cluster.facade import ClusterDaemon
 from uma_gateway.cluster.local import LocalDaemon
-from uma_gateway.cluster.router import Knobs
+from uma_gateway.cluster.router import RouterSettings
 from uma_gateway.errors import GatewayError, from_daemon
 
 pytestmark = pytest.mark.daemon
@@ -52,11 +52,11 @@ class Answer:
 
 
 def on_cluster(
-    daemons: list[DaemonProcess], work: Callable[[Cluster, Sockets], Coroutine[Any, Any, Any]], **knobs: Any
+    daemons: list[DaemonProcess], work: Callable[[Cluster, Sockets], Coroutine[Any, Any, Any]], **settings: Any
 ) -> Any:
     async def run() -> Any:
         transport = Sockets({f"n{i}": LocalDaemon(daemon.path) for i, daemon in enumerate(daemons)})
-        cluster = Cluster(transport, KEY, Knobs(**knobs))
+        cluster = Cluster(transport, KEY, RouterSettings(**settings))
         cluster.start()
         while len(cluster.of_model("m")) < len(daemons):
             await asyncio.sleep(0.02)

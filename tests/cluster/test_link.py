@@ -19,7 +19,7 @@ from uma_core.types import thought_mark
 from uma_gateway.cluster import cluster as cluster_module
 from uma_gateway.cluster.cluster import Cluster
 from uma_gateway.cluster.link import TRIES_MOST, RoutedLink
-from uma_gateway.cluster.router import Ask, Choice, Knobs
+from uma_gateway.cluster.router import Ask, Choice, RouterSettings
 from uma_gateway.cluster.transport import Event, Unit, UnitLost
 from uma_gateway.errors import GatewayError
 
@@ -129,9 +129,9 @@ class Got:
         self.error: GatewayError | None = None
 
 
-def ask(transport: Scripted, is_resumable: bool = False, knobs: Knobs | None = None, **fields: Any) -> Got:
+def ask(transport: Scripted, is_resumable: bool = False, settings: RouterSettings | None = None, **fields: Any) -> Got:
     async def work() -> Got:
-        cluster = Cluster(transport, bytes(32), knobs)
+        cluster = Cluster(transport, bytes(32), settings)
         cluster.start()
         request = {"type": "generate", "prompt": "p", "max_tokens": N_TOKENS, **fields}
         link = RoutedLink(cluster, "m", request, "r", is_resumable)
@@ -249,7 +249,7 @@ def test_a_daemon_that_falls_silent_is_given_up_while_the_cluster_does_not_tell_
         return await (call(unit, operation, timeout_s, fields) if not transport.seen else asyncio.sleep(3600, {}))
 
     transport.units, transport.call = silent_units, silent_call  # type: ignore[method-assign]
-    assert ask(transport, knobs=Knobs(lost_ns=50_000_000)).ends == ["replica_lost"]
+    assert ask(transport, settings=RouterSettings(lost_ns=50_000_000)).ends == ["replica_lost"]
 
 
 def test_a_daemon_that_falls_silent_between_its_choice_and_the_request_is_given_up(
@@ -272,7 +272,7 @@ def test_a_daemon_that_falls_silent_between_its_choice_and_the_request_is_given_
 
     transport.call = silent_call  # type: ignore[method-assign]
     monkeypatch.setattr(Cluster, "submit", slow_submit)
-    assert ask(transport, knobs=Knobs(lost_ns=50_000_000, closed_ns=0)).ends == ["daemon_unavailable"]
+    assert ask(transport, settings=RouterSettings(lost_ns=50_000_000, closed_ns=0)).ends == ["daemon_unavailable"]
 
 
 def test_an_answer_is_continued_after_what_was_sent_of_it() -> None:
@@ -289,7 +289,7 @@ def test_an_answer_that_is_continued_waits_behind_no_request_that_has_not_begun(
     transport = Scripted(1, 1)
 
     async def work() -> None:
-        one_place = Knobs(slack=-0.75, warm_slack=-0.75)
+        one_place = RouterSettings(slack=-0.75, warm_slack=-0.75)
         cluster = Cluster(transport, bytes(32), one_place)
         stream = transport.stream
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from uma_gateway.cluster.router import PAGE, Ask, Choice, Knobs, Refusal, Router
+from uma_gateway.cluster.router import PAGE, Ask, Choice, Refusal, Router, RouterSettings
 
 S = 1_000_000_000
 PROMPT = tuple(range(100, 116))  # 16 pages
@@ -36,8 +36,8 @@ def ask(name: str = "r", pages: tuple[int, ...] = PROMPT, account: str = "a", pr
     return Ask(name, account, priority, "m", pages, len(pages) * PAGE + 1, **fields)
 
 
-def routers(*digests: dict[str, Any], knobs: Knobs | None = None, now: int = S) -> Router:
-    router = Router(knobs)
+def routers(*digests: dict[str, Any], settings: RouterSettings | None = None, now: int = S) -> Router:
+    router = Router(settings)
     for i, each in enumerate(digests):
         router.add(f"n{i}", "m")
         router.heard(f"n{i}", each, now)
@@ -152,14 +152,14 @@ def test_a_daemon_whose_answer_came_late_has_not_been_silent_since_it_was_asked(
 
 def test_a_daemon_that_lost_a_request_gets_it_again_only_when_no_other_has_room() -> None:
     """It may be back and idle, while the others have as much as they take."""
-    router = routers(digest(PROMPT), digest(n_seq_max=1), knobs=Knobs(slack=0.0, warm_slack=0.0))
+    router = routers(digest(PROMPT), digest(n_seq_max=1), settings=RouterSettings(slack=0.0, warm_slack=0.0))
     lost = frozenset({"n0"})
     assert node_of(router, ask(lost=lost)) == "n1"
     assert node_of(router, ask("s", lost=lost)) == "n0"
 
 
 def test_a_daemon_that_refused_a_request_gets_it_again_only_when_no_other_is_open() -> None:
-    router = routers(digest(PROMPT), digest(n_seq_max=1), knobs=Knobs(slack=0.0, warm_slack=0.0))
+    router = routers(digest(PROMPT), digest(n_seq_max=1), settings=RouterSettings(slack=0.0, warm_slack=0.0))
     avoid = frozenset({"n0"})
     assert node_of(router, ask(avoid=avoid)) == "n1"
     assert router.offer(ask("s", avoid=avoid), S) is None, "it waits for the other one to have room"
@@ -182,7 +182,7 @@ def test_requests_wait_for_daemons_to_come_back_but_not_for_ever() -> None:
 
 def test_a_full_cluster_needs_no_more_memory_the_longer_it_is_full() -> None:
     """A request that is popped and put back keeps its only deadline."""
-    router = routers(digest(n_seq_max=1), knobs=Knobs(slack=0.0))
+    router = routers(digest(n_seq_max=1), settings=RouterSettings(slack=0.0))
     assert router.offer(ask("r", ()), S) is not None
     for i in range(100):
         assert router.offer(ask(f"w{i}", (i,), deadline_ns=1000 * S), S) is None
@@ -232,7 +232,7 @@ def test_models_do_not_mix() -> None:
 
 
 def test_what_finds_no_room_waits_and_goes_when_there_is_some() -> None:
-    router = routers(digest(n_seq_max=1), knobs=Knobs(slack=0.0, warm_slack=0.0))
+    router = routers(digest(n_seq_max=1), settings=RouterSettings(slack=0.0, warm_slack=0.0))
     node_of(router, ask("r0"))
     assert router.offer(ask("r1"), S) is None
     assert list(router.ready(S)) == []
@@ -243,7 +243,7 @@ def test_what_finds_no_room_waits_and_goes_when_there_is_some() -> None:
 
 
 def test_a_full_queue_refuses_with_a_time_to_come_back() -> None:
-    router = routers(digest(n_seq_max=1), knobs=Knobs(slack=0.0, warm_slack=0.0, max_queued=2))
+    router = routers(digest(n_seq_max=1), settings=RouterSettings(slack=0.0, warm_slack=0.0, max_queued=2))
     node_of(router, ask("r"))
     assert [router.offer(ask(f"w{i}"), S) for i in range(2)] == [None, None]
     refusal = router.offer(ask("w2"), S)
@@ -252,7 +252,7 @@ def test_a_full_queue_refuses_with_a_time_to_come_back() -> None:
 
 def test_what_a_daemon_had_goes_before_what_none_has_had() -> None:
     """Its client has waited already, and may have read a part of the answer. It is not refused either."""
-    router = routers(digest(n_seq_max=1), knobs=Knobs(slack=0.0, warm_slack=0.0, max_queued=2))
+    router = routers(digest(n_seq_max=1), settings=RouterSettings(slack=0.0, warm_slack=0.0, max_queued=2))
     node_of(router, ask("r"))
     assert [router.offer(ask(f"w{i}"), S) for i in range(2)] == [None, None]
     assert router.offer(ask("again", has_waited=True), S) is None
@@ -262,7 +262,7 @@ def test_what_a_daemon_had_goes_before_what_none_has_had() -> None:
 
 
 def test_who_waits_past_its_deadline_is_told() -> None:
-    router = routers(digest(n_seq_max=1), knobs=Knobs(slack=0.0, warm_slack=0.0))
+    router = routers(digest(n_seq_max=1), settings=RouterSettings(slack=0.0, warm_slack=0.0))
     node_of(router, ask("r"))
     router.offer(ask("late", deadline_ns=5 * S), S)
     router.offer(ask("patient", deadline_ns=50 * S), S)
@@ -271,7 +271,7 @@ def test_who_waits_past_its_deadline_is_told() -> None:
 
 
 def test_a_flood_of_one_account_keeps_nobody_else_out() -> None:
-    router = routers(*[digest(n_seq_max=2) for _ in range(4)], knobs=Knobs(slack=0.0, warm_slack=0.0))
+    router = routers(*[digest(n_seq_max=2) for _ in range(4)], settings=RouterSettings(slack=0.0, warm_slack=0.0))
     flood = [ask(f"f{i}", (5000 + i,), "flood") for i in range(200)]
     for request in flood:
         router.offer(request, S)
@@ -291,7 +291,7 @@ def test_accounts_share_by_what_they_use_over_all_daemons() -> None:
     """
     router = routers(
         *[digest(n_seq_max=1) for _ in range(2)],
-        knobs=Knobs(slack=0.0, warm_slack=0.0, max_queued=10_000, lost_ns=10**15),
+        settings=RouterSettings(slack=0.0, warm_slack=0.0, max_queued=10_000, lost_ns=10**15),
     )
     used = {"long": 0, "short": 0}
     lasts = {"long": 8 * S, "short": 2 * S}
@@ -316,7 +316,7 @@ def test_accounts_share_by_what_they_use_over_all_daemons() -> None:
 
 
 def test_background_work_waits_for_interactive_work_and_never_keeps_it_out() -> None:
-    router = routers(digest(n_seq_max=2), knobs=Knobs(slack=0.0, warm_slack=0.0))
+    router = routers(digest(n_seq_max=2), settings=RouterSettings(slack=0.0, warm_slack=0.0))
     for i in range(4):
         router.offer(ask(f"b{i}", (), priority=1), S)
     assert node_of(router, ask("i0", ())) == "n0"
@@ -328,7 +328,7 @@ def test_background_work_waits_for_interactive_work_and_never_keeps_it_out() -> 
 
 
 def test_positions_are_told_in_the_order_in_which_requests_go() -> None:
-    router = routers(digest(n_seq_max=1), knobs=Knobs(slack=0.0, warm_slack=0.0))
+    router = routers(digest(n_seq_max=1), settings=RouterSettings(slack=0.0, warm_slack=0.0))
     node_of(router, ask("r", account="a"))
     for name, account in (("a1", "a"), ("a2", "a"), ("b1", "b"), ("b2", "b")):
         router.offer(ask(name, account=account), S)
@@ -341,7 +341,7 @@ def test_positions_are_told_in_the_order_in_which_requests_go() -> None:
 @pytest.mark.parametrize("slack", [0.0, 1.0, 3.0])
 def test_the_wait_that_is_told_is_the_wait_that_comes(slack: float) -> None:
     """One daemon answers two requests at once, a second each. A second daemon has fallen silent."""
-    router = routers(digest(n_seq_max=2), digest(n_seq_max=2), knobs=Knobs(slack=slack, warm_slack=0.0))
+    router = routers(digest(n_seq_max=2), digest(n_seq_max=2), settings=RouterSettings(slack=slack, warm_slack=0.0))
     told, placed = {}, {}
     has: list[str] = []  # in order of arrival
     for second in range(12, 120):
@@ -368,7 +368,7 @@ def test_the_wait_that_is_told_is_the_wait_that_comes(slack: float) -> None:
 
 
 def test_who_is_nearer_its_turn_is_told_a_shorter_wait() -> None:
-    router = routers(digest(n_seq_max=1), knobs=Knobs(slack=0.0, warm_slack=0.0))
+    router = routers(digest(n_seq_max=1), settings=RouterSettings(slack=0.0, warm_slack=0.0))
     node_of(router, ask("r"))
     for name, priority in (("i0", 0), ("i1", 0), ("b0", 1)):
         assert router.offer(ask(name, priority=priority), S) is None
@@ -386,7 +386,7 @@ def test_nothing_is_lost_or_answered_twice(script: list[tuple[str, int, int]]) -
     """Whatever happens in whatever order, a request either waits, is with a daemon that exists, or has been given
     back.
     """
-    router, now, n = Router(Knobs(slack=0.5, max_queued=6)), S, 0
+    router, now, n = Router(RouterSettings(slack=0.5, max_queued=6)), S, 0
     waiting: set[str] = set()
     placed: dict[str, str] = {}
     nodes: set[str] = set()
@@ -444,7 +444,7 @@ def test_many_daemons_with_the_same_beginning(n_nodes: int) -> None:
 
 
 def test_in_a_full_cluster_a_cached_prompt_still_goes_where_it_is_cached() -> None:
-    router = routers(digest(PROMPT, n_seq_max=1), digest(n_seq_max=1), knobs=Knobs(slack=0.0))
+    router = routers(digest(PROMPT, n_seq_max=1), digest(n_seq_max=1), settings=RouterSettings(slack=0.0))
     for i in range(2):
         assert isinstance(router.offer(ask(f"r{i}", ()), S), Choice)
     assert router.offer(ask("cold", (7, 8, 9)), S) is None

@@ -54,7 +54,7 @@ def read_sliced(
             between()
         if is_last:
             token = engine.prefill_sample(seq_id, None)
-        finish(engine.handover(seq_id))
+        finish(engine.publish_kv(seq_id))
     return token
 
 

@@ -87,7 +87,7 @@ class World:
 
     def happen(self) -> None:
         engine, seq = self.engine, self.chance.randrange(N_SEQ)
-        what = self.chance.choice(["subset", "truncate", "read", "copy", "export", "ring", "lengths", "settle"])
+        what = self.chance.choice(["subset", "truncate", "read", "copy", "export", "interrupt", "lengths", "settle"])
         if what == "subset":
             self.step(sorted(self.chance.sample(range(N_SEQ), 2)), self.chance.random() < 0.5)
         elif what == "truncate":
@@ -104,8 +104,8 @@ class World:
             self.tokens[other], self.lengths[other] = self.tokens[seq], self.lengths[seq]
         elif what == "export":
             finish(engine.export_state(seq, self.lengths[seq]))
-        elif what == "ring":
-            engine.ring()
+        elif what == "interrupt":
+            engine.interrupt()
         elif what == "settle":
             engine.settle()
         else:
@@ -115,7 +115,7 @@ class World:
     def run(self, n: int) -> list[Any]:
         self.lengths = [self.engine.kv_len(i) for i in range(N_SEQ)]
         for _ in range(n):
-            self.engine.hush()
+            self.engine.clear_interrupt()
             self.go_on(self.chance.randrange(1, 12))
             self.happen()
         return self.said
@@ -132,10 +132,10 @@ def test_any_history_gives_the_same_tokens(pair: tuple[Engine, Engine], seed: in
 def test_nothing_is_begun_after_something_has_happened(pair: tuple[Engine, Engine]) -> None:
     world = World(pair[1], 1)
     world.lengths = [pair[1].kv_len(i) for i in range(N_SEQ)]
-    pair[1].ring()
+    pair[1].interrupt()
     world.go_on(3)
     assert world.n_begun == 0
-    pair[1].hush()
+    pair[1].clear_interrupt()
     world.go_on(3)
     assert world.n_begun > 0
 
@@ -143,7 +143,7 @@ def test_nothing_is_begun_after_something_has_happened(pair: tuple[Engine, Engin
 def test_nothing_is_begun_beyond_the_context(pair: tuple[Engine, Engine]) -> None:
     engine = pair[1]
     empty(engine)
-    engine.hush()
+    engine.clear_interrupt()
     n = engine.info.n_ctx_seq
     token = read(engine, 0, tokens_of(engine, n - 3))
     batch = Batch(4)

@@ -83,9 +83,9 @@ def test_a_paused_chunk_can_be_given_up(clean: Engine) -> None:
 @on_sliced
 def test_a_ring_ends_a_run_early(clean: Engine) -> None:
     clean.prefill_open(0, tokens_of(clean, 256), False)
-    clean.ring()
+    clean.interrupt()
     assert clean.prefill_run(0, FOREVER, 1, 1).fraction < 1.0
-    clean.hush()
+    clean.clear_interrupt()
     assert clean.prefill_run(0, FOREVER, 1, 1).fraction == 1.0
 
 
@@ -174,9 +174,9 @@ def test_an_import_given_up_leaves_nothing(clean: Engine) -> None:
 
 def test_no_room_is_soft_and_changes_nothing(clean: Engine) -> None:
     n = clean.info.n_ctx_seq
-    clean.pretend(0, n - 3)
+    clean.fake_context(0, n - 3)
     if clean.info.is_unified:
-        clean.pretend(1, clean.info.n_ctx - n)  # the rest of the pool
+        clean.fake_context(1, clean.info.n_ctx - n)  # the rest of the pool
     batch = Batch(8)
     batch.extend(tokens_of(clean, 5), n - 3, 0, True)
     assert clean.decode(batch, [None]).status is DecodeStatus.FULL

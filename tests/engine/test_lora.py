@@ -186,7 +186,7 @@ def test_a_paused_prompt_keeps_its_adapters_while_others_compute(
             step(engine, [(0, said[-1])])
     for seq_id, n, adapters in ((1, 200, TWO), (2, 150, BOTH)):
         assert distance(engine.prefill_logits(seq_id), plain.logits(list(prompt[:n]), adapters)) < TOLERANCE
-        finish(engine.handover(seq_id))
+        finish(engine.publish_kv(seq_id))
         step(engine, [(seq_id, 40)])
         assert distance(engine.logits(0), plain.logits([*prompt[:n], 40], adapters)) < TOLERANCE
     step(engine, [(0, 99)])

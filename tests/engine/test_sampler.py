@@ -90,7 +90,7 @@ def test_a_prompts_last_row_obeys_the_mask_and_has_log_probabilities(clean: Engi
     assert found is not None and len(found.top) == 4
     if clean.info.engine != "fake":
         assert found.logprob == pytest.approx(row[token] - np.log(np.exp(row).sum()), abs=1e-4)
-    finish(clean.handover(0))
+    finish(clean.publish_kv(0))
     sampler.close()
 
 

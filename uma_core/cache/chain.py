@@ -14,17 +14,17 @@ WAIT_MOST_NS = 2_000_000  # longest wait for the disk in one step, so that a new
 
 LOST = "the source sequence of the copy failed"
 
-Legs = Generator[Transfer, None, None]
+Steps = Generator[Transfer, None, None]
 
 
 class Chain:
-    """Steps the transfers that `legs` yields. Errors of a leg are thrown into `legs`, which decides how to go on."""
+    """Steps the transfers that `steps` yields. Errors of a step are thrown into `steps`, which decides how to go on."""
 
-    def __init__(self, legs: Legs, clock: Clock, n_bytes: int = 0) -> None:
+    def __init__(self, steps: Steps, clock: Clock, n_bytes: int = 0) -> None:
         self.n_bytes = n_bytes
-        self._legs = legs
+        self._steps = steps
         self._clock = clock
-        self._leg: Transfer | None = None
+        self._transfer: Transfer | None = None
         self._is_open = True
         self._advance(None)
 
@@ -33,9 +33,9 @@ class Chain:
         return not self._is_open
 
     def step(self, until_ns: int) -> bool:
-        while self._leg is not None:
+        while self._transfer is not None:
             try:
-                is_done = self._leg.step(until_ns)
+                is_done = self._transfer.step(until_ns)
             except UmaError as error:
                 self._advance(error)
                 continue
@@ -44,28 +44,28 @@ class Chain:
             self._advance(None)
             if self._clock.now_ns() >= until_ns:
                 break
-        return self._leg is None
+        return self._transfer is None
 
     def close(self) -> None:
-        """Undo unfinished work; `legs` gets GeneratorExit."""
+        """Undo unfinished work; `steps` gets GeneratorExit."""
         if self._is_open:
             self._is_open = False
-            if self._leg is not None:
-                self._leg.close()
-                self._leg = None
-            self._legs.close()
+            if self._transfer is not None:
+                self._transfer.close()
+                self._transfer = None
+            self._steps.close()
 
     def interrupt(self, error: UmaError) -> None:
-        """Stop the current leg with an error."""
-        if self._leg is not None:
+        """Stop the current step with an error."""
+        if self._transfer is not None:
             self._advance(error)
 
     def _advance(self, error: UmaError | None) -> None:
-        if self._leg is not None:
-            self._leg.close()
-            self._leg = None
+        if self._transfer is not None:
+            self._transfer.close()
+            self._transfer = None
         try:
-            self._leg = next(self._legs) if error is None else self._legs.throw(error)
+            self._transfer = next(self._steps) if error is None else self._steps.throw(error)
         except StopIteration:
             self._is_open = False
 
@@ -133,7 +133,7 @@ class CopyReader:
         if self._is_lost:
             raise UmaError(ErrorCode.STATE_RESTORE_FAILED, LOST)
 
-    def copying(self, transfer: Transfer) -> Legs:
+    def copying(self, transfer: Transfer) -> Steps:
         self._is_copying = True
         try:
             yield transfer

@@ -4,7 +4,7 @@ shutdown.
 
 from __future__ import annotations
 
-from uma_core.cache.chain import Chain, Legs
+from uma_core.cache.chain import Chain, Steps
 from uma_core.cache.holding import Holding
 from uma_core.cache.manager import PrefixCache
 from uma_core.cache.segment import segments_of
@@ -59,7 +59,7 @@ class Housekeeper:
             key=lambda pair: (pair[0], pair[1].seq_id),
         )
 
-    def _leave(self, holding: Holding) -> Legs:
+    def _leave(self, holding: Holding) -> Steps:
         """Save a sequence to RAM or disk and empty it, if that evicts nothing else."""
         cache = self._cache
         end = holding.end

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from uma_core.cache.chain import Chain, Legs
+from uma_core.cache.chain import Chain, Steps
 from uma_core.cache.holding import Holding
 from uma_core.clock import Clock
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 class Leaving:
     """The sequences that leave, in order. The first one is being saved."""
 
-    def __init__(self, save: Callable[[Holding], Legs], dismiss: Callable[[Holding], None], clock: Clock) -> None:
+    def __init__(self, save: Callable[[Holding], Steps], dismiss: Callable[[Holding], None], clock: Clock) -> None:
         self._save = save
         self._dismiss = dismiss
         self._clock = clock
@@ -53,10 +53,10 @@ class Leaving:
         return not self._queue
 
     def _start(self) -> None:
-        chain = Chain(self._legs(), self._clock)
+        chain = Chain(self._steps(), self._clock)
         self._chain = None if chain.is_done else chain
 
-    def _legs(self) -> Legs:
+    def _steps(self) -> Steps:
         while self._queue:
             holding = self._queue[0]
             try:

@@ -15,7 +15,7 @@ import hashlib
 import logging
 from collections.abc import Callable
 
-from uma_core.cache.chain import Chain, CopyReader, Legs, Readers, Room
+from uma_core.cache.chain import Chain, CopyReader, Readers, Room, Steps
 from uma_core.cache.finder import DISK, RAM, RESIDENT, TIERS, Finder, Piece
 from uma_core.cache.holding import Holding
 from uma_core.cache.leaving import Emptied, Leaving
@@ -204,14 +204,14 @@ class PrefixCache:
         path, n = tree.walk(session.prompt, _n_usable(session)) if want_restore else ([], 0)
         at = session.n_past if is_own else self.finder.in_place(holding, tree, path, n)
         pieces = self.finder.route(path, n, at, holding.seq_id) if want_restore else []
-        legs = self._legs(session, holding, at, pieces, path[-1] if pieces else None)
-        chain = Chain(legs, self.clock, sum(p.end - p.start for p in pieces) * self.finder.cell_bytes)
+        steps = self._steps(session, holding, at, pieces, path[-1] if pieces else None)
+        chain = Chain(steps, self.clock, sum(p.end - p.start for p in pieces) * self.finder.cell_bytes)
         if not chain.is_done:
             self._chains[holding.seq_id] = chain
             session.transfer = chain
             session.touch()
 
-    def _legs(self, session: Session, holding: Holding, at: int, pieces: list[Piece], goal: Node | None) -> Legs:
+    def _steps(self, session: Session, holding: Holding, at: int, pieces: list[Piece], goal: Node | None) -> Steps:
         t0, is_taken = self.clock.now_ns(), holding.owner == session.sid
         tree = self._tree_of(session)
         copied = next(((p.start, p.end) for p in pieces if isinstance(p.source, Holding)), (0, 0))
@@ -257,7 +257,7 @@ class PrefixCache:
     def _vacated(self) -> Emptied:
         return Emptied(self._leaving, lambda: self.is_short)
 
-    def _vacate(self, holding: Holding, at: int) -> Legs:
+    def _vacate(self, holding: Holding, at: int) -> Steps:
         """Save the content beyond `at` as far as that pays off, and wait for transfers that copy from it."""
         holding.is_claimed, holding.n_claimed = True, at
         if holding.tree is not None and at < holding.n and self.finder.can_move:
@@ -265,7 +265,7 @@ class PrefixCache:
         if holding.readers and at < holding.n:
             yield Readers(holding)
 
-    def save(self, holding: Holding, start: int, is_last: bool = False) -> Legs:
+    def save(self, holding: Holding, start: int, is_last: bool = False) -> Steps:
         """Make snapshots of the content beyond `start` that only this sequence has, and of the content that they
         continue.
 
@@ -320,7 +320,7 @@ class PrefixCache:
             ends = session.message_ends
             self.engine.keep_states(seq_id, [*ends[:1], *ends[-1:], session.n_prompt - 1])
 
-    def _bring(self, holding: Holding, piece: Piece, reader: CopyReader) -> Legs:
+    def _bring(self, holding: Holding, piece: Piece, reader: CopyReader) -> Steps:
         if isinstance(piece.source, Holding):
             end = self.finder.copyable(piece.source, piece.end)
             if end > piece.start:
@@ -389,14 +389,14 @@ class PrefixCache:
         """
         holding = self.holdings[session.seq_id]
 
-        def legs() -> Legs:
+        def steps() -> Steps:
             if holding.readers:
                 yield Readers(holding)
             self._cut_back(holding, n_head)
             on_cut()
             self._arrived(session, holding, [], 0)
 
-        chain = Chain(legs(), self.clock)
+        chain = Chain(steps(), self.clock)
         if not chain.is_done:
             session.transfer = chain
             session.touch()
@@ -461,7 +461,7 @@ class PrefixCache:
             return
         restore = session.transfer
 
-        def legs() -> Legs:
+        def steps() -> Steps:
             try:
                 yield Emptied(self._leaving)
                 if restore is not None:
@@ -471,7 +471,7 @@ class PrefixCache:
                 if restore is not None:
                     restore.close()
 
-        session.transfer = Chain(legs(), self.clock, restore.n_bytes if restore is not None else 0)
+        session.transfer = Chain(steps(), self.clock, restore.n_bytes if restore is not None else 0)
         session.touch()
 
     def dismiss(self, holding: Holding) -> None:

@@ -10,7 +10,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable
 
-from uma_core.cache.chain import DiskRead, Legs
+from uma_core.cache.chain import DiskRead, Steps
 from uma_core.cache.disk import Blob, DiskTier, Found
 from uma_core.cache.files import FIRST_TENANT, model_key
 from uma_core.cache.finder import DISK, RAM, Finder, Piece
@@ -128,7 +128,7 @@ class Store:
         """Return the size of a snapshot of one node's positions, with the state after them."""
         return len(node.tokens) * self._finder.cell_bytes + self._engine.state_bytes(seq_id, node.end)
 
-    def save(self, holding: Holding, node: Node, cost: CostModel, saving: Saving, is_last: bool = False) -> Legs:
+    def save(self, holding: Holding, node: Node, cost: CostModel, saving: Saving, is_last: bool = False) -> Steps:
         """Make a snapshot of one node's positions: in RAM and on disk, or only on disk if RAM has no room.
 
         Errors are only logged, because no request depends on a snapshot.
@@ -205,7 +205,7 @@ class Store:
                 raise
             return self._engine.export_state(seq_id, end, start)
 
-    def load(self, seq_id: int, piece: Piece) -> Legs:
+    def load(self, seq_id: int, piece: Piece) -> Steps:
         """Restore a piece into its sequence. Raises (through the chain): STATE_RESTORE_FAILED, CACHE_IO."""
         seg = piece.source
         assert isinstance(seg, Segment)

@@ -11,12 +11,12 @@ from uma_core.errors import ErrorCode, UmaError
 class Ahead:
     """Owns the C side's record of such a call. `handle`: a uma_ahead *, NULL if no call is ever started ahead."""
 
-    def __init__(self, n_most: int, bell: Any) -> None:
+    def __init__(self, n_most: int, interrupt_flag: Any) -> None:
         """Make a record for calls of up to `n_most` rows; 0: never start one.
 
-        `bell`: an int32_t * that is set when something has happened. Raises: INSUFFICIENT_MEMORY.
+        `interrupt_flag`: an int32_t * that is set when something has happened. Raises: INSUFFICIENT_MEMORY.
         """
-        self.handle = lib.uma_ahead_new(n_most, bell) if n_most else ffi.NULL
+        self.handle = lib.uma_ahead_new(n_most, interrupt_flag) if n_most else ffi.NULL
         if n_most and not self.handle:
             raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory for a batch")
 

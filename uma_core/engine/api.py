@@ -1,12 +1,12 @@
 """The Engine contract: everything that the executor may ask of a model, and nothing about how engines do it.
 
-Rules: one thread (the compute thread) calls everything except `tokenize`, `piece`, `prepare`, `facts`, `ring`, `abort`,
-`memory`, `pump_log` and `slot_warnings`, which any thread may call. Nothing here assumes llama.cpp. Engines never
-choose: they do what they are asked, or refuse.
+Rules: one thread (the compute thread) calls everything except `tokenize`, `piece`, `prepare`, `facts`, `interrupt`,
+`abort`, `memory`, `pump_log` and `slot_warnings`, which any thread may call. Nothing here assumes llama.cpp. Engines
+never choose: they do what they are asked, or refuse.
 
 KV model: the engine holds `n_seq_max` sequences. A sequence holds positions 0..n-1 (`kv_len`). A prompt is read either
 by `decode` (one call, cannot be interrupted) or, if `Capabilities.n_prefill_slots` > 0, by `prefill_*`: one chunk whose
-computation can pause between pieces of the graph, while decode calls run. A `Transfer` (`handover`) makes its KV
+computation can pause between pieces of the graph, while decode calls run. A `Transfer` (`publish_kv`) makes its KV
 visible to `decode`. KV moves only by transfers, which are done in slices.
 """
 
@@ -482,7 +482,7 @@ class Engine(Protocol):
     def prefill_run(self, seq_id: SeqId, until_ns: int, quantum_ns: int, min_pieces: int) -> PrefillOutcome:
         """Compute pieces of about `quantum_ns` while another piece fits before `until_ns` (monotonic clock).
 
-        Returns early, at the next piece, after `ring()`. Computes at least one piece, and at least `min_pieces`.
+        Returns early, at the next piece, after `interrupt()`. Computes at least one piece, and at least `min_pieces`.
         """
 
     def prefill_sample(self, seq_id: SeqId, sampler: Sampler | None) -> TokenId:
@@ -508,15 +508,15 @@ class Engine(Protocol):
         the arrays.
         """
 
-    def handover(self, seq_id: SeqId) -> Transfer:
+    def publish_kv(self, seq_id: SeqId) -> Transfer:
         """Make the computed chunks visible to `decode`. Frees the slot when it is done."""
 
     def prefill_close(self, seq_id: SeqId) -> None:
-        """Free the slot, and drop a chunk in progress and KV that was not handed over. Idempotent."""
+        """Free the slot, and drop a chunk in progress and KV that was not published. Idempotent."""
 
     # KV memory
     def kv_len(self, seq_id: SeqId) -> int:
-        """Number of positions that `decode` sees; a slot's KV counts once it has been handed over."""
+        """Number of positions that `decode` sees; a slot's KV counts once it is published."""
 
     def kv_pages(self, seq_id: SeqId, n: int) -> np.ndarray:
         """(pages,) int32: numbers of the pages that hold the first n positions; empty if `kv_page` is 1.
@@ -556,11 +556,11 @@ class Engine(Protocol):
         """
 
     # interrupts, memory, the end
-    def ring(self) -> None:
+    def interrupt(self) -> None:
         """Make a running `prefill_run`, or the next one, return after a piece. Any thread."""
 
-    def hush(self) -> None:
-        """Forget earlier rings: the caller is about to handle the events that they announced."""
+    def clear_interrupt(self) -> None:
+        """Undo `interrupt`: the caller is about to handle the events that it announced."""
 
     def abort(self) -> None:
         """Make a running decode call, or the next one, return ABORTED soon, if `can_abort`. Once. Any thread."""
@@ -577,7 +577,7 @@ class Engine(Protocol):
     def slot_warnings(self) -> int:
         """How often an engine of this process found no cells for a batch, a chunk or a transfer. Any thread."""
 
-    def pretend(self, seq_id: SeqId, n: int) -> None:
+    def fake_context(self, seq_id: SeqId, n: int) -> None:
         """Make an empty sequence n positions long without computing them. Only for timing steps over a context."""
 
     def close(self) -> None:

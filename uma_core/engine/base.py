@@ -25,7 +25,7 @@ class EngineBase:
 
     info: EngineInfo
     model: LlamaModel
-    _bell: Any  # int32_t *; not 0: a prefill pauses at its next piece
+    _interrupt_flag: Any  # int32_t *; not 0: a prefill pauses at its next piece
 
     @property
     def n_vocab(self) -> int:
@@ -72,11 +72,11 @@ class EngineBase:
     def state_bytes(self, seq_id: SeqId, n: int) -> int:
         return 0
 
-    def hush(self) -> None:
-        self._bell[0] = 0
+    def clear_interrupt(self) -> None:
+        self._interrupt_flag[0] = 0
 
-    def ring(self) -> None:
-        self._bell[0] = 1
+    def interrupt(self) -> None:
+        self._interrupt_flag[0] = 1
 
     def pump_log(self) -> None:
         tap.pump()

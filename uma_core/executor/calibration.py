@@ -148,7 +148,7 @@ def _decode(engine: Engine, shape: Shape, device: DeviceView, clock: Clock) -> T
     n_seq = min(shape.n_rows, device.n_seq_max)
     n_each = [len(range(seq_id, shape.n_rows, n_seq)) for seq_id in range(n_seq)]  # more than one: as with drafts
     for seq_id in range(n_seq):
-        engine.pretend(seq_id, shape.n_kv)
+        engine.fake_context(seq_id, shape.n_kv)
     ns = 0
     for step in range(N_STEPS):
         batch.clear()
@@ -166,9 +166,9 @@ def _decode(engine: Engine, shape: Shape, device: DeviceView, clock: Clock) -> T
 def _mixed(engine: Engine, shape: Shape, device: DeviceView, clock: Clock) -> Times:
     """Time a call with one row of a stream and further rows of a prompt."""
     n_own = min(SHORT, device.n_ctx_seq // 2)
-    engine.pretend(0, n_own)
+    engine.fake_context(0, n_own)
     if shape.n_kv:
-        engine.pretend(1, shape.n_kv)
+        engine.fake_context(1, shape.n_kv)
     batch = Batch(shape.n_rows)
     batch.add(0, n_own, 0, True)
     batch.extend(np.zeros(shape.n_rows - 1, np.int32), shape.n_kv, 1, False)
@@ -184,7 +184,7 @@ def _chunk(engine: Engine, shape: Shape, device: DeviceView, clock: Clock) -> Ti
     """
     tokens = np.zeros(shape.n_rows, np.int32)
     if shape.n_kv:
-        engine.pretend(0, shape.n_kv)
+        engine.fake_context(0, shape.n_kv)
     if device.n_prefill_slots:
         engine.prefill_open(0, tokens, False)
         outcome = engine.prefill_run(0, FOREVER_NS, 1, 1 << 30)
@@ -203,7 +203,7 @@ def _transfer(engine: Engine, shape: Shape, device: DeviceView, clock: Clock) ->
     if not device.can_copy_prefix or device.n_seq_max < 2:
         return round(shape.n_rows / 10), 0  # assume 10 GB/s: there is no copy to time
     n = shape.n_rows // device.kv_bytes_per_cell
-    engine.pretend(0, n)
+    engine.fake_context(0, n)
     t0 = clock.now_ns()
     transfer = engine.copy_prefix(0, 1, n)
     while not transfer.step(FOREVER_NS):

@@ -437,7 +437,7 @@ class Calls:
         session.drop_chunk()
         if not embedding.info.is_whole:
             if not self._take_rows(session, embedding, n, lambda: self._engine.prefill_hidden(seq_id)):
-                session.transfer = self._engine.handover(seq_id)
+                session.transfer = self._engine.publish_kv(seq_id)
                 self._meters.kv_copied.add(session.transfer.n_bytes)
                 session.touch()
             return
@@ -483,7 +483,8 @@ class Calls:
         self._prompt_progress.on_progress(session)
         is_first = item.want_logits and not session.generated
         token = self._engine.prefill_sample(session.seq_id, self._sampler(session)) if is_first else -1
-        session.transfer = self._engine.handover(session.seq_id)  # even if the session ends: the cache wants the chunk
+        # even if the session ends: the cache wants the chunk
+        session.transfer = self._engine.publish_kv(session.seq_id)
         self._meters.kv_copied.add(session.transfer.n_bytes)
         session.touch()
         if session.can_decode:

@@ -66,14 +66,14 @@ class ComputeThread:
         self._commands.append(command)
         self._signal.set()
         for executor in self.executors:
-            executor.engine.ring()
+            executor.engine.interrupt()
 
     def stop(self, timeout_s: float) -> bool:
         """End the thread after its current tick; running sessions get their final event. True when it ended."""
         self._is_stopping = True
         self._signal.set()
         for executor in self.executors:
-            executor.engine.ring()
+            executor.engine.interrupt()
             executor.engine.abort()
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
@@ -115,7 +115,7 @@ class ComputeThread:
 
     def _turn(self) -> bool:
         for executor in self.executors:
-            executor.engine.hush()
+            executor.engine.clear_interrupt()
         self._obey()
         is_busy = self._tick()
         self.between_ticks(is_busy)

@@ -31,7 +31,7 @@ class SessionView(NamedTuple):
     n_chunk: int  # tokens of the chunk that is paused in a prefill slot; 0: none
     chunk_fraction: float  # part of that chunk that is done
     is_ready: bool  # may run now: not held, and no transfer in progress
-    is_transferring: bool  # a handover, restore or snapshot of its KV is in progress
+    is_transferring: bool  # publication, restore or snapshot of its KV is in progress
     t_queued_ns: int
     t_first_ns: int  # first token; 0 before it
     t_last_ns: int  # last token; 0 before the first

@@ -22,7 +22,7 @@ from uma_gateway.cluster.cluster import Cluster
 from uma_gateway.cluster.facade import ClusterGateway
 from uma_gateway.cluster.node import Node, Result
 from uma_gateway.cluster.ray_transport import RayTransport
-from uma_gateway.cluster.router import Knobs
+from uma_gateway.cluster.router import RouterSettings
 from uma_gateway.cluster.settings import ClusterSettings
 from uma_gateway.keys import Keys
 
@@ -105,8 +105,8 @@ class GatewayActor:
         def make() -> ClusterGateway:
             replicas = {model.name: model.replicas for model in settings.models}
             transport = RayTransport(self._nodes, NODES, replicas, settings.load_s)
-            knobs = Knobs(lost_ns=int(settings.lost_s * 1e9))
-            cluster = Cluster(transport, bytes.fromhex(settings.key), knobs, settings.load_s)
+            routing = RouterSettings(lost_ns=int(settings.lost_s * 1e9))
+            cluster = Cluster(transport, bytes.fromhex(settings.key), routing, settings.load_s)
             # this model is always loaded; it answers requests that name no model
             first = sorted(settings.models, key=lambda model: not model.replicas)
             on_demand = [model.name for model in first if not model.replicas]

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from uma_gateway.cluster.router import Ask, Choice, Knobs, Refusal, Router
+from uma_gateway.cluster.router import Ask, Choice, Refusal, Router, RouterSettings
 from uma_gateway.cluster.transport import Event, Transport, Unit, UnitLost
 from uma_gateway.errors import GatewayError, Kind
 from uma_gateway.link import no_daemon
@@ -35,11 +35,13 @@ CHECK_S = 0.25  # interval of checks for silent daemons and expired requests
 class Cluster:
     """See the module's docstring. `start` and `close` belong to the event loop."""
 
-    def __init__(self, transport: Transport, key: bytes, knobs: Knobs | None = None, load_s: float = 600.0) -> None:
+    def __init__(
+        self, transport: Transport, key: bytes, settings: RouterSettings | None = None, load_s: float = 600.0
+    ) -> None:
         """`load_s`: a request waits this long for a model that must be loaded first."""
         self.transport = transport
         self.load_s = load_s
-        self.router = Router(knobs)
+        self.router = Router(settings)
         self.units: dict[str, Unit] = {}
         self.fingerprints: dict[str, str] = {}  # by unit
         self.key = key
@@ -134,7 +136,7 @@ class Cluster:
             t_asked = time.monotonic_ns()
             try:
                 fields = {"key": self.key.hex(), "since": since, "n_pages": n_pages}
-                digest = await self.transport.call(unit, "digest", self.router.knobs.lost_ns / 1e9, fields)
+                digest = await self.transport.call(unit, "digest", self.router.settings.lost_ns / 1e9, fields)
             except UnitLost:
                 self.router.shut(unit.name)
                 since = None

@@ -85,7 +85,7 @@ class ClusterDaemon(Daemon):
         """
         router, n_lost = self.cluster.router, 0
         refusal: GatewayError | None = None
-        deadline_ns = time.monotonic_ns() + router.knobs.closed_ns
+        deadline_ns = time.monotonic_ns() + router.settings.closed_ns
         while n_lost < TRIES_MOST and time.monotonic_ns() <= deadline_ns:
             units = await self.cluster.available(self.model, self.cluster.load_s)
             for unit in self._turn(units)[: TRIES_MOST - n_lost]:

@@ -40,7 +40,7 @@ ACCOUNTS_MOST = 4096  # accounts whose use is remembered
 
 
 @dataclass(frozen=True)
-class Knobs:
+class RouterSettings:
     """The weights and limits of routing."""
 
     beta: float = 1.0  # production-stack #1035 found 1 best for both kinds of load
@@ -159,7 +159,7 @@ class _Group:
 
     def leave(self, node: _Node) -> None:
         node.is_open = False
-        self.refresh(node, Knobs())
+        self.refresh(node, RouterSettings())
         for page in node.known | node.hoped.keys():
             self.unhold(page, node)
         self.nodes[node.bit] = None
@@ -168,14 +168,14 @@ class _Group:
     def is_empty(self) -> bool:
         return not any(self.nodes)
 
-    def refresh(self, node: _Node, knobs: Knobs) -> None:
+    def refresh(self, node: _Node, settings: RouterSettings) -> None:
         """Update the figures of the group after a change of this daemon."""
         bit = 1 << node.bit
         is_open = node.is_open and not node.is_lost
         self.open = self.open | bit if is_open else self.open & ~bit
         for priority in (0, 1):
-            is_usable = is_open and node.has_room(priority, knobs.slack)
-            is_warm = is_open and node.has_room(priority, max(knobs.slack, knobs.warm_slack))
+            is_usable = is_open and node.has_room(priority, settings.slack)
+            is_warm = is_open and node.has_room(priority, max(settings.slack, settings.warm_slack))
             self.warm[priority] = self.warm[priority] | bit if is_warm else self.warm[priority] & ~bit
             had = self.cold[priority][node.bit]
             self.usable[priority] = self.usable[priority] | bit if is_usable else self.usable[priority] & ~bit
@@ -200,8 +200,8 @@ class _Group:
 class Router:
     """See the module's docstring."""
 
-    def __init__(self, knobs: Knobs | None = None, seed: int = 1) -> None:
-        self.knobs = knobs or Knobs()
+    def __init__(self, settings: RouterSettings | None = None, seed: int = 1) -> None:
+        self.settings = settings or RouterSettings()
         self._nodes: dict[str, _Node] = {}
         self._groups: dict[str, _Group] = {}
         self._sent: dict[str, _Sent] = {}
@@ -237,7 +237,7 @@ class Router:
         node = self._nodes.get(node_id)
         if node is not None:
             node.is_open = False
-            node.group.refresh(node, self.knobs)
+            node.group.refresh(node, self.settings)
 
     def heard(self, node_id: str, digest: Mapping[str, Any], t_asked_ns: int, now_ns: int = 0) -> None:
         """Take a reply of `digest`. `t_asked_ns`: it includes all requests sent before that time. `now_ns`: when it
@@ -261,7 +261,7 @@ class Router:
         for sent in node.sent.values():
             if sent.t_ns >= t_asked_ns:
                 _add_load(node, sent.ask.priority, sent.ms)
-        node.group.refresh(node, self.knobs)
+        node.group.refresh(node, self.settings)
 
     @staticmethod
     def _learn_pages(node: _Node, digest: Mapping[str, Any]) -> None:
@@ -301,9 +301,9 @@ class Router:
     def _find_lost(self, now_ns: int) -> None:
         self._t_checked_ns = now_ns
         for node in self._nodes.values():
-            if node.heard_ns and not node.is_lost and now_ns - node.spoke_ns > self.knobs.lost_ns:
+            if node.heard_ns and not node.is_lost and now_ns - node.spoke_ns > self.settings.lost_ns:
                 node.is_lost = True
-                node.group.refresh(node, self.knobs)
+                node.group.refresh(node, self.settings)
 
     # choosing
 
@@ -329,7 +329,7 @@ class Router:
         return sum(1 << node.bit for node in nodes if node is not None and node.group is group)
 
     def _best(self, ask: Ask, group: _Group, masks: tuple[int, int], now_ns: int) -> Choice | None:
-        priority, n_tokens, beta = ask.priority, max(1, ask.n_tokens), self.knobs.beta
+        priority, n_tokens, beta = ask.priority, max(1, ask.n_tokens), self.settings.beta
         mean = max(0.0, group.sums[priority]) / max(1, group.usable[priority].bit_count())
         best, best_score, best_cached = None, -INFINITE, 0
         for bit, n_cached in self._candidates(ask, group, masks, now_ns):
@@ -393,7 +393,7 @@ class Router:
         bit = cold.index(min(cold))
         node = group.nodes[bit]
         assert node is not None
-        if usable.bit_count() <= 2 or now_ns - node.heard_ns <= self.knobs.stale_ns:
+        if usable.bit_count() <= 2 or now_ns - node.heard_ns <= self.settings.stale_ns:
             return (bit,)
         return self._drawn(usable), self._drawn(usable)
 
@@ -423,7 +423,7 @@ class Router:
             choice = self.choose(ask, now_ns)
             if choice is not None:
                 return self._send(ask, choice, now_ns)
-        if len(queue) >= self.knobs.max_queued and not ask.has_waited:
+        if len(queue) >= self.settings.max_queued and not ask.has_waited:
             return Refusal("overloaded", max(250, int(self.wait_ms(ask))))
         queue.push(ask)
         return None
@@ -445,7 +445,7 @@ class Router:
                         yield ask, self._send(ask, choice, now_ns)
                 for each in reversed(passed):
                     queue.put_back(each)
-            if group.is_empty or now_ns - group.t_open_ns > self.knobs.closed_ns:
+            if group.is_empty or now_ns - group.t_open_ns > self.settings.closed_ns:
                 for queue in group.queues:
                     while (left := queue.pop()) is not None:
                         yield left, Refusal("unavailable", RETRY_MS)
@@ -462,7 +462,7 @@ class Router:
         node.n_ours[ask.priority] += 1
         _add_load(node, ask.priority, ms)
         self._hope(node, ask.pages, 1)
-        node.group.refresh(node, self.knobs)
+        node.group.refresh(node, self.settings)
         node.group.queues[ask.priority].served(ask.account, charged_ms)
         return choice
 
@@ -488,7 +488,7 @@ class Router:
             node.ended.append((now_ns, sent.ask.pages))
         else:
             self._hope(node, sent.ask.pages, -1)
-        node.group.refresh(node, self.knobs)
+        node.group.refresh(node, self.settings)
         node.group.queues[priority].served(sent.ask.account, ms - sent.charged_ms)
 
     # what others ask about it
@@ -522,7 +522,7 @@ class Router:
         group = self._groups.get(ask.group)
         if group is None:
             return 0.0
-        slack = self.knobs.slack
+        slack = self.settings.slack
         n_places = sum(node.n_places(slack) for node in group.nodes if node is not None and group.open >> node.bit & 1)
         n_before = len(group.queues[ask.priority]) if position is None else position
         n_before += len(group.queues[0]) if ask.priority else 0

@@ -34,7 +34,7 @@ def rows(*positions: tuple[int, int]) -> Batch:
 def filled(n_seqs: int, **more) -> FakeEngine:
     engine = FakeEngine(FakeModel(n_seq_max=8), clock=ManualClock(1), **more)
     for seq in range(n_seqs):
-        engine.pretend(seq, 10)
+        engine.fake_context(seq, 10)
     return engine
 
 
@@ -72,7 +72,7 @@ class TestTime:
 
     def test_transfers_move_bytes_at_the_stated_speed_in_slices(self):
         engine = filled(1, cost=CPU_SHAPE)
-        engine.pretend(1, 4000)
+        engine.fake_context(1, 4000)
         start = engine.clock.now_ns()
         move = engine.copy_prefix(1, 2, 4000)
         n_steps = 0
@@ -172,7 +172,7 @@ class TestRefusals:
     def test_a_pool_of_cells_is_shared_and_a_stream_is_not(self):
         for is_unified, expected in ((True, DecodeStatus.FULL), (False, DecodeStatus.OK)):
             engine = FakeEngine(FakeModel(n_seq_max=2, n_ctx=40, is_unified=is_unified))
-            engine.pretend(0, 30 if is_unified else 19)
+            engine.fake_context(0, 30 if is_unified else 19)
             assert engine.decode(batch_of((1, 0, TEXT)), [None]).status is expected
 
 

@@ -189,7 +189,7 @@ def test_transfers_that_are_given_up_take_no_room(engine: GraphEngine) -> None:
         engine.kv_truncate(1, 0)
     empty(engine)
     for seq in range(engine.info.n_seq_max):
-        engine.pretend(seq, engine.info.n_ctx_seq)
+        engine.fake_context(seq, engine.info.n_ctx_seq)
 
 
 def test_the_model_is_described_as_by_llama_cpp(engine: GraphEngine) -> None:

@@ -74,7 +74,7 @@ def test_a_chunk_without_logits_stops_at_its_last_keys_and_values(is_stock: bool
             outcome = engine.prefill_run(0, 2**62, 1, 0)  # one node a piece
             assert outcome.status is PrefillStatus.DONE
             n_pieces[want] = outcome.n_pieces
-            finish(engine.handover(0))
+            finish(engine.publish_kv(0))
             answers[want] = read(engine, 0, tokens[-1:])
             engine.kv_truncate(0, 0)
         assert n_pieces[False] < n_pieces[True] and answers[False] == answers[True]

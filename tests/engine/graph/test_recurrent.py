@@ -107,7 +107,7 @@ def test_several_chunks_are_handed_over_together(engine: GraphEngine) -> None:
     for part in (tokens[:40], tokens[40:60], tokens[60:]):
         assert engine.prefill_open(0, part, False)
         assert engine.prefill_run(0, 2**62, 2**40, 1).status is PrefillStatus.DONE
-    finish(engine.handover(0))
+    finish(engine.publish_kv(0))
     step(engine, [(0, 50)])
     assert np.array_equal(engine.logits(0), expected)
 

@@ -50,7 +50,7 @@ class World:
     def go_on(self) -> None:
         for seq in list(self.reading):
             if self.engine.prefill_run(seq, 0, self.random.choice(self.run_ns), 1).status is PrefillStatus.DONE:
-                finish(self.engine.handover(seq))
+                finish(self.engine.publish_kv(seq))
                 self.tokens[seq] += self.reading.pop(seq)
 
     def give_up(self) -> None:

@@ -149,7 +149,7 @@ def _chunk(engine: Engine, chunk: np.ndarray, n_past: int, rows: Rows) -> np.nda
     while engine.prefill_run(2, 0, 1, 1).status is not PrefillStatus.DONE:
         pass
     found = engine.prefill_hidden(2)
-    transfer = engine.handover(2)
+    transfer = engine.publish_kv(2)
     while not transfer.step(FOREVER):
         pass
     transfer.close()

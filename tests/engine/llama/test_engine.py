@@ -190,7 +190,7 @@ def test_a_pretended_context_lies_in_real_memory() -> None:
     """
     engine = LlamaEngine(DRAFT, dataclasses.replace(OPTIONS, n_ctx=32768, n_seq=2))
     before = resident_bytes()
-    engine.pretend(1, 16000)
+    engine.fake_context(1, 16000)
     assert resident_bytes() - before > 0.9 * 16000 * engine.info.kv_bytes_per_cell
     engine.close()
 

@@ -83,7 +83,7 @@ Jitter = Callable[[float], float]
 
 @dataclass(frozen=True)
 class FakeModel:
-    """Shape of the pretended model and of its KV memory."""
+    """Shape of the simulated model and of its KV memory."""
 
     n_seq_max: int = 4
     n_ctx: int = 16384
@@ -349,7 +349,7 @@ class FakeEngine:
             raise ValueError("the chunk has no logits")
         return self._kv.peek(seq_id, [self._entry(seq_id, token) for token in chunk.tokens])
 
-    def handover(self, seq_id: SeqId) -> FakeTransfer:
+    def publish_kv(self, seq_id: SeqId) -> FakeTransfer:
         chunk = self._chunks[seq_id]
         if not chunk.is_done:
             raise ValueError("the chunk is not done")
@@ -415,13 +415,13 @@ class FakeEngine:
             self._kv.append(seq_id, token)
 
     # life
-    def ring(self) -> None:
+    def interrupt(self) -> None:
         self._rung.set()
 
-    def hush(self) -> None:
+    def clear_interrupt(self) -> None:
         self._rung.clear()
 
-    def pretend(self, seq_id: SeqId, n: int) -> None:
+    def fake_context(self, seq_id: SeqId, n: int) -> None:
         self._fill(seq_id, [0] * n)
 
     def abort(self) -> None:

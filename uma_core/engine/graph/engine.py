@@ -1,7 +1,7 @@
 """GraphEngine: the Engine contract over our own graph. It connects weights, pages, decoder and prefill slots.
 
 All sequences' KV is in one arena of pages. A prompt's chunk is written into the sequence's own pages while it is
-computed; the handover only makes it count. The vocabulary, the chat template and the samplers are llama.cpp's.
+computed; publishing it only makes it count. The vocabulary, the chat template and the samplers are llama.cpp's.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class GraphEngine(GeneratorBase[PrefillSlot]):
         self, path: str, options: EngineOptions, progress: Progress | None = None, is_stock: bool = False
     ) -> None:
         """`is_stock`: compute on the CPU as on a GPU, with ggml's own operations and memory apart from the host's."""
-        self._bell = ffi.new("int32_t *")
+        self._interrupt_flag = ffi.new("int32_t *")
         self._abort_flag = ffi.new("int32_t *")
         loaded = load(path, options, Wish(progress, is_stock))
         self._loaded: Loaded | None = loaded
@@ -83,14 +83,18 @@ class GraphEngine(GeneratorBase[PrefillSlot]):
             lib.ggml_backend_cpu_set_abort_callback(
                 decode_backend, ffi.addressof(lib, "uma_abort_cb"), self._abort_flag
             )
-        ahead = Ahead(options.n_batch if self._computes_ahead(loaded, options) else 0, self._bell)
+        ahead = Ahead(options.n_batch if self._computes_ahead(loaded, options) else 0, self._interrupt_flag)
         decoding = Compute(decode_backend, loaded.attention(options.n_batch), self._broken)
         self.decoder = Decoder(loaded.network, loaded.pages, decoding, options.n_batch, ahead)
         for _ in range(loaded.n_prefill_slots):
             reading = Compute(prefill_backend, loaded.attention(options.n_ubatch), self._broken)
             self.prefill_slots.append(
                 PrefillSlot(
-                    loaded.network, loaded.pages, reading, self._bell, min(loaded.n_ubatch, loaded.pages.n_ctx_seq)
+                    loaded.network,
+                    loaded.pages,
+                    reading,
+                    self._interrupt_flag,
+                    min(loaded.n_ubatch, loaded.pages.n_ctx_seq),
                 )
             )
         check_threads(loaded.n_threads)
@@ -250,12 +254,12 @@ class GraphEngine(GeneratorBase[PrefillSlot]):
             raise
         return True
 
-    def handover(self, seq_id: SeqId) -> Transfer:
+    def publish_kv(self, seq_id: SeqId) -> Transfer:
         slot = self._busy_slot(seq_id)
 
         def finish() -> None:
             self._count(seq_id, slot.n_kv)
-            slot.hand_over()
+            slot.publish()
 
         return Steps(0, (0, 0), lambda p0, p1: None, finish)
 
@@ -397,7 +401,7 @@ class GraphEngine(GeneratorBase[PrefillSlot]):
     def slot_warnings(self) -> int:
         return refusals.n
 
-    def pretend(self, seq_id: SeqId, n: int) -> None:
+    def fake_context(self, seq_id: SeqId, n: int) -> None:
         self._append(seq_id, 0, n)
         self._pages.touch(seq_id)
         self._count(seq_id, n)

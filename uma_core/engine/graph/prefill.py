@@ -22,11 +22,11 @@ from uma_core.errors import ErrorCode, UmaError
 class PrefillSlot:
     """A slot that is free, or serves one sequence: `n_kv` positions are computed, `n_seen` of them handed over."""
 
-    def __init__(self, network: Network, pages: Pages, compute: Compute, bell: Any, n_most: int) -> None:
+    def __init__(self, network: Network, pages: Pages, compute: Compute, interrupt_flag: Any, n_most: int) -> None:
         """For chunks of up to `n_most` tokens. Owns the attention of `compute`, not its backend."""
         self._network = network
         self._pages = pages
-        self._slices = lib.uma_slices_new(bell)
+        self._slices = lib.uma_slices_new(interrupt_flag)
         if not self._slices:
             raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory for a prefill slot")
         self._compute = compute
@@ -168,7 +168,7 @@ class PrefillSlot:
             states.give(self._state)
         self._state = made.end
 
-    def hand_over(self) -> None:
+    def publish(self) -> None:
         """Make the computed positions count as the sequence's from now on."""
         if self._state is not None:
             assert self._pages.states is not None

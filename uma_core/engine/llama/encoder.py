@@ -73,7 +73,7 @@ def is_encoder(header: Header) -> bool:
 class Encoder:
     """A llama_context for one kind of pooling, and the one call that it may have in progress."""
 
-    def __init__(self, model: LlamaModel, params: Any, pooling: str, bell: Any) -> None:
+    def __init__(self, model: LlamaModel, params: Any, pooling: str, interrupt_flag: Any) -> None:
         """Raises: INSUFFICIENT_MEMORY."""
         self.handle: Any = None
         self.is_broken = False  # if True, it must be neither used nor freed
@@ -91,7 +91,7 @@ class Encoder:
         except UmaError:
             lib.uma_prefill_free(self.native)
             raise
-        lib.uma_prefill_bind(self.native, self.handle, bell)
+        lib.uma_prefill_bind(self.native, self.handle, interrupt_flag)
         self._memory = lib.llama_get_memory(self.handle)
         n_out = int(lib.llama_model_n_embd_out(model.handle))
         self._n_out = int(lib.llama_model_n_cls_out(model.handle)) if pooling == RANK else n_out
@@ -155,7 +155,7 @@ class EncoderEngine(EngineBase):
     """See engine.api.Engine for every method's contract. `options` is the `engine` section of the configuration."""
 
     def __init__(self, path: str, options: EngineOptions, progress: Progress | None = None) -> None:
-        self._bell = ffi.new("int32_t *")
+        self._interrupt_flag = ffi.new("int32_t *")
         self._options = options
         if options.lora:
             raise UmaError(
@@ -245,7 +245,7 @@ class EncoderEngine(EngineBase):
             while len(self._encoders) >= N_CONTEXTS:
                 self._encoders.pop().close()
             params = encoder_params(self._options, self.info.n_ctx_train, self.model.n_vocab)
-            found = Encoder(self.model, params, pooling, self._bell)
+            found = Encoder(self.model, params, pooling, self._interrupt_flag)
             self._encoders.append(found)
         return found
 
@@ -327,7 +327,7 @@ class EncoderEngine(EngineBase):
     def prefill_hidden(self, seq_id: SeqId) -> np.ndarray:
         self._refuse()
 
-    def handover(self, seq_id: SeqId) -> Transfer:
+    def publish_kv(self, seq_id: SeqId) -> Transfer:
         self._refuse()
 
     def copy_prefix(self, src: SeqId, dst: SeqId, n: int, start: int = 0) -> Transfer:
@@ -352,13 +352,13 @@ class EncoderEngine(EngineBase):
     def kv_truncate(self, seq_id: SeqId, n: int) -> bool:
         return True
 
-    def pretend(self, seq_id: SeqId, n: int) -> None:
+    def fake_context(self, seq_id: SeqId, n: int) -> None:
         """Do nothing: there is no KV."""
 
     # interrupts, memory, the end
 
     def abort(self) -> None:
-        """Do nothing: `ring` ends its calls between two pieces."""
+        """Do nothing: `interrupt` ends its calls between two pieces."""
 
     def memory(self) -> MemoryUse:
         return MemoryUse(self.info.weight_bytes, 0, sum(encoder.n_bytes for encoder in self._encoders))

@@ -61,7 +61,7 @@ class LlamaEngine(GeneratorBase[PrefillSlot]):
     """See engine.api.Engine for every method's contract. `options` is the `engine` section of the configuration."""
 
     def __init__(self, path: str, options: Any, progress: Progress | None = None) -> None:
-        self._bell = ffi.new("int32_t *")
+        self._interrupt_flag = ffi.new("int32_t *")
         self._kernels = use_kernels(options.cpu_kernels, options.isa)
         self.model = LlamaModel(path, options, progress)
         self.decoder: DecodeContext | None = None
@@ -107,7 +107,9 @@ class LlamaEngine(GeneratorBase[PrefillSlot]):
         lib.uma_kv_open_copier(self.decoder.gate)
         for _ in range(options.prefill_lanes):
             with tap.quiet():  # the decode context has already given the same warnings
-                slot = PrefillSlot(self.model, prefill_params(options, self.n_ctx_seq, self.model.n_vocab), self._bell)
+                slot = PrefillSlot(
+                    self.model, prefill_params(options, self.n_ctx_seq, self.model.n_vocab), self._interrupt_flag
+                )
             self.prefill_slots.append(slot)
             warm_up(slot)
             discover(slot, self.model)
@@ -243,7 +245,7 @@ class LlamaEngine(GeneratorBase[PrefillSlot]):
         slot.start(tokens, want_logits, hidden)
         return True
 
-    def handover(self, seq_id: SeqId) -> Transfer:
+    def publish_kv(self, seq_id: SeqId) -> Transfer:
         assert self.decoder is not None
         slot = self._busy_slot(seq_id)
         source = Span(slot.gate, 0, slot.n_cells)
@@ -322,7 +324,7 @@ class LlamaEngine(GeneratorBase[PrefillSlot]):
     def slot_warnings(self) -> int:
         return refusals.n
 
-    def pretend(self, seq_id: SeqId, n: int) -> None:
+    def fake_context(self, seq_id: SeqId, n: int) -> None:
         assert self.decoder is not None
         size = min(self.info.n_batch, MARK_TOKENS_MAX)
         for p0 in range(0, n, size):

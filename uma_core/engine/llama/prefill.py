@@ -17,7 +17,7 @@ from uma_core.engine.refusals import refusals
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import AdapterSet
 
-FILL_NS = 5_000_000  # time of copying between two looks at the bell
+FILL_NS = 5_000_000  # time of copying between two looks at the interrupt flag
 WARM_UP_SEQ = 0
 WARM_UP_TOKENS = 64  # a common tile size: a row takes as long in larger chunks
 
@@ -30,7 +30,7 @@ class PrefillSlot:
     prompt's next chunk needs no copy back.
     """
 
-    def __init__(self, model: LlamaModel, params: Any, bell: Any) -> None:
+    def __init__(self, model: LlamaModel, params: Any, interrupt_flag: Any) -> None:
         self.handle: Any = None
         self.is_broken = False  # if True, it must be neither used nor freed
         self.adapters: AdapterSet = ()  # adapters that it computes with
@@ -40,7 +40,7 @@ class PrefillSlot:
         params.cb_eval = ffi.addressof(lib, "uma_prefill_cb")
         params.cb_eval_user_data = self.native
         self.handle = new_context(model, params, "prefill")
-        lib.uma_prefill_bind(self.native, self.handle, bell)
+        lib.uma_prefill_bind(self.native, self.handle, interrupt_flag)
         self.gate = lib.uma_prefill_gate(self.native)
         self._hidden = Hidden(self.gate, model.n_embd)
         self.kept = Kept(self.handle, model.hidden_layers, model.n_embd)
@@ -57,7 +57,7 @@ class PrefillSlot:
         self.n_chunk = 0
         self.n_chunk_done = 0
         self._fill: Move | None = None  # copies cells that the decode context has and the slot lacks
-        self._bell = bell
+        self._interrupt_flag = interrupt_flag
         self._run = ffi.new("uma_run *")
 
     def learn(self) -> None:
@@ -97,7 +97,7 @@ class PrefillSlot:
 
     def _fill_up(self, until_ns: int) -> bool:
         """Copy cells of the decode context that the slot lacks. True when it has all of them."""
-        while self._fill is not None and not self._bell[0]:
+        while self._fill is not None and not self._interrupt_flag[0]:
             if self._fill.step(min(until_ns, lib.uma_now_ns() + FILL_NS)):
                 self._fill = None
             elif lib.uma_now_ns() >= until_ns:
@@ -149,7 +149,7 @@ class PrefillSlot:
         return int(lib.uma_sample(pointer, self.n_vocab, sampler)) if pointer else -1
 
     def release(self) -> None:
-        """Free the slot after a handover; it stays warm."""
+        """Free the slot after its KV was published; it stays warm."""
         self.seq_id = -1
 
     def drop(self) -> None:

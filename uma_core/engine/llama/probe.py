@@ -75,7 +75,7 @@ def proves_direct_kv(engine: LlamaEngine) -> bool:
             slot.warm_seq = -1
             slot.take(seq_id, decoder, engine.n_ctx_seq, p0)
             _read(slot, tokens[p0 : p0 + N_PROBE])
-            engine.handover(seq_id).step(2**62)
+            engine.publish_kv(seq_id).step(2**62)
         _read(slot, tokens[-1:])
         there = slot.logits().copy()
         batch = Batch(1)

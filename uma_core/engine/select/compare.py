@@ -201,7 +201,7 @@ def _measure(engines: Sequence[Engine], shape: Shape, trial: Trial) -> list[list
     calls: list[list[int]] = [[] for _ in engines]
     for engine in engines:
         for seq_id in range(shape.n if shape.n_kv else 0):
-            engine.pretend(seq_id, shape.n_kv)
+            engine.fake_context(seq_id, shape.n_kv)
     while not all(map(_is_agreed, calls)) and len(calls[0]) < (N_AGREE if sum(calls[0]) > SHAPE_NS else N_MOST):
         for engine, done in zip(engines, calls, strict=True):
             if not trial.goes_on():
