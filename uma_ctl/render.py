@@ -156,14 +156,18 @@ def _latency(fields: Fields) -> str:
 
 
 def drafts_line(speculation: Fields) -> str:
-    """Return how many of the verified draft tokens were accepted, and the engine time that they saved."""
+    """Return the mode unless it is off, how many of the verified draft tokens were accepted, and the engine time that
+    they saved.
+    """
+    mode = speculation.get("mode", "off")
     drafted, accepted, saved = (sub(speculation, key) for key in ("drafted", "accepted", "saved_ms"))
     return joined(
+        f"mode {units.text(mode)}" if mode != "off" else "",
         *(
             f"{name} {units.count(accepted.get(name))} of {units.count(n)}{_saved(saved.get(name))}"
             for name, n in drafted.items()
             if n
-        )
+        ),
     )
 
 

@@ -99,6 +99,8 @@ def test_the_verbose_status_shows_why_the_last_tick_was_as_it_was():
 def test_drafts_are_shown_with_the_time_they_saved(saved, shown):
     counts = {"drafted": {"lookup": 190, "draft": 0}, "accepted": {"lookup": 170, "draft": 0}}
     assert render.drafts_line({**counts, "saved_ms": saved}) == shown
+    assert render.drafts_line({**counts, "mode": "off", "saved_ms": saved}) == shown
+    assert render.drafts_line({**counts, "mode": "auto", "saved_ms": saved}) == f"mode auto, {shown}"
 
 
 def test_a_failed_reload_is_visible():

@@ -38,7 +38,7 @@ def test_every_line_of_the_pace_is_in_view(width):
         "inter-token p50",
         "alone 1.17 ms",
         "97.1 % of gaps kept",
-        "drafts lookup 170 of 190 (saved 2.55 s)",
+        "drafts mode auto, lookup 170 of 190 (saved 2.55 s)",
         "1 request ",
     ):
         assert text in shown

@@ -46,6 +46,12 @@ def test_props(gateway, fake):
     assert (props["bos_token"], props["eos_token"]) == ("<bos>", "<eog>")
 
 
+@pytest.mark.parametrize(("mode", "drafts"), [("off", False), ("lookup", True)])
+def test_slots_say_whether_answers_are_drafted(serve, before, mode, drafts):
+    slots = before(serve("--speculate", mode)).get("/slots").json
+    assert [slot["speculative"] for slot in slots] == [drafts] * 4
+
+
 def test_unknown_paths_and_methods_have_the_family_s_form(gateway):
     missing = gateway.get("/v1/nothing")
     assert (missing.status, missing.error["type"], missing.error["code"]) == (404, "not_found_error", "not_found")

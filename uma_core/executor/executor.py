@@ -41,7 +41,7 @@ from uma_core.session.events import Stale, Submit
 from uma_core.session.session import Session
 from uma_core.session.table import SessionTable
 from uma_core.speculation.model import Drafter
-from uma_core.speculation.settings import Settings
+from uma_core.speculation.settings import OFF, Settings
 from uma_core.speculation.speculator import Speculator
 from uma_core.trace.recorder import Sink
 from uma_core.types import FinishReason, Phase, Priority
@@ -117,6 +117,11 @@ class Executor:
         """Between two ticks."""
         self.housekeeper.stop()
         self.cache.apply(settings)
+
+    @property
+    def speculation_mode(self) -> str:
+        """The mode of requests that give none; `off` if the engine verifies no drafts."""
+        return self._speculator.mode if self._speculator is not None else OFF
 
     @property
     def draft_model(self) -> Drafter | None:

@@ -129,6 +129,7 @@ def _speculation(executor: Executor) -> dict[str, Any]:
     """Count the draft tokens that were verified and accepted, and the time that they saved, by their source."""
     meters, model = executor.meters, executor.draft_model
     return {
+        "mode": executor.speculation_mode,
         "is_exact": executor.engine.info.is_deterministic,
         "can_verify": executor.engine.info.capabilities.n_verify_rows > 0,
         "draft_model": model.name if model is not None else None,

@@ -65,6 +65,11 @@ class Speculator:
         expected = () if isinstance(prediction, str) else prediction
         return Lookup(session.given, self._history.texts(session.client), Acceptance(self._rates), expected)
 
+    @property
+    def mode(self) -> str:
+        """The mode of requests that give none."""
+        return self._settings.mode
+
     def apply(self, settings: Settings) -> None:
         """Apply new settings, between two ticks. Running requests keep their mode."""
         if settings.n_history != self._settings.n_history:

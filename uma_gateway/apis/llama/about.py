@@ -111,8 +111,10 @@ def error_object(error: GatewayError) -> dict[str, Any]:
 async def on_slots(exchange: Exchange) -> None:
     """Return the daemon's requests as llama-server shows its slots: one row for each sequence, busy ones first."""
     model, busy = await exchange.gateway.model(), await _busy(exchange)
-    rows = [slot_object(i, model.n_ctx, row) for i, row in enumerate(busy)]
-    rows += [slot_object(i, model.n_ctx, None) for i in range(len(rows), model.props["n_seq_max"])]
+    speculation = (await exchange.gateway.daemon.call("status")).get("speculation", {})
+    drafts = speculation.get("mode", "off") != "off"
+    rows = [slot_object(i, model.n_ctx, row, drafts) for i, row in enumerate(busy)]
+    rows += [slot_object(i, model.n_ctx, None, drafts) for i in range(len(rows), model.props["n_seq_max"])]
     if "fail_on_no_slot" in exchange.query and len(busy) >= len(rows):
         raise GatewayError(Kind.UNAVAILABLE, "no slot available", code="no_slot_available")
     await exchange.send_json(rows)
@@ -128,9 +130,9 @@ async def on_slot(exchange: Exchange) -> None:
     raise unsupported("there are no slots to save, restore or erase: the prefix cache keeps prompts automatically")
 
 
-def slot_object(number: int, n_ctx: int, row: dict[str, Any] | None) -> dict[str, Any]:
+def slot_object(number: int, n_ctx: int, row: dict[str, Any] | None, drafts: bool) -> dict[str, Any]:
     """Return one slot. It contains nothing of a prompt."""
-    made: dict[str, Any] = {"id": number, "n_ctx": n_ctx, "speculative": False, "is_processing": row is not None}
+    made: dict[str, Any] = {"id": number, "n_ctx": n_ctx, "speculative": drafts, "is_processing": row is not None}
     if row is not None:
         made |= {
             "id_task": row["request_id"],
