@@ -106,106 +106,75 @@ def check_plan(state: SchedulerState, plan: Plan) -> list[str]:
 
     A violation is a bug of a stage: the executor counts it and falls back to `decode_only`.
     """
-    by_sid = {s.sid: s for s in state.sessions}
-    free = set(state.device.free_seqs)
-    faults: list[str] = []
-    for admission in plan.admit:
-        faults += _check_admission(by_sid.get(admission.sid), admission, free)
-    seqs_admitted = {a.sid: a.seq_id for a in plan.admit}
-    seen: set[int] = set()
+    by_sid, device = {s.sid: s for s in state.sessions}, state.device
+    seqs = {a.sid: a.seq_id for a in plan.admit}
+    planned = {item.sid for item in plan.items}
     calls: dict[int, list[PlanItem]] = {}
-    n_sliced = 0
     for item in plan.items:
-        if item.sid in seen:
-            faults.append(f"session {item.sid} is planned twice")
-        seen.add(item.sid)
-        faults += _check_item(by_sid.get(item.sid), item, seqs_admitted, state)
-        if item.mode is PrefillMode.SLICED:
-            n_sliced += 1
-        else:
-            calls.setdefault(item.call, []).append(item)
-    for call, items in calls.items():
-        faults += _check_call(call, items, by_sid, state.device)
-    unfit = [sid for sid in plan.restore if not _can_restore(by_sid.get(sid), seqs_admitted, seen)]
-    faults += [f"session {sid} cannot be restored now" for sid in unfit]
-    for sid, n in plan.drafting:
-        view = by_sid.get(sid)
-        if sid not in seen or view is None or not 1 <= n <= len(view.draft_rates):
-            faults.append(f"session {sid}: {n} tokens for the draft model")
-    if n_sliced > 1:
-        faults.append(f"{n_sliced} resumable prefills in one tick")
-    if n_sliced and not state.device.n_prefill_slots:
-        faults.append("resumable prefill planned, but the engine has none")
-    if min(plan.run_ns, plan.quantum_ns, plan.min_pieces, plan.transfer_ns, plan.drafting_ns) < 0:
-        faults.append("negative budget")
+        calls.setdefault(item.call, []).append(item)
+    unknown = (seqs.keys() | planned | {*plan.restore, *dict(plan.drafting)}) - by_sid.keys()
+    if unknown:
+        return [f"no sessions: {sorted(unknown)}"]
+    sliced = calls.pop(-1, [])
+    waiting = Phase.QUEUED, Phase.PARKED
+    times = plan.run_ns, plan.quantum_ns, plan.min_pieces, plan.transfer_ns, plan.drafting_ns
+    rules = {
+        "waiting sessions are admitted": all(by_sid[sid].phase in waiting for sid in seqs),
+        "each to a free sequence of its own": len({*seqs.values()} & {*device.free_seqs}) == len(plan.admit),
+        "a session is planned once": len(planned) == len(plan.items),
+        "one prompt at most is sliced": len(sliced) <= (device.n_prefill_slots > 0),
+        "nothing else is done with what is restored": all(_is_idle(by_sid[sid], seqs, planned) for sid in plan.restore),
+        "drafts are wanted": all(sid in planned and 1 <= n <= len(by_sid[sid].draft_rates) for sid, n in plan.drafting),
+        "no time is negative": min(times) >= 0,
+    }
+    faults = _broken("the plan", rules)
+    for item in plan.items:
+        view = by_sid[item.sid]
+        faults += _broken(item, _item_rules(view, item, seqs.get(item.sid, view.seq_id), device))
+    for items in calls.values():
+        faults += _broken(items, _call_rules(items, by_sid, device))
     return faults
 
 
-def _check_admission(view: SessionView | None, admission: Admission, free: set[int]) -> list[str]:
-    if view is None or view.phase not in (Phase.QUEUED, Phase.PARKED):
-        return [f"admits session {admission.sid}, which is not waiting"]
-    if admission.seq_id not in free:
-        return [f"admits session {admission.sid} to sequence {admission.seq_id}, which is taken"]
-    free.discard(admission.seq_id)
-    return []
+def _is_idle(view: SessionView, admitted: Mapping[int, int], planned: set[int]) -> bool:
+    is_here = view.sid in admitted or view.phase is Phase.PREFILL
+    return is_here and view.sid not in planned and view.is_ready and not view.n_chunk
 
 
-def _check_call(call: int, items: list[PlanItem], by_sid: dict[int, SessionView], device: DeviceView) -> list[str]:
-    n_rows, faults = sum([i.n_tokens for i in items]), []
-    if n_rows > device.n_batch:
-        faults.append(f"call {call} has {n_rows} tokens, n_batch is {device.n_batch}")
-    if n_rows > device.n_verify_rows and any(i.phase is Phase.DECODE and i.n_tokens > 1 for i in items):
-        faults.append(f"call {call} verifies drafts with {n_rows} rows, the most is {device.n_verify_rows}")
-    if device.one_set_per_call:
-        sets = {by_sid[i.sid].adapters for i in items if i.sid in by_sid}
-        if len(sets) > 1:
-            faults.append(f"call {call} has rows of {len(sets)} adapter sets")
-    return faults
+def _broken(what: object, rules: dict[str, bool]) -> list[str]:
+    if all(rules.values()):  # nearly always
+        return []
+    return [f"{what} breaks the rule: {rule}" for rule, holds in rules.items() if not holds]
 
 
-def _can_restore(view: SessionView | None, admitted: dict[int, int], planned: set[int]) -> bool:
-    if view is None or view.sid in planned or not view.is_ready or view.n_chunk:
-        return False
-    return view.sid in admitted or view.phase is Phase.PREFILL
-
-
-def _check_item(view: SessionView | None, item: PlanItem, admitted: dict[int, int], state: SchedulerState) -> list[str]:
-    if view is None:
-        return [f"unknown session {item.sid}"]
-    seq_id = admitted.get(item.sid, view.seq_id)
-    faults = []
-    if item.seq_id != seq_id or seq_id < 0:
-        faults.append(f"session {item.sid} owns sequence {seq_id}, not {item.seq_id}")
-    if not view.is_ready:
-        faults.append(f"session {item.sid} is not ready")
+def _item_rules(view: SessionView, item: PlanItem, seq_id: int, device: DeviceView) -> dict[str, bool]:
     if item.phase is Phase.DECODE:
-        if view.phase is not Phase.DECODE:
-            faults.append(f"session {item.sid} cannot decode yet")
-        is_fit = 1 <= item.n_tokens <= 1 + len(view.survival)
-        if not is_fit or not item.want_logits or item.call < 0 or item.mode is not None:
-            faults.append(f"session {item.sid}: bad decode item")
-    elif item.phase is Phase.PREFILL:
-        faults += _check_prefill(view, item, state)
-    else:
-        faults.append(f"session {item.sid}: phase {item.phase!r} cannot be planned")
-    return faults
+        return {
+            "the session's own sequence": item.seq_id == seq_id >= 0,
+            "a session that decodes": view.is_ready and view.phase is Phase.DECODE,
+            "one token, and at most all drafts": 1 <= item.n_tokens <= 1 + len(view.survival),
+            "logits, in a decode call": item.want_logits and item.call >= 0 and item.mode is None,
+        }
+    is_sliced = item.mode is PrefillMode.SLICED
+    return {
+        "the session's own sequence": item.seq_id == seq_id >= 0,
+        "a prompt, in one of three ways": view.is_ready and item.phase is Phase.PREFILL and item.mode is not None,
+        "tokens that are left": 1 <= item.n_tokens <= view.n_left,
+        "a paused chunk is resumed whole": not view.n_chunk or (is_sliced and item.n_tokens == view.n_chunk),
+        "a call of its own only if not sliced": (item.call < 0) == is_sliced,
+        "slices of an ubatch": not is_sliced or item.n_tokens <= device.n_ubatch,
+        "logits of the prompt's last token alone": item.want_logits == (item.n_tokens == view.n_left),
+    }
 
 
-def _check_prefill(view: SessionView, item: PlanItem, state: SchedulerState) -> list[str]:
-    faults, n_left = [], view.n_left
-    if not 1 <= item.n_tokens <= n_left:
-        faults.append(f"session {item.sid}: chunk of {item.n_tokens} with {n_left} tokens left")
-    if view.n_chunk and item.n_tokens != view.n_chunk:
-        faults.append(f"session {item.sid}: a chunk of {view.n_chunk} is in progress, {item.n_tokens} planned")
-    if item.mode is None or (item.call < 0) != (item.mode is PrefillMode.SLICED):
-        faults.append(f"session {item.sid}: call {item.call} does not suit {item.mode!r}")
-    if view.n_chunk and item.mode is not PrefillMode.SLICED:
-        faults.append(f"session {item.sid}: a paused chunk can only be resumed")
-    if item.mode is PrefillMode.SLICED and item.n_tokens > state.device.n_ubatch:
-        faults.append(f"session {item.sid}: chunk of {item.n_tokens}, n_ubatch is {state.device.n_ubatch}")
-    if item.want_logits != (item.n_tokens == n_left):
-        faults.append(f"session {item.sid}: logits belong to the prompt's last token alone")
-    return faults
+def _call_rules(items: list[PlanItem], by_sid: dict[int, SessionView], device: DeviceView) -> dict[str, bool]:
+    n_rows = sum([i.n_tokens for i in items])
+    has_drafts = any(i.phase is Phase.DECODE and i.n_tokens > 1 for i in items)
+    return {
+        "n_batch tokens at most": n_rows <= device.n_batch,
+        "n_verify_rows with drafts": not has_drafts or n_rows <= device.n_verify_rows,
+        "one adapter set": not device.one_set_per_call or len({by_sid[i.sid].adapters for i in items}) == 1,
+    }
 
 
 def decode_only(state: SchedulerState) -> Plan:
