@@ -79,6 +79,11 @@ class Gap(NamedTuple):
         there = f"long room {long:.3f}" if self.has_long else f"room {everyday:.3f} (long {long:.3f})"
         return f"{what} {ns / 1e6:.3f} ms > {there}, credit {self.memory.credit:.2f}"
 
+    def spending(self, what: str, ns: int, room: Room) -> str:
+        """Why work takes a long gap, in numbers."""
+        credit = self.memory.credit
+        return f", long gap on credit {credit:.2f}: {what}{ns / 1e6:.3f} ms > room {room.in_everyday_ns / 1e6:.3f}"
+
     def why_rarely(self, ns: int) -> str:
         """Why work of `ns` is forced only after RARELY times `starvation_ticks` rounds; empty if it is not."""
         return ", since with the round it exceeds the long limit" if self.limits.patience(ns) > 1 else ""
@@ -119,29 +124,26 @@ def seal(state: SchedulerState, plan: Plan) -> Plan:
 def _divide(gap: Gap, item: PlanItem | None, wanted: list[SessionView]) -> Grant:
     """Divide the gap between the prompt `item` and the background streams `wanted`.
 
-    One of them goes first (`_turn`). The other gets the gap if nothing of the first fits.
+    If something of both fits, the gap is for the one whose turn it is.
     """
+    rows = _rows(gap, wanted) if wanted else Grant()
     if item is None:
-        return _rows(gap, wanted) if wanted else Grant()
+        return rows
     view = prompt_view(gap.state, item.sid)
     chat = _waiting_for(gap, view)
-    if not wanted:
-        return _prompt(gap, item, view, chat)
-    are_rows_first, why = _turn(gap, view, chat, wanted)
-    rows = _rows(gap, wanted) if are_rows_first else None
-    if rows is not None and rows.rows:
-        note = f"latency_guard: prompt {item.sid} waits: background streams go first: {why}"
-        return rows._replace(holds_prompt=True, notes=(*rows.notes, note))
     grant = _prompt(gap, item, view, chat)
-    if grant.prefill is not None:
-        # The streams get no rows, even if these seem to shorten the round: each number of rows has a correction of its
-        # own, so that gain may be an error of prediction.
-        note = f"latency_guard: 0 of {len(wanted)} background streams: prompt {item.sid} goes first: {why}"
-        return grant._replace(notes=grant.notes + (rows.notes if rows is not None else (note,)))
-    rows = rows or _rows(gap, wanted)
     if not rows.rows:
         return grant._replace(notes=grant.notes + rows.notes, need_ns=grant.need_ns or rows.need_ns)
-    return rows._replace(notes=grant.notes + rows.notes, holds_prompt=grant.holds_prompt)
+    if grant.prefill is None:
+        return rows._replace(notes=grant.notes + rows.notes, holds_prompt=True)
+    are_rows_first, why = _turn(gap, view, chat, wanted)
+    if are_rows_first:
+        note = f"latency_guard: prompt {item.sid} waits: background streams go first: {why}"
+        return rows._replace(notes=(*rows.notes, note), holds_prompt=True)
+    # The streams get no rows, even if these seem to shorten the round: each number of rows has a correction of its
+    # own, so that gain may be an error of prediction.
+    note = f"latency_guard: 0 of {len(wanted)} background streams: prompt {item.sid} goes first: {why}"
+    return grant._replace(notes=(*grant.notes, note))
 
 
 def _turn(gap: Gap, view: SessionView, chat: SessionView | None, wanted: list[SessionView]) -> tuple[bool, str]:
@@ -150,8 +152,8 @@ def _turn(gap: Gap, view: SessionView, chat: SessionView | None, wanted: list[Se
     First come streams of which one starves, then a prompt whose first token a client awaits, then a prompt that
     starves, then whichever had less time.
     """
-    if _is_starving(gap, wanted, 1):
-        n_rounds = n_rounds_without(gap.state, wanted, gap.memory.forced_tick)
+    n_rounds, n_most = _rounds_without(gap, wanted, 1)
+    if n_rounds >= n_most:
         return True, f"one of them got no token for {n_rounds} rounds"
     if chat is not None:
         return False, "its first token is awaited" if chat is view else "an awaited prompt needs its prefill slot"
@@ -198,52 +200,44 @@ def _rows(gap: Gap, wanted: list[SessionView]) -> Grant:
     If the gap holds none, the stream with the oldest token is forced at the starvation bound.
     """
     limit = gap.room.in_long_ns if gap.has_long else gap.room.in_everyday_ns
-    chosen, oldest = wanted, min(wanted, key=lambda v: (v.t_last_ns, v.sid))
-    too_many: list[SessionView] = []
-    is_forced = False
-    if gap.extra_ns(wanted) > limit:
-        chosen, too_many = _most(gap, in_turn(wanted, gap.memory.cursor), limit)
-        is_forced = not chosen and _is_starving(gap, wanted, gap.limits.patience(gap.extra_ns([oldest])))
-        if is_forced:
-            chosen = [oldest]
-    need = gap.extra_ns(chosen) if chosen else gap.extra_ns([oldest])
-    kind, why = Kind.NOTHING, ""
-    if is_forced:
-        kind, why = Kind.FORCED, ", against starvation"
-    elif chosen:
-        kind = gap.kind_of(need, gap.room)
-    if kind is Kind.LONG:
-        usual = f"room {gap.room.in_everyday_ns / 1e6:.3f}"
-        why = f", long gap on credit {gap.memory.credit:.2f}: {need / 1e6:.3f} ms > {usual}"
+    chosen, too_many = _most(gap, wanted, limit)
+    oldest = min(wanted, key=lambda v: (v.t_last_ns, v.sid))
+    need = gap.extra_ns(chosen or [oldest])
+    n_rounds, n_most = _rounds_without(gap, wanted, gap.limits.patience(need))
+    kind, why, wait = gap.kind_of(need, gap.room), "", ""
+    if not chosen:
+        kind, wait = Kind.NOTHING, f", {n_rounds} rounds without a token"
+        if n_rounds >= n_most:
+            chosen, kind, why = [oldest], Kind.FORCED, ", against starvation"
+        else:
+            wait += f", forced after {n_most}{gap.why_rarely(need)}"
+    elif kind is Kind.LONG:
+        why = gap.spending("", need, gap.room)
     if too_many:
         why += ": " + gap.refusal(f"{len(too_many)} of them", gap.extra_ns(too_many), gap.room)
-    if is_forced or not chosen:
-        why += f", {n_rounds_without(gap.state, wanted, gap.memory.forced_tick)} rounds without a token"
-        n_most = _starved_after(gap, gap.limits.patience(need))
-        why += "" if is_forced else f", forced after {n_most}{gap.why_rarely(need)}"
-    notes = (f"latency_guard: {len(chosen)} of {len(wanted)} background streams{why}",) if why else ()
+    notes = (f"latency_guard: {len(chosen)} of {len(wanted)} background streams{why}{wait}",) if why or wait else ()
     return Grant(kind, tuple(chosen), need_ns=need, notes=notes)
 
 
-def _most(gap: Gap, ordered: list[SessionView], limit: int) -> tuple[list[SessionView], list[SessionView]]:
-    """The longest prefix of the list that fits, found by growing it, and the first one that does not fit."""
-    best, n = 0, 1
+def _most(gap: Gap, wanted: list[SessionView], limit: int) -> tuple[list[SessionView], list[SessionView]]:
+    """All streams if they fit, else the longest prefix of the rotation that does, found by growing it, and the first
+    one that does not.
+    """
+    if gap.extra_ns(wanted) <= limit:
+        return wanted, []
+    ordered, best, n = in_turn(wanted, gap.memory.cursor), 0, 1
     while best < len(ordered) and gap.extra_ns(ordered[:n]) <= limit:
         best, n = n, min(len(ordered), n + 1 + n // 8)
     return ordered[:best], ordered[:n]
 
 
-def _is_starving(gap: Gap, wanted: list[SessionView], times: int) -> bool:
-    """Whether a background stream got no token for `starvation_ticks` x `times` rounds, and none was forced for as
-    long. It takes two rounds at least: streams that starved in every round would leave prompts no gap.
+def _rounds_without(gap: Gap, wanted: list[SessionView], times: int) -> tuple[int, int]:
+    """Rounds since a background stream got a token or was forced, and the number of rounds (`starvation_ticks` x
+    `times`) after which one is starved. It takes two rounds at least: streams that starved in every round would leave
+    prompts no gap.
     """
     n_rounds = n_rounds_without(gap.state, wanted, gap.memory.forced_tick)
-    return n_rounds >= _starved_after(gap, times)
-
-
-def _starved_after(gap: Gap, times: int) -> int:
-    """Rounds without a token after which a background stream starves."""
-    return max(2, gap.state.config.starvation_ticks * times)
+    return n_rounds, max(2, gap.state.config.starvation_ticks * times)
 
 
 def _prompt(gap: Gap, item: PlanItem, view: SessionView, chat: SessionView | None) -> Grant:
@@ -265,8 +259,7 @@ def _in_room(gap: Gap, item: PlanItem, view: SessionView, room: Room, usual: Kin
     why = gap.refusal(what, need, room)
     prompt = f"latency_guard: prompt {item.sid}"
     if kind is Kind.LONG:
-        long, everyday = f"long gap on credit {gap.memory.credit:.2f}", f"room {room.in_everyday_ns / 1e6:.3f}"
-        note = f"{prompt}, {long}: {what} {need / 1e6:.3f} ms > {everyday}"
+        note = prompt + gap.spending(f"{what} ", need, room)
         return Grant(kind, (), item, room.in_long_ns, need_ns=need, notes=(note,))
     # A restored beginning is copied into the prefill slot before the chunk's first piece. A run that is too short for a
     # piece can do that, so the prompt is forced one starvation bound later.
@@ -346,7 +339,7 @@ def _remembered(gap: Gap, plan: Plan, grant: Grant) -> TbtMemory:
     it is.
     """
     memory, state = gap.memory, gap.state
-    extra_ns = gap.extra_ns(list(grant.rows)) if grant.rows else 0
+    extra_ns = grant.need_ns if grant.rows else 0
     most = state.config.tick_budget_ns * 4
     is_own_call = grant.prefill is not None and grant.prefill.mode is PrefillMode.OWN_CALL
     prompt_ns = grant.need_ns if is_own_call or grant.min_pieces else plan.run_ns
