@@ -8,14 +8,11 @@ its rows (`_exchange`). A prompt whose first token a client awaits gives up noth
 
 from __future__ import annotations
 
-import heapq
-import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from uma_core.policy.deadlines import is_first_awaited
-from uma_core.policy.index import index_of, prompt_view, rows_time, views_of
+from uma_core.policy.index import index_of, prompt_view, views_of
 from uma_core.policy.plan import Plan, PlanItem, PrefillMode
 from uma_core.policy.state import SchedulerState, SessionView
 from uma_core.types import Phase, Priority
@@ -57,24 +54,23 @@ def _room(state: SchedulerState, plan: Plan) -> DraftRoom:
         return DraftRoom(UNLIMITED_NS, UNLIMITED_NS, UNLIMITED_NS, 0)
     if guard.kind not in ORDINARY:
         return DraftRoom(0, 0, 0, 0)
-    views = views_of(state, plan.decodes)
     own_call_ns = guard.need_ns if any(i.mode is PrefillMode.OWN_CALL for i in plan.items) else 0
-    taken_ns = _rows_ns(state, plan, views) + plan.run_ns - _spare(state, plan) + own_call_ns
+    rows_ns = sum(state.cost.decode_ns(len(cells), sum(cells)) for cells in _calls(state, plan))
+    taken_ns = rows_ns + plan.run_ns - _spare(state, plan) + own_call_ns
     in_everyday_ns = guard.round_ns + guard.room_ns - taken_ns
-    has_others = (
-        plan.run_ns or own_call_ns or plan.transfer_ns or any(v.priority is not Priority.INTERACTIVE for v in views)
-    )
+    has_rows = any(v.priority is Priority.BACKGROUND for v in views_of(state, plan.decodes))
+    has_others = plan.run_ns or own_call_ns or plan.transfer_ns or has_rows
     in_long_ns = in_everyday_ns if has_others else max(in_everyday_ns, guard.long_ns - taken_ns)
     return DraftRoom(in_everyday_ns, in_long_ns, guard.everyday_ns, guard.round_ns)
 
 
-def _rows_ns(state: SchedulerState, plan: Plan, views: list[SessionView]) -> int:
-    """Return the time of these rows as planned: background rows share the interactive rows' call or have their own."""
+def _calls(state: SchedulerState, plan: Plan) -> list[list[int]]:
+    """For each decode call: the KV cells that each of its streams' rows reads."""
     call_of = {i.sid: i.call for i in plan.decodes}
-    streams, others = ([v for v in views if v.priority is priority] for priority in Priority)
-    if {call_of[v.sid] for v in streams} & {call_of[v.sid] for v in others}:
-        return rows_time(state, views)
-    return rows_time(state, streams) + rows_time(state, others)
+    calls: dict[int, list[int]] = {}
+    for view in views_of(state, plan.decodes):
+        calls.setdefault(call_of[view.sid], []).append(view.n_past)
+    return list(calls.values())
 
 
 def _spare(state: SchedulerState, plan: Plan) -> int:
@@ -139,12 +135,12 @@ def _allot(state: SchedulerState, streams: list[SessionView], room: DraftRoom) -
     Of two orders, the better one counts: the likeliest drafts first, or one draft of every stream before all others. A
     stream without drafts gets one token, so it limits the gap to the limit of one token.
     """
-    orders = (_likeliest, _each_first) if len(streams) > 1 else (_likeliest,)
-    return max(_rows_of(state, streams, order(streams), room) for order in orders)[1:]
+    orders = (False, True) if len(streams) > 1 else (False,)
+    return max(_rows_of(state, streams, _drafts(streams, each_first), room) for each_first in orders)[1:]
 
 
 def _rows_of(
-    state: SchedulerState, streams: list[SessionView], drafts: Iterable[tuple[float, int]], room: DraftRoom
+    state: SchedulerState, streams: list[SessionView], drafts: list[tuple[float, int]], room: DraftRoom
 ) -> tuple[float, list[int], int]:
     """Find how many of these drafts (survival, sid), taken in order, give the call the most tokens per ns.
 
@@ -188,7 +184,7 @@ def _exchange(state: SchedulerState, streams: list[SessionView], prompt: PlanIte
     step_ns = state.cost.decode_ns(len(streams), sum(v.n_past for v in streams))
     token_ns = state.cost.prefill_ns(state.cost.sweet_chunk, n_past) / state.cost.sweet_chunk
     expected = float(len(streams))
-    for survival, sid in _likeliest(streams):
+    for survival, sid in _drafts(streams):
         if len(chosen) == prompt.n_tokens // 2 or survival * step_ns <= expected * token_ns:
             break
         expected += survival
@@ -196,18 +192,10 @@ def _exchange(state: SchedulerState, streams: list[SessionView], prompt: PlanIte
     return chosen
 
 
-def _likeliest(streams: list[SessionView]) -> Iterator[tuple[float, int]]:
-    """Return (survival, sid) of every draft token, the likeliest first."""
-    # a stream's survival falls from token to token, so each of its lists is sorted
-    by_stream = ([(-survival, v.sid) for survival in v.survival] for v in streams)
-    return ((-negated, sid) for negated, sid in heapq.merge(*by_stream))
-
-
-def _each_first(streams: list[SessionView]) -> Iterator[tuple[float, int]]:
-    """Return every stream's first draft token, the likeliest first, then the others in the order of `_likeliest`."""
-    firsts = sorted(((v.survival[0], v.sid) for v in streams if v.survival), reverse=True)
-    others = _likeliest([v._replace(survival=v.survival[1:]) for v in streams])
-    return itertools.chain(firsts, others)
+def _drafts(streams: list[SessionView], is_each_first: bool = False) -> list[tuple[float, int]]:
+    """(survival, sid) of every draft token, the likeliest first; or every stream's first one before all others."""
+    found = [(is_each_first and k > 0, -p, v.sid) for v in streams for k, p in enumerate(v.survival)]
+    return [(-negated, sid) for _, negated, sid in sorted(found)]
 
 
 # making drafts
@@ -256,12 +244,8 @@ def _floor(state: SchedulerState, plan: Plan, room: DraftRoom) -> Plan:
     """
     if plan.guard is None:
         return plan
-    calls: dict[int, list[int]] = {}  # cells of each row
-    call_of = {i.sid: i.call for i in plan.decodes}
-    for view in views_of(state, plan.decodes):
-        calls.setdefault(call_of[view.sid], []).append(view.n_past)
     floor = 2.0  # no draft is that likely
-    for cells in calls.values():
+    for cells in _calls(state, plan):
         n, step_ns = len(cells), state.cost.decode_ns(len(cells), sum(cells))
         n_free = state.device.n_verify_rows - n if state.device.can_mix_rows or n == 1 else 0
         for k in range(1, n_free + 1):
