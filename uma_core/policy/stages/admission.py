@@ -12,8 +12,6 @@ sequences and cells.
 
 from __future__ import annotations
 
-from heapq import nsmallest
-
 from uma_core.policy.index import SessionIndex, index_of
 from uma_core.policy.order import FAIR_QUANTUM_NS, urgency_key
 from uma_core.policy.plan import Admission, Plan
@@ -31,12 +29,22 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
     held = [
         v for v in index.resident if v.t_held_ns and not v.is_transferring and state.now_ns - v.t_held_ns >= HELD_NS
     ]
-    if not index.waiting:
-        return _free_slots(plan, index, held)
+    if index.waiting:
+        plan = _waiting_served(state, plan, index, held)
+    # held sessions whose chunk keeps other prompts from a prefill slot
+    park = tuple(v.sid for v in held if v.n_chunk and v.sid not in plan.park)
+    if not park or not (index.prompts or index.waiting):
+        return plan
+    plan = plan._replace(park=plan.park + park)
+    return plan.note(f"admission: parks {', '.join(map(str, park))}, held with a chunk in a prefill slot")
+
+
+def _waiting_served(state: SchedulerState, plan: Plan, index: SessionIndex, held: list[SessionView]) -> Plan:
+    """Admit waiting sessions, or park one session to make room for the first that does not fit."""
     admitted: list[Admission] = []
     why = NO_SEQUENCE
     if state.device.free_seqs:
-        admitted, blocked, why = _admit(state, _first(state, plan, index), index)
+        admitted, blocked, why = _admit(state, sorted(index.waiting, key=urgency_key(state, plan.charged)), index)
     else:
         blocked = next((v for v in index.waiting if v.priority is Priority.INTERACTIVE), index.waiting[0])
     victims: tuple[int, ...] = ()
@@ -48,24 +56,7 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
     if n_left:
         waits = "1 waits" if n_left == 1 else f"{n_left} wait"
         plan = plan.note(f"admission: {waits}: {why}")
-    plan = plan._replace(admit=plan.admit + tuple(admitted), park=plan.park + victims)
-    return _free_slots(plan, index, held)
-
-
-def _free_slots(plan: Plan, index: SessionIndex, held: list[SessionView]) -> Plan:
-    """Park held sessions whose chunk keeps other prompts from a prefill slot."""
-    park = tuple(v.sid for v in held if v.n_chunk and v.sid not in plan.park)
-    if not park or not (index.prompts or index.waiting):
-        return plan
-    plan = plan._replace(park=plan.park + park)
-    return plan.note(f"admission: parks {', '.join(map(str, park))}, held with a chunk in a prefill slot")
-
-
-def _first(state: SchedulerState, plan: Plan, index: SessionIndex) -> list[SessionView]:
-    """Return the first waiting sessions in order, of each priority more than there are sequences: some may not fit."""
-    key, n = urgency_key(state, plan.charged), 2 * state.device.n_seq_max
-    groups = ([v for v in index.waiting if v.priority is priority] for priority in Priority)
-    return sorted([v for group in groups for v in nsmallest(n, group, key=key)], key=key)
+    return plan._replace(admit=tuple(admitted), park=victims)
 
 
 def cells_needed(view: SessionView, device: DeviceView) -> int:
