@@ -433,8 +433,7 @@ def test_a_long_documents_answer_does_not_seem_to_fit_beside_a_chat():
     """Its steps take twice as long as a chat's. Calibration saw a quarter of that, because its contexts are short."""
     sim = Sim(CHEAP_ROWS, FakeModel(n_seq_max=2, n_ctx=70_000))
     curve = sim.cost.decode._replace(slope=tuple(slope / 4 for slope in sim.cost.decode.slope))
-    lines = tuple((base, slope / 4, regime) for base, slope, regime in sim.cost.lines)
-    sim.cost = sim.cost._replace(decode=curve, lines=lines)
+    sim.cost = sim.cost._replace(decode=curve)
     document = sim.submit(Job(30_000, 96, BACK, 2))
     for _ in range(3_000):  # a piece is longer than a run here, but is computed all the same
         sim.tick()

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from uma_core.policy.cost.curve import Curve, fit_curve, slope_of
-from uma_core.policy.cost.model import MAX_ROWS, NOISE, REGIMES, CostModel, best_splits, decode_line
+from uma_core.policy.cost.model import NOISE, REGIMES, CostModel, best_splits
 from uma_core.policy.state import DeviceView
 
 DECODE, CHUNK, PIECE, TRANSFER, MIXED = "decode", "prefill", "piece", "transfer", "mixed"
@@ -128,7 +128,6 @@ def build(
         splits=best_splits(decode),
         chunks=chunks,
         sweet_chunk=sweet,
-        lines=((0.0, 0.0, 0), *(decode_line(decode, n) for n in range(1, MAX_ROWS + 1))),
     )
 
 

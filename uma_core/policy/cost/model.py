@@ -35,14 +35,12 @@ class CostModel(NamedTuple):
     splits: tuple[tuple[int, ...], ...]  # splits[n]: sizes of the calls that serve n rows fastest
     chunks: tuple[int, ...]  # sizes worth using for a prompt chunk, ascending
     sweet_chunk: int  # the size with the fewest ns per token, without context
-    lines: tuple[tuple[float, float, int], ...]  # lines[n]: base, slope and regime of a decode call of n rows
     # time of a call with this many rows, all but one of them a prompt's; None: prompts have calls of their own
     mixed: Curve | None = None
 
     def decode_ns(self, n_rows: int, n_kv: int) -> int:
         """Time of one decode call of `n_rows` rows that read `n_kv` cells in total."""
-        base, slope, regime = self.lines[n_rows] if n_rows <= MAX_ROWS else decode_line(self.decode, n_rows)
-        return int((base + slope * n_kv) * self.factors[regime])
+        return int(self.decode.ns(n_rows, n_kv) * self.factors[regime_of(n_rows)])
 
     def solo_step_ns(self, n_kv: int) -> int:
         """Time of a decode call of one row."""
@@ -128,8 +126,7 @@ class CostModel(NamedTuple):
                 values[name] = values[name] and Curve(*(tuple(part) for part in values[name]))
             for name in ("factors", "counts", "chunks"):
                 values[name] = tuple(values[name])
-            for name in ("splits", "lines"):
-                values[name] = tuple(tuple(s) for s in values[name])
+            values["splits"] = tuple(tuple(s) for s in values["splits"])
             if len(values["factors"]) != len(REGIMES) or not values["chunks"]:
                 raise ValueError("wrong shape")
         except (KeyError, TypeError, ValueError) as error:
@@ -140,12 +137,6 @@ class CostModel(NamedTuple):
 def regime_of(n_rows: int) -> int:
     """Index of the correction that a decode call of `n_rows` rows uses: one for each doubling of the rows."""
     return min((n_rows - 1).bit_length(), PREFILL - 1) if n_rows > 1 else 0
-
-
-def decode_line(decode: Curve, n_rows: int) -> tuple[float, float, int]:
-    """Evaluate the decode curve for one row count: base, slope and regime."""
-    base = decode.ns(n_rows, 0)
-    return base, decode.ns(n_rows, 1) - base, regime_of(n_rows)
 
 
 def best_splits(decode: Curve) -> tuple[tuple[int, ...], ...]:
