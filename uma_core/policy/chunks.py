@@ -98,17 +98,9 @@ def _candidates(cost: CostModel, n_left: int, limit: int) -> list[int]:
 
 
 def efficient(cost: CostModel, view: SessionView, limit: int) -> int:
-    """The chunk size when no stream's gap is affected: the largest whose time per token is within 1 % of the least.
-    Once the rest of the prompt is within the limit, the time for that whole rest is compared instead.
-    """
-    n_left, n_past = view.n_left, view.n_past
-    sizes = _candidates(cost, n_left, limit)
-    if n_left > limit:
-        times = [_token_ns(cost, n, n_past, limit) for n in sizes]
-    else:
-        times = [
-            cost.prefill_ns(n, n_past) + (cost.prefill_ns(n_left - n, n_past + n) if n < n_left else 0) for n in sizes
-        ]
+    """The chunk size when no stream's gap is affected: the largest whose time per token is within 1 % of the least."""
+    sizes = _candidates(cost, view.n_left, limit)
+    times = [_token_ns(cost, n, view.n_past, min(view.n_left, limit)) for n in sizes]
     return max(n for n, ns in zip(sizes, times, strict=True) if ns <= 1.01 * min(times))
 
 
