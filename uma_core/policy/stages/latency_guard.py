@@ -241,41 +241,34 @@ def _rounds_without(gap: Gap, wanted: list[SessionView], times: int) -> tuple[in
 
 
 def _prompt(gap: Gap, item: PlanItem, view: SessionView, chat: SessionView | None) -> Grant:
-    """Grant prompt work in an everyday gap, else in a long one, else one forced piece, else nothing."""
-    if chat is None:
-        return _in_room(gap, item, view, gap.room, Kind.NORMAL)
-    room, kind, notes = _awaited_room(gap, item, view, chat)
-    grant = _in_room(gap, item, view, room, kind)
-    return grant._replace(notes=notes + grant.notes)
-
-
-def _in_room(gap: Gap, item: PlanItem, view: SessionView, room: Room, usual: Kind) -> Grant:
-    """Grant prompt work in this room. `usual`: the kind of a gap with work that fits `room.in_everyday_ns`."""
+    """Grant prompt work in an everyday gap (in an urgent one, if `chat` would be late), else in a long one, else one
+    forced piece, else nothing.
+    """
+    room, usual, notes = _awaited_room(gap, item, view, chat) if chat is not None else (gap.room, Kind.NORMAL, ())
     item, need = sized(gap.state, item, view, room)
     kind = gap.kind_of(need, room)
     if kind is Kind.NORMAL:
-        return Grant(usual, (), item, need if item.mode is PrefillMode.MIXED else room.in_everyday_ns, need_ns=need)
+        run_ns = need if item.mode is PrefillMode.MIXED else room.in_everyday_ns
+        return Grant(usual, (), item, run_ns, need_ns=need, notes=notes)
     what = "piece" if item.mode is PrefillMode.SLICED else f"whole chunk of {item.n_tokens}"  # mixed rows always fit
     why = gap.refusal(what, need, room)
-    prompt = f"latency_guard: prompt {item.sid}"
-    if kind is Kind.LONG:
-        note = prompt + gap.spending(f"{what} ", need, room)
-        return Grant(kind, (), item, room.in_long_ns, need_ns=need, notes=(note,))
+    idle = f"{(gap.state.now_ns - view.t_progress_ns) / 1e6:.0f} ms without progress"
     # A restored beginning is copied into the prefill slot before the chunk's first piece. A run that is too short for a
     # piece can do that, so the prompt is forced one starvation bound later.
     is_copying = view.n_cached > 0 and view.n_past > 0 and bool(view.n_chunk) and not view.chunk_fraction
     patience = gap.limits.patience(need)
-    idle = f"{(gap.state.now_ns - view.t_progress_ns) / 1e6:.0f} ms without progress"
-    if is_starved(gap.state, view, patience + is_copying):
-        note = f"{prompt}, one {what} against starvation: {why}, {idle}"
-        return Grant(Kind.FORCED, (), item, 0, 1, need_ns=need, notes=(note,))
-    if is_copying:
-        note = f"{prompt}, no piece, but time to copy its restored beginning: {why}"
-        return Grant(usual, (), item, room.in_everyday_ns, need_ns=need, holds_prompt=True, notes=(note,))
-    n_rounds = patience * gap.state.config.starvation_ticks
-    forced = f"forced after {n_rounds * gap.sessions.round_ns / 1e6:.0f} ms ({n_rounds} rounds{gap.why_rarely(need)})"
-    note = f"{prompt} waits: {why}, {idle}, {forced}"
-    return Grant(need_ns=need, holds_prompt=True, notes=(note,))
+    if kind is Kind.LONG:
+        note, grant = gap.spending(f"{what} ", need, room), Grant(kind, (), item, room.in_long_ns)
+    elif is_starved(gap.state, view, patience + is_copying):
+        note, grant = f", one {what} against starvation: {why}, {idle}", Grant(Kind.FORCED, (), item, min_pieces=1)
+    elif is_copying:
+        note = f", no piece, but time to copy its restored beginning: {why}"
+        grant = Grant(usual, (), item, room.in_everyday_ns, holds_prompt=True)
+    else:
+        n_rounds = patience * gap.state.config.starvation_ticks
+        rounds = f"{n_rounds * gap.sessions.round_ns / 1e6:.0f} ms ({n_rounds} rounds{gap.why_rarely(need)})"
+        note, grant = f" waits: {why}, {idle}, forced after {rounds}", Grant(holds_prompt=True)
+    return grant._replace(need_ns=need, notes=(*notes, f"latency_guard: prompt {item.sid}{note}"))
 
 
 def _awaited_room(gap: Gap, item: PlanItem, view: SessionView, chat: SessionView) -> tuple[Room, Kind, tuple[str, ...]]:
