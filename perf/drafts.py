@@ -76,7 +76,7 @@ def cost_of(prices: Mapping[int, float]) -> CostModel:
     rows = {1: 1.0, **prices}
     decode = Curve(tuple(rows), tuple(STEP_NS * price for price in rows.values()), (CELL_NS,) * len(rows))
     prefill = Curve((1, 512), (STEP_NS, 25 * STEP_NS), (CELL_NS, CELL_NS))
-    return build(decode, prefill, Curve((1, 512), (MS, 4 * MS), (0.0, 0.0)), (0.0, 0.1), 24, True)
+    return build(decode, prefill, Curve((1, 512), (MS, 4 * MS), (0.0, 0.0)), Curve((1,), (0.1,), (0.0,)), 24, True)
 
 
 class Tally:

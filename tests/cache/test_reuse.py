@@ -9,6 +9,7 @@ from tests.cache.asking import ON, SHAPES, computed, text, until, world
 from tests.cache.world import CELL, answer, check_idle
 from uma_core.cache.settings import CacheSettings
 from uma_core.executor.admission import Limits
+from uma_core.policy.cost.curve import Curve
 from uma_core.types import Priority
 
 
@@ -115,7 +116,7 @@ def test_a_restore_that_costs_more_than_computing_is_not_made() -> None:
     w = world(n_seq_max=1, n_ctx=2048)
     w.ask("a", text(300, 1))
     w.ask("b", text(300, 2))
-    w.executor.cost = w.cache.cost = w.executor.cost._replace(transfer_ns_per_byte=1e6)
+    w.executor.cost = w.cache.cost = w.executor.cost._replace(transfer=Curve((1,), (1e6,), (0.0,)))
     w.ask("a2", text(300, 1))
     assert w.cached("a2") == 0
 

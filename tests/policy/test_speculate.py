@@ -25,8 +25,7 @@ POLICY = compose(DEFAULT_STAGES)
 def priced(**ms: float) -> CostModel:
     """`n4=16.6`: a call of four rows takes 16.6 ms."""
     rows = Curve(tuple(int(name[1:]) for name in ms), tuple(each * MS for each in ms.values()), (100.0,) * len(ms))
-    transfer = CPU.transfer_fixed_ns, CPU.transfer_ns_per_byte
-    return build(rows, CPU.prefill, CPU.piece, transfer, CPU.n_layer, True)
+    return build(rows, CPU.prefill, CPU.piece, CPU.transfer, CPU.n_layer, True)
 
 
 # four rows cost hardly more than one, and each further row costs 0.18 of a step

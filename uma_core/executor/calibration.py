@@ -52,7 +52,7 @@ CALM_SPREAD = 1.3  # the two least times of a call of few rows differ by no more
 # A call of n rows takes little longer than n calls of one, if at all: on llama.cpp 2 rows took 2.4 steps at most. One
 # that takes this many times as long was disturbed.
 ROWS_SPREAD = 2.0
-VERSION = 15  # of what is measured; stored results of another version are measured again
+VERSION = 16  # of what is measured; stored results of another version are measured again
 
 Times = tuple[int, int]  # ns of the whole, and of its longest piece
 

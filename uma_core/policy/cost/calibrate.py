@@ -16,6 +16,7 @@ from uma_core.policy.state import DeviceView
 DECODE, CHUNK, PIECE, TRANSFER, MIXED = "decode", "prefill", "piece", "transfer", "mixed"
 PAGE = 64  # the most cells that a sequence takes at a time
 SHORT, LONG = PAGE, 1024  # contexts at which rows are timed
+COPIED = (PAGE, 512)  # cells whose transfer is timed
 N_STEPS = 2  # most decode calls per timing of rows: the first call of a shape builds its graph
 # A size was timed wrong if the next one takes this many times as long per token. With 1.21 two shared cores of a Zen 3
 # lost their best size (128 tokens at 4.75 ms each; 256 at 6.16, 512 at 5.46). What a storm lost: see `ERROR_MOST`.
@@ -60,7 +61,7 @@ def calibration_shapes(device: DeviceView) -> list[Shape]:
     if device.mixed_rows and device.n_seq_max > 1:
         shapes += [Shape(MIXED, n, 0) for n in device.mixed_rows] + [Shape(MIXED, device.mixed_rows[-1], long_kv)]
     if device.kv_bytes_per_cell:  # a model of recurrent layers alone has none
-        shapes += [Shape(TRANSFER, min(n, device.n_ctx_seq) * device.kv_bytes_per_cell, 0) for n in (64, 512)]
+        shapes += [Shape(TRANSFER, min(n, device.n_ctx_seq) * device.kv_bytes_per_cell, 0) for n in COPIED]
     shapes += [Shape(DECODE, n, SHORT) for n in rows[4:]] + [Shape(CHUNK, n, 0) for n in sizes[5:]]
     shapes += [Shape(CHUNK, sizes[0], long_kv), Shape(DECODE, 1, long_kv), Shape(DECODE, min(4, n_most), long_kv)]
     shapes.append(Shape(CHUNK, min(512, device.n_ubatch), long_kv))
@@ -92,7 +93,7 @@ def fit(samples: Iterable[Sample], device: DeviceView) -> CostModel:
     decode = _fit_decode(by_kind[DECODE], start, device) if DECODE in by_kind else start.decode
     prefill = _fit_prefill(by_kind.get(CHUNK, {}), decode, start)
     piece = fit_curve(by_kind[PIECE], 0.0) if PIECE in by_kind else _scaled(prefill, 1 / 64)
-    transfer = _fit_transfer(by_kind.get(TRANSFER, {}), start)
+    transfer = fit_curve(by_kind[TRANSFER], 0.0) if TRANSFER in by_kind else start.transfer
     model = build(decode, prefill, piece, transfer, device.n_layer, True)
     return model._replace(mixed=_fit_mixed(by_kind.get(MIXED, {}), decode))
 
@@ -106,12 +107,12 @@ def guess(device: DeviceView) -> CostModel:
     token = decode.base[-1] / decode.sizes[-1]
     sizes = (8, 32, 64, 128, 256, 512)
     prefill = Curve(sizes, tuple(step + token * n for n in sizes), tuple(cell * n / 4 for n in sizes))
-    return build(decode, prefill, _scaled(prefill, 1 / 48), (5e4, 2 / BYTES_PER_NS), device.n_layer, False)
+    n_bytes = tuple(n * max(1, device.kv_bytes_per_cell) for n in COPIED)
+    transfer = Curve(n_bytes, tuple(5e4 + 2 * n / BYTES_PER_NS for n in n_bytes), (0.0,) * len(n_bytes))
+    return build(decode, prefill, _scaled(prefill, 1 / 48), transfer, device.n_layer, False)
 
 
-def build(
-    decode: Curve, prefill: Curve, piece: Curve, transfer: tuple[float, float], n_layer: int, is_measured: bool
-) -> CostModel:
+def build(decode: Curve, prefill: Curve, piece: Curve, transfer: Curve, n_layer: int, is_measured: bool) -> CostModel:
     """Assemble a model, and compute the fields that follow from its tables."""
     chunks = legal_chunks(prefill)
     sweet = min(chunks, key=lambda n: (prefill.ns(n, 0) / n, n))
@@ -120,8 +121,7 @@ def build(
         prefill=prefill,
         piece=piece,
         n_layer=n_layer,
-        transfer_fixed_ns=transfer[0],
-        transfer_ns_per_byte=transfer[1],
+        transfer=transfer,
         is_measured=is_measured,
         factors=(1.0,) * len(REGIMES),
         counts=(0,) * len(REGIMES),
@@ -181,15 +181,3 @@ def _fit_mixed(points: dict[int, list[tuple[int, float]]], decode: Curve) -> Cur
 
 def _scaled(curve: Curve, by: float) -> Curve:
     return Curve(curve.sizes, tuple(b * by for b in curve.base), tuple(s * by for s in curve.slope))
-
-
-def _fit_transfer(points: dict[int, list[tuple[int, float]]], start: CostModel) -> tuple[float, float]:
-    """Compute fixed time and time per byte from the smallest and the largest transfer."""
-    if not points:
-        return start.transfer_fixed_ns, start.transfer_ns_per_byte
-    low, high = min(points), max(points)
-    ns_low = min(ns for _, ns in points[low])
-    if low == high:
-        return 0.0, ns_low / max(1, low)
-    per_byte = max(0.0, (min(ns for _, ns in points[high]) - ns_low) / (high - low))
-    return max(0.0, ns_low - per_byte * low), per_byte

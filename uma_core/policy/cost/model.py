@@ -27,8 +27,7 @@ class CostModel(NamedTuple):
     prefill: Curve
     piece: Curve  # longest piece of a chunk of this many tokens that is cut as finely as possible, without context
     n_layer: int  # number of pieces over which a chunk's attention is spread
-    transfer_fixed_ns: float
-    transfer_ns_per_byte: float
+    transfer: Curve  # moving so many bytes of KV between memories
     is_measured: bool
     factors: tuple[float, ...]  # correction of each regime
     counts: tuple[float, ...]  # calls seen in each regime; for prefill, chunks
@@ -97,7 +96,7 @@ class CostModel(NamedTuple):
 
     def transfer_ns(self, n_bytes: int) -> int:
         """Time of moving KV bytes between memories."""
-        return int(self.transfer_fixed_ns + n_bytes * self.transfer_ns_per_byte) if n_bytes > 0 else 0
+        return int(self.transfer.ns(n_bytes, 0)) if n_bytes > 0 else 0
 
     @property
     def token_ns(self) -> float:
@@ -122,7 +121,7 @@ class CostModel(NamedTuple):
         """Raise ValueError if the dict was not made by `to_dict`."""
         try:
             values = {name: data[name] for name in CostModel._fields}
-            for name in ("decode", "prefill", "piece", "mixed"):
+            for name in ("decode", "prefill", "piece", "transfer", "mixed"):
                 values[name] = values[name] and Curve(*(tuple(part) for part in values[name]))
             for name in ("factors", "counts", "chunks"):
                 values[name] = tuple(values[name])
