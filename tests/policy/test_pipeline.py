@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from perf.simulator import Job, Sim
-from tests.policy.build import reading, sids, state_of, talking, waiting
+from tests.policy.build import reading, state_of, talking, waiting
 from uma_core.engine.fake.cost import CPU_SHAPE
 from uma_core.engine.fake.engine import FakeModel
 from uma_core.policy.config import DEFAULT_STAGES, SchedulerConfig
 from uma_core.policy.index import index_of, indexed
-from uma_core.policy.pipeline import NEEDED_STAGES, REGISTRY, check_serving, compose, explain
+from uma_core.policy.pipeline import NEEDED_STAGES, REGISTRY, check_serving, compose
 from uma_core.policy.plan import check_plan
-from uma_core.types import Phase, Priority
+from uma_core.types import Priority
 
 FULL_HOUSE = (
     talking(0), talking(1, Priority.BACKGROUND), reading(2), reading(3, Priority.BACKGROUND), waiting(4), waiting(5,
@@ -67,13 +65,6 @@ def test_indexing_changes_nothing_but_speed():
     state = state_of(*FULL_HOUSE)
     assert indexed(state) == state
     assert index_of(indexed(state)) == index_of(state)
-
-
-def test_explain_is_json_and_names_rows_and_prompt():
-    plan = compose(DEFAULT_STAGES)(state_of(talking(0), talking(1), reading(2)))
-    told = json.loads(json.dumps(explain(plan)))
-    assert sum(told["decode_rows_by_call"]) == len(sids(plan, Phase.DECODE)) == 2
-    assert [p["sid"] for p in told["prefill"]] == sids(plan, Phase.PREFILL)
 
 
 def serves(names, model):

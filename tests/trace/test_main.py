@@ -10,8 +10,8 @@ import sys
 from perf.simulator import MS
 from tests.trace.support import busy_second, lines_of
 from uma_core.policy.cost.model import PREFILL
-from uma_core.policy.pipeline import DEPRECATED
 from uma_core.trace.__main__ import main
+from uma_core.trace.words import DEPRECATED
 
 
 def test_the_command_tells_same_from_different(tmp_path, capsys):

@@ -13,8 +13,8 @@ from uma_core.executor.admission import time_left_ns
 from uma_core.executor.executor import Executor
 from uma_core.executor.queue_positions import Standing
 from uma_core.executor.residency import residency
-from uma_core.policy.pipeline import guard_words
 from uma_core.session.session import Session
+from uma_core.trace.words import guard_words
 from uma_core.types import Phase, Priority
 
 

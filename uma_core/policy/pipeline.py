@@ -8,7 +8,6 @@ memory in its own field of `plan.memory`, and tells the other stages only throug
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -16,7 +15,7 @@ from uma_core.policy.config import DEFAULT_STAGES, RETIRED_STAGES
 from uma_core.policy.deadlines import begin_together
 from uma_core.policy.index import indexed
 from uma_core.policy.order import FAIR_QUANTUM_NS
-from uma_core.policy.plan import Plan, PrefillMode, TbtDecision
+from uma_core.policy.plan import Plan
 from uma_core.policy.repeat import n_repeats
 from uma_core.policy.stages import (
     admission,
@@ -107,46 +106,3 @@ def check_serving(names: Iterable[str]) -> None:
     missing = [name for name in NEEDED_STAGES if name not in listed]
     if missing:
         raise ValueError(f"without {', '.join(missing)} some request is never served")
-
-
-# 0.x names that clients may still read; the next release removes them
-DEPRECATED = {"solo_ms": "round_ms", "cap_ms": "everyday_ms", "pause_ms": "long_ms"}
-
-
-def explain(plan: Plan) -> dict[str, object]:
-    """The plan in words and numbers, for `status` and traces."""
-    calls: Counter[int] = Counter()
-    for item in plan.decodes:
-        calls[item.call] += item.n_tokens
-    words: dict[str, object] = {
-        "admit": [a.sid for a in plan.admit],
-        "park": list(plan.park),
-        "decode_rows_by_call": [calls[c] for c in sorted(calls)],
-        "prefill": [
-            {
-                "sid": i.sid,
-                "n_tokens": i.n_tokens,
-                "mode": i.mode.name.lower(),
-                "sliced": i.mode is PrefillMode.SLICED,
-                "reason": i.reason,
-            }
-            for i in plan.items
-            if i.mode is not None
-        ],
-        "run_ms": plan.run_ns / 1e6,
-        "quantum_ms": plan.quantum_ns / 1e6,
-        "min_pieces": plan.min_pieces,
-        "transfer_ms": plan.transfer_ns / 1e6,
-        "bmt_mb": plan.bmt_bytes / 1e6,
-        "notes": list(plan.notes),
-    }
-    return words if plan.guard is None else {**words, "guard": guard_words(plan.guard)}
-
-
-def guard_words(guard: TbtDecision) -> dict[str, object]:
-    """The numbers that decided in the latency guard, in ms."""
-    fields = guard._asdict().items()
-    words: dict[str, object] = {
-        name.replace("_ns", "_ms"): round(value / 1e6, 4) if name.endswith("_ns") else value for name, value in fields
-    }
-    return words | {old: words[name] for old, name in DEPRECATED.items()}

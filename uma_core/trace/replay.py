@@ -9,9 +9,10 @@ from typing import Any
 
 from uma_core.policy.cost.model import REGIMES
 from uma_core.policy.index import index_of
-from uma_core.policy.pipeline import DEPRECATED, compose, explain, guard_words
+from uma_core.policy.pipeline import compose
 from uma_core.policy.state import SchedulerState, SessionView
 from uma_core.trace.lines import pack_plan, recorded
+from uma_core.trace.words import DEPRECATED, explain, guard_words
 
 NO_TICKS = "it has no ticks (a daemon without requests records none)"
 

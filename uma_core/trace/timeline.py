@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from uma_core.policy.pipeline import explain
 from uma_core.policy.plan import Plan, PlanItem
 from uma_core.policy.state import CallReport
 from uma_core.trace.lines import Tick
+from uma_core.trace.words import explain
 from uma_core.types import Phase
 
 US = 1000.0
