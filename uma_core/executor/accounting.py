@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from uma_core.engine.api import DecodeOutcome, DecodeStatus
 from uma_core.executor.meters import Meters
+from uma_core.policy import traffic
 from uma_core.policy.cost.model import CostModel
-from uma_core.policy.state import CallReport
+from uma_core.policy.state import CallReport, DeviceView
 from uma_core.session.draft import Draft
 from uma_core.session.session import Session
 from uma_core.types import Phase
@@ -108,3 +109,15 @@ class Accounting:
             self.client_ns = {client: half for client, n in self.client_ns.items() if (half := n // 2) >= FORGET_NS}
         if len(self.client_ns) > CLIENTS_MOST:  # each request may be a new process: drop those with the least time
             self.client_ns = dict(heapq.nlargest(CLIENTS_MOST // 2, self.client_ns.items(), key=lambda item: item[1]))
+
+
+def bytes_moved(device: DeviceView, report: CallReport) -> int:
+    """Return the bytes that a call or a run moved. A run has as large a share of its chunk's bytes as of its time."""
+    if report.is_full:
+        return 0
+    if report.phase is Phase.DECODE:
+        return traffic.decode_call(device, report.n_rows, report.n_kv)
+    if not report.n_chunk:
+        return traffic.chunk(device, report.n_rows, report.n_kv)
+    whole = traffic.chunk(device, report.n_chunk, report.n_kv)
+    return int(whole * report.predicted_ns / report.whole_ns) if report.whole_ns else 0

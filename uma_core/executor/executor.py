@@ -17,6 +17,7 @@ from uma_core.cache.settings import CacheSettings
 from uma_core.clock import Clock
 from uma_core.engine.api import Engine
 from uma_core.errors import ErrorCode, UmaError
+from uma_core.executor.accounting import bytes_moved
 from uma_core.executor.admission import AdmissionControl
 from uma_core.executor.answers import Group
 from uma_core.executor.calls import Calls
@@ -28,7 +29,6 @@ from uma_core.executor.queue_positions import QueuePositions, Standing, standing
 from uma_core.executor.residency import Residency, residency
 from uma_core.executor.slots import Slots
 from uma_core.metrics.catalog import Registry
-from uma_core.policy import traffic
 from uma_core.policy.config import SchedulerConfig
 from uma_core.policy.cost.learn import observe
 from uma_core.policy.cost.model import CostModel
@@ -408,7 +408,7 @@ class Executor:
         self._serving_ns = 0
         if reports:
             self.cache.measure()
-            n_bytes = sum(traffic.moved(self._device, report) for report in reports)
+            n_bytes = sum(bytes_moved(self._device, report) for report in reports)
             self.meters.on_engine(self.last_plan, len(ticks), n_bytes, sum(report.elapsed_ns for report in reports))
             for ns in ticks:
                 self.last_tick_ns = ns

@@ -6,8 +6,7 @@ E (1 - (1 - k/E)^n) of them, if they pick independently.
 
 from __future__ import annotations
 
-from uma_core.policy.state import CallReport, DeviceView
-from uma_core.types import Phase
+from uma_core.policy.state import DeviceView
 
 TILE_ROWS = 64  # rows of a chunk that share one read of the context
 
@@ -29,15 +28,3 @@ def chunk(device: DeviceView, n_tokens: int, n_past: int) -> int:
     """Bytes of one whole prompt chunk."""
     n_tiles = -(-n_tokens // TILE_ROWS)
     return weights(device, n_tokens) + (n_past * n_tiles + n_tokens) * device.kv_bytes_per_cell
-
-
-def moved(device: DeviceView, report: CallReport) -> int:
-    """Bytes that a call or a run moved. A run's share of its chunk's bytes is its share of the chunk's time."""
-    if report.is_full:
-        return 0
-    if report.phase is Phase.DECODE:
-        return decode_call(device, report.n_rows, report.n_kv)
-    if not report.n_chunk:
-        return chunk(device, report.n_rows, report.n_kv)
-    whole = chunk(device, report.n_chunk, report.n_kv)
-    return int(whole * report.predicted_ns / report.whole_ns) if report.whole_ns else 0
