@@ -9,7 +9,7 @@ into the gaps, and might serve the same sessions every time.
 
 from __future__ import annotations
 
-from uma_core.policy.index import SessionIndex, index_of
+from uma_core.policy.index import index_of
 from uma_core.policy.order import fair_share, in_turn, starved_first
 from uma_core.policy.plan import Plan
 from uma_core.policy.rows import decode_items
@@ -17,25 +17,24 @@ from uma_core.policy.state import SchedulerState, SessionView
 
 
 def run(state: SchedulerState, plan: Plan) -> Plan:
-    index = index_of(state)
-    if plan.park:
-        index = index._replace(background=[v for v in index.background if v.sid not in plan.park])
-    if not index.interactive and not index.background:
+    interactive = index_of(state).interactive
+    streams = [v for v in index_of(state).background if v.sid not in plan.park]
+    if not interactive and not streams:
         return plan
-    background = _served(state, plan, index)
-    n, n_all = len(background), len(index.background)
-    plan = plan._replace(items=plan.items + decode_items(state, index.interactive, background))
+    background = _served(state, plan, streams)
+    n, n_all = len(background), len(streams)
+    plan = plan._replace(items=plan.items + decode_items(state, interactive, background))
     if n == n_all:
         return plan.remember(decode_first=-1)
     plan = plan.note(f"decode_first: {n} of {n_all} background streams served")
     return plan.remember(decode_first=background[-1].sid)
 
 
-def _served(state: SchedulerState, plan: Plan, index: SessionIndex) -> list[SessionView]:
-    """Background sessions that are served in this tick."""
-    config, streams = state.config, index.background
+def _served(state: SchedulerState, plan: Plan, streams: list[SessionView]) -> list[SessionView]:
+    """Those of these background sessions that are served in this tick."""
+    config = state.config
     cap = config.max_background_decoders or len(streams)
-    if index.interactive and state.device.n_expert:
+    if index_of(state).interactive and state.device.n_expert:
         cap = min(cap, config.moe_max_decoders)
     if cap >= len(streams):
         return streams
