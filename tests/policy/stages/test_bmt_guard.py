@@ -130,6 +130,13 @@ def test_what_is_mixed_in_reads_no_weights_of_its_own():
     assert plan.bmt_bytes == WEIGHTS + (111 + prefill_item(plan).n_tokens) * CELL
 
 
+def test_a_mixed_prompt_that_waits_takes_no_time():
+    stages = (*STAGES[:-1], "latency_guard", "bmt_guard")
+    state = state_of(talking(0), reading(5, BACK, n_prompt=3000), cost=MIXING, mixed_rows=MIX_ROWS, can_mix_rows=True)
+    plan = compose(stages)(state._replace(config=SchedulerConfig(bmt_budget=gbs(0.5 * WEIGHTS))))
+    assert prefill_item(plan) is None and plan.run_ns == 0
+
+
 def test_an_interactive_prompt_that_cannot_pause_does_not_wait_for_background_streams():
     views = (talking(0, BACK), talking(2, BACK), reading(4, n_prompt=10), reading(5, BACK, n_prompt=10))
     plan = run(state_of(*views, n_prefill_slots=0, config=SchedulerConfig(bmt_budget=gbs(1.5 * WEIGHTS))))

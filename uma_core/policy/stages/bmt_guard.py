@@ -105,17 +105,15 @@ def _less_prompt(state: SchedulerState, plan: Plan, budget: int, why: str) -> Pl
     decode, prompt = _estimate(state, plan)
     if not (decode and prompt):
         return plan
-    part, first, n_kept = max(0.0, (budget - decode) / prompt), plan.prompts[0], 0
+    part, first = max(0.0, (budget - decode) / prompt), plan.prompts[0]
     if first.mode is PrefillMode.SLICED:
         view = prompt_view(state, first.sid)
         whole = state.cost.prefill_ns(first.n_tokens, view.n_past) * (1.0 - view.chunk_fraction)
         run_ns = int(min(plan.run_ns, whole) * part)
         if run_ns >= plan.quantum_ns > 0:
             return plan._replace(run_ns=run_ns).note(f"bmt_guard: shorter prompt run: {why}")
-        plan = plan._replace(run_ns=0, quantum_ns=0)
-    elif first.mode is PrefillMode.OWN_CALL:
-        n_kept = int(len(plan.prompts) * part)
-    return _first_prompts(plan, n_kept, why)
+    n_kept = int(len(plan.prompts) * part) if first.mode is PrefillMode.OWN_CALL else 0
+    return _first_prompts(plan._replace(run_ns=0, quantum_ns=0), n_kept, why)
 
 
 def _fewer_rows(state: SchedulerState, plan: Plan, budget: int, why: str) -> Plan:
