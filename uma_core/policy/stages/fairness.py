@@ -22,9 +22,7 @@ def learn(state: SchedulerState, plan: Plan) -> Plan:
     counters = _charged(state, old or Ledger({}))
     if counters.keys() != clients:
         floor = min((ns for c, ns in counters.items() if c in clients), default=0)
-        counters = {c: max(counters.get(c, floor), floor) for c in clients}
-        least = min(counters.values())
-        counters = {c: ns - least for c, ns in counters.items()}
+        counters = {c: counters.get(c, floor) - floor for c in clients}
     return plan._replace(charged=counters).remember(fairness=Ledger(counters))
 
 
