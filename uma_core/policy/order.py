@@ -65,15 +65,14 @@ def _last_background_ns(state: SchedulerState) -> int:
 
 def why_first(first: Rank, second: Rank) -> str:
     """Why the first of two keys sorts before the second, with the numbers that decided."""
-    if first[0] < second[0]:
-        return " by priority"
-    if first[1] < second[1]:
-        return f", its client was charged less ({first[1]} < {second[1]} times {FAIR_QUANTUM_NS // 1_000_000} ms)"
-    if first[2] < second[2]:
-        return f", its client holds fewer sequences ({first[2]} < {second[2]})"
-    if first[3] < second[3]:
-        return f", less is left to read ({first[3] / 1e6:.1f} < {second[3] / 1e6:.1f} ms, less a tenth of the wait)"
-    return ", it arrived first"
+    reasons = (
+        " by priority",
+        f", its client was charged less ({first[1]} < {second[1]} times {FAIR_QUANTUM_NS // 1_000_000} ms)",
+        f", its client holds fewer sequences ({first[2]} < {second[2]})",
+        f", less is left to read ({first[3] / 1e6:.1f} < {second[3] / 1e6:.1f} ms, less a tenth of the wait)",
+        ", it arrived first",
+    )
+    return next(why for why, a, b in zip(reasons, first, second, strict=True) if a < b)
 
 
 def fair_share(state: SchedulerState, charged: Mapping[int, int]) -> Callable[[SessionView], int]:
