@@ -1,7 +1,7 @@
 """Correction of the cost model by the measured times of calls.
 
-Rules: pure. An error is clipped, so one outlier moves a prediction by less than 4 %. Predictions follow a lasting
-change of speed within about twenty calls. Regimes that were never seen follow their nearest neighbour.
+Rules: pure. An error is clipped, so one outlier moves a prediction by less than 4 %. Regimes that were never seen
+follow their nearest neighbour.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """ΣBMT guard: keeps the bytes that a tick moves through memory within bandwidth budget x time.
 
 Rules: the time is the tick budget, or the prompt run or one step if that is longer. Over budget, prompt work is cut
-first, then background rows (those served most recently). An interactive prompt that cannot pause stays if dropping
-these rows makes room for it; otherwise it would wait until they end. Interactive rows stay, and so do the last piece of
-work in a tick and work that starves beside a chat: the guard slows work down, but never stops it. With the budget off
-it only makes the estimate.
+first, then background rows. Interactive rows stay, and so do the last piece of work in a tick and work that starves
+beside a chat: the guard slows work down, but never stops it. With the budget off it only makes the estimate.
 """
 
 from __future__ import annotations
@@ -79,9 +77,8 @@ def _rows_bytes(state: SchedulerState, views: list[SessionView]) -> int:
 
 
 def _for_interactive_prompts(state: SchedulerState, plan: Plan, budget: int, why: str) -> Plan:
-    """Drop background rows and the last prompts, if an interactive prompt would otherwise be dropped in their favour.
-    The plan is unchanged if no interactive prompt has room even then. A prompt that can pause needs no such help: it
-    gets ticks without rows.
+    """Drop background rows and the last prompts, if that makes room for an interactive prompt, which would otherwise
+    wait until these rows end. A prompt that can pause needs no such help: it gets ticks without rows.
     """
     prompts = plan.prompts if plan.decodes else ()
     n_kept = len(prompts) if prompts and prompts[0].mode is PrefillMode.OWN_CALL else 0

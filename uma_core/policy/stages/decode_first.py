@@ -3,8 +3,8 @@
 Rules: interactive sessions are always served, in the first calls. Background sessions are served up to a cap
 (`max_background_decoders`; beside a chat on a MoE model `moe_max_decoders`, because every further row reads more
 experts). Beyond the cap they rotate: clients that were charged less first, then round robin. While a chat streams, a
-session that got no token for `starvation_ticks` decode rounds goes first: the latency guard lets few background rows
-into the gaps, and might serve the same sessions every time.
+starved session goes first: the latency guard lets few background rows into the gaps, and might serve the same sessions
+every time.
 """
 
 from __future__ import annotations

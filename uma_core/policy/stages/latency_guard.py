@@ -1,9 +1,7 @@
 """Latency guard: which work gets the room of a gap of the interactive streams (`tbt/` determines the room).
 
-Transfers come first, then prompts whose first token a client awaits, then background streams or prompts, whichever had
-less time. Work that does not fit an everyday gap may have a long one while the bucket holds one. After
-`starvation_ticks` rounds without progress of a prompt (or a background stream), one piece (one row) is forced; after
-four times as many if round and piece exceed the long limit.
+Transfers come first, then prompts or background streams (`_turn` says which). Work that does not fit an everyday gap
+may have a long one while the bucket holds one, and is forced, one piece or one row, when it starves.
 """
 
 from __future__ import annotations

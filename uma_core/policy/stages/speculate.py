@@ -2,8 +2,7 @@
 
 Rules: docs/SPECULATION.md ("How many rows", "The promise"). In short, rows go to the likeliest drafts of all streams,
 as many as give the call the most tokens per unit of time (`_rows_of`), within what other work left of an everyday gap
-(`_room`). If a gap holds no other work, its limit applies to each token. A prompt in a mixed batch may give up half of
-its rows (`_exchange`). A prompt whose first token a client awaits gives up nothing.
+(`_room`). A prompt in a mixed batch may give up half of its rows (`_exchange`).
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class DraftRoom(NamedTuple):
 
     in_everyday_ns: int  # time for drafts, however few tokens they bring
     in_long_ns: int  # time if they bring each stream enough tokens; beside other work the same as `in_everyday_ns`
-    limit_ns: int  # limit of a gap that brings each stream one token
+    limit_ns: int  # limit of a gap that brings each stream one token; with nothing else in it, it applies to each token
     round_ns: int  # part of that limit that the streams' own rows take
 
 

@@ -6,11 +6,6 @@ Only two things are learned:
   copies, Python, neighbours.
 - `credit`, the level of a token bucket of long gaps. Every gap adds `long_tick_share` (0.02), a long gap takes 1, and
   the bucket holds 1 at most: with 2 % of long gaps a stream's p95 is an everyday gap.
-
-    everyday room = everyday limit / (1 + error) - round - host      at least LEAST x (everyday limit - round - host)
-    long room     = min(long limit / (1 + error), long limit - RESERVE rounds) - round - host; at least the everyday one
-
-host: the host overhead where the engine computes ahead, 0 elsewhere (`TbtLimits.host_ns`).
 """
 
 from __future__ import annotations
