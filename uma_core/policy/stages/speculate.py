@@ -107,8 +107,8 @@ def _verify(state: SchedulerState, plan: Plan, room: DraftRoom) -> tuple[Plan, i
             call_room = room if is_only_call else room._replace(in_everyday_ns=left_ns, in_long_ns=left_ns)
             sids, ns = _allot(state, streams, call_room)
             chosen, draft_ns = chosen + sids, draft_ns + ns
-        elif prompt.mode is PrefillMode.MIXED and not prompt.want_logits and not _is_awaited(state, prompt):
-            sids = _exchange(state, streams, prompt) if is_ordinary else []
+        elif is_ordinary and not prompt.want_logits and not _is_awaited(state, prompt):
+            sids = _exchange(state, streams, prompt)
             chosen, n_taken = chosen + sids, len(sids)
     if not chosen:
         return plan, room_ns
