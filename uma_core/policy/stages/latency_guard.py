@@ -19,7 +19,6 @@ from uma_core.policy.rows import added_ns, decode_items
 from uma_core.policy.state import SchedulerState, SessionView
 from uma_core.policy.tbt.controller import LONG_GAP, RESERVE, learn, room_below, room_of
 from uma_core.policy.tbt.limits import TbtLimits, tbt_limits
-from uma_core.types import Priority
 
 # Least time for transfers in a tick that moves KV or reads a prompt: one slice of cells, so that a chunk's KV can move.
 # Without it background work takes 7 % longer; with four times as much TBT grows by 0.3 %.
@@ -164,14 +163,12 @@ def _turn(gap: Gap, view: SessionView, chat: SessionView | None, wanted: list[Se
 
 
 def _waiting_for(gap: Gap, view: SessionView) -> SessionView | None:
-    """The chat whose first token waits for this prompt: its own, or one that needs the prefill slot which a background
-    chunk keeps.
+    """The chat whose first token waits for this prompt: its own, or one that needs the only prefill slot, which a
+    background chunk keeps. (The last one of several slots is kept for chats.)
     """
     if is_first_awaited(view):
         return view
-    taken = gap.sessions.slots
-    is_full = len(taken) >= gap.state.device.n_prefill_slots
-    if not view.n_chunk or not is_full or any(v.priority is Priority.INTERACTIVE for v in taken):
+    if not view.n_chunk or gap.state.device.n_prefill_slots > 1:
         return None
     return next((v for v in gap.sessions.prompts if is_first_awaited(v) and not v.n_chunk), None)
 
