@@ -69,11 +69,16 @@ def told(messages: list[dict[str, Any]], tools: list[dict[str, Any]], choice: st
     """Return the conversation as plain text messages, with the tools in its system message."""
     described = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     text = _INSTRUCTIONS.format(tools=described, start=START, end=END, when=_WHEN[choice])
-    plain = _joined([_plain(message) for message in messages])
+    plain = without_calls(messages)
     if plain and plain[0].get("role") in ("system", "developer"):
         first = {**plain[0], "content": f"{_text(plain[0])}\n\n{text}"}
         return [first, *plain[1:]]
     return [{"role": "system", "content": text}, *plain]
+
+
+def without_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the conversation as plain text messages: its calls and their results become text."""
+    return _joined([_plain(message) for message in messages])
 
 
 def _joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -134,6 +134,8 @@ class Templates:
             # is wrong
             self._parse_handle, required = bare, other
         self.calls_tools = bool(required and required["has_grammar"])  # False: the generic form is used
+        # the template leaves earlier calls out of the prompt, and some refuse their results
+        self.loses_calls = not self.calls_tools and not self.capabilities.get("supports_tool_calls", False)
 
     def apply(
         self,
@@ -271,6 +273,8 @@ class _Request:
         self._callable = [tool for tool in tools if choice.names is None or tool["function"]["name"] in choice.names]
         tells_tools = bool(tools) and choice.mode != "none"
         self._is_told = tells_tools and not templates.calls_tools  # tools are described in the generic form
+        if not tells_tools and templates.loses_calls:
+            self._base = {**base, "messages": generic.without_calls(base["messages"])}
         # a continued answer that must be JSON has already begun as JSON, so it cannot call, unless it must
         self._calls = tells_tools and not (schema is not None and choice.mode == "auto" and self._continued().strip())
         self._is_generic = self._calls and self._is_told

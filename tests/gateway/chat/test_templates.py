@@ -364,6 +364,25 @@ def test_any_model_can_call_tools_in_the_generic_form(name: str) -> None:
     assert parser.answer.reasoning.strip() == ("Hm." if thought else "")
 
 
+@pytest.mark.parametrize("name", sorted(WITHOUT_CALLS))
+def test_earlier_calls_stay_in_the_prompt_when_no_more_may_follow(name: str) -> None:
+    call = {
+        "id": "x",
+        "type": "function",
+        "function": {"name": "search", "arguments": '{"query": "fjord", "limit": 1}'},
+    }
+    earlier = [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "x", "content": "Found."},
+    ]
+    loaded = templates(name)
+    without = loaded.apply([*QUESTION, *earlier]).prompt
+    assert "search" in without and "fjord" in without and "Found." in without
+    assert loaded.apply([*QUESTION, *earlier], tools=TOOLS, tool_choice="none").prompt.count("Found.") == 1
+    form = loaded.apply([*QUESTION, *earlier], json_schema=SCHEMA)
+    assert "fjord" in form.prompt and form.constraint is not None
+
+
 def test_arguments_that_the_library_cannot_read_do_not_fail_the_request() -> None:
     parameters = {"type": "object", "properties": {"any": True, "city": {"type": "string"}}, "required": ["city"]}
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
