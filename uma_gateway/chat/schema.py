@@ -196,11 +196,7 @@ def _loosened(node: Any) -> Any:
     if not isinstance(node, dict):
         return node
     drop = {"$ref"} if _is_foreign(node) else {"pattern"} if _has_odd_pattern(node) else set()
-    return {
-        key: value if key in ("const", "enum", "default", "examples") else _loosened(value)
-        for key, value in node.items()
-        if key not in drop
-    }
+    return _rebuilt({key: value for key, value in node.items() if key not in drop}, _loosened, _LISTS, _ONE)
 
 
 def _may_be_closed(schema: Schema) -> bool:

@@ -93,6 +93,12 @@ def test_references_to_other_documents_are_told_and_left_out() -> None:
     assert refusal(constrained(schema, strict=False)) == ""
 
 
+@pytest.mark.parametrize("name", ["default", "enum", "const", "examples"])
+def test_what_is_left_out_may_stand_in_a_property_that_is_named_like_a_keyword(name: str) -> None:
+    schema = {"type": "object", "properties": {name: {"type": "string", "pattern": "^(?=a)"}}}
+    assert refusal(constrained(schema, strict=False)) == ""
+
+
 def test_gaps_are_found_at_every_depth() -> None:
     gap = {"type": "array", "uniqueItems": True}
     schema = {"anyOf": [{"properties": {"a": gap}}, {"items": gap}], "$defs": {"x": {"additionalProperties": gap}}}
