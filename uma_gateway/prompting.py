@@ -16,7 +16,15 @@ from uma_gateway.exchange import Exchange
 from uma_gateway.fields import need
 from uma_gateway.model import Model
 from uma_gateway.parsing import Parser
-from uma_gateway.turns import Message, merged, plain_content, read_messages
+from uma_gateway.turns import (
+    Message,
+    merged,
+    plain_content,
+    read_messages,
+    system_texts,
+    with_one_head,
+    with_one_system,
+)
 
 
 @dataclass
@@ -99,21 +107,25 @@ def _begun(chat: Chat, messages: list[Message]) -> tuple[Chat, list[Message]]:
 
 
 def _apply(templates: Templates, chat: Chat, source: str) -> Applied:
-    """Apply the template, whose text is `source`. If it refuses the messages, try again with neighbouring messages of
-    one role joined: clients of the Responses API and of Anthropic's send several user messages in a row.
+    """Apply the template, whose text is `source`. If it refuses the messages, try again with one system message, and
+    neighbouring messages of one role joined: clients of the Responses API and of Anthropic's send several user messages
+    in a row, and system messages in the middle. If it leaves out such a message, the user says it.
 
     Raises: GatewayError, ChatError. Blocks for 1 to 20 ms, and for seconds if there is much to read.
     """
-    messages = read_messages(chat.messages, source)
+    messages = with_one_head(read_messages(chat.messages, source))
     if chat.continue_final_message:
         chat, messages = _begun(chat, messages)
+    moved = with_one_system(messages)
     try:
-        return _render(templates, chat, messages)
+        applied = _render(templates, chat, messages)
     except ChatError as error:
-        fewer = merged(messages)
-        if error.code is not ChatCode.TEMPLATE_FAILED or len(fewer) == len(messages):
+        if error.code is not ChatCode.TEMPLATE_FAILED or merged(moved) == messages:
             raise
-        return _render(templates, chat, fewer)
+    else:
+        if moved == messages or all(text.strip() in applied.prompt for text in system_texts(messages)):
+            return applied
+    return _render(templates, chat, merged(moved))
 
 
 def _render(templates: Templates, chat: Chat, messages: list[Message]) -> Applied:

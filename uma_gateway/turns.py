@@ -16,6 +16,7 @@ Message = dict[str, Any]
 # roles that clients and templates use; a template may know more
 _ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function", "ipython"))
 _MERGED = ("user", "assistant", "system")  # roles whose neighbouring messages can be joined into one
+_SYSTEM = ("system", "developer")
 _TEXTS = ("reasoning_content", "name", "tool_call_id")  # other fields of a message that are texts
 
 
@@ -126,6 +127,37 @@ def _is_json(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def with_one_head(messages: list[Message]) -> list[Message]:
+    """Join the system and developer messages with which a conversation begins, as Codex's do: templates that read only
+    the first message as one ignore the next, or refuse it.
+    """
+    n = next((i for i, message in enumerate(messages) if message["role"] not in _SYSTEM), len(messages))
+    if n < 2:
+        return messages
+    texts = filter(None, (plain_content(message.get("content")) for message in messages[:n]))
+    roles = {message["role"] for message in messages[:n]}
+    role = roles.pop() if len(roles) == 1 else "system"
+    return [{**messages[0], "role": role, "content": "\n\n".join(texts)}, *messages[n:]]
+
+
+def system_texts(messages: list[Message]) -> list[str]:
+    """Return the texts of system and developer messages: those of parts each by itself, because templates join them."""
+    contents = [message.get("content") for message in messages if message["role"] in _SYSTEM]
+    return [plain_content([part]) for content in contents if isinstance(content, list) for part in content] + [
+        content for content in contents if isinstance(content, str)
+    ]
+
+
+def with_one_system(messages: list[Message]) -> list[Message]:
+    """Let the user say what a system or developer message says later in a conversation: for templates that know such a
+    message only at the beginning.
+    """
+    return [
+        {**message, "role": "user"} if i and message["role"] in _SYSTEM else message
+        for i, message in enumerate(messages)
+    ]
 
 
 def merged(messages: list[Message]) -> list[Message]:

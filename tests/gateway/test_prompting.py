@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from tests.gateway.chat.conftest import apply, templates
+from tests.gateway.chat.conftest import FOLDER, apply, templates
 from uma_gateway import large, prompting
 from uma_gateway.chat.templates import Templates, Thinking
-from uma_gateway.prompting import behind_thought
+from uma_gateway.prompting import Chat, behind_thought
 from uma_gateway.turns import read_messages
 
 CHOICES = {"choices": ["left", "right"]}
@@ -73,3 +73,40 @@ def test_a_conversation_is_read_beside_the_event_loop(monkeypatch: pytest.Monkey
     prompt = asyncio.run(prompting.render(cast(Any, Asked()), cast(Any, Served()), chat))
     assert "Hello." in prompt.fields["prompt"]
     assert threads and threading.main_thread() not in threads
+
+
+def said(role: str, content: str) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+def prompt_of(name: str, messages: list[dict[str, Any]]) -> str:
+    return prompting._apply(templates(name), Chat(messages), (FOLDER / f"{name}.jinja").read_text()).prompt
+
+
+# templates that refuse a second system message, and templates that ignore it
+ONE_SYSTEM = (
+    "Qwen3.5-4B", "mistralai-Ministral-3-14B-Reasoning-2512", "google-gemma-2-2b-it", "MiniMax-M2",
+    "openai-gpt-oss-120b", "llama-cpp-deepseek-r1",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("roles", [("system", "developer"), ("developer", "system"), ("system", "system")])
+@pytest.mark.parametrize("name", ONE_SYSTEM)
+def test_all_system_messages_at_the_beginning_reach_the_model(name: str, roles: tuple[str, str]) -> None:
+    prompt = prompt_of(name, [said(roles[0], "Be kind."), said(roles[1], "Be brief."), said("user", "Hello.")])
+    assert 0 <= prompt.index("Be kind.") < prompt.index("Be brief.") < prompt.index("Hello.")
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+@pytest.mark.parametrize("name", ONE_SYSTEM)
+def test_a_system_message_in_the_middle_reaches_the_model(name: str, role: str) -> None:
+    turns = [said("user", "Hello."), said("assistant", "Hi."), said(role, "Be brief."), said("user", "And now?")]
+    prompt = prompt_of(name, [said("system", "Be kind."), *turns])
+    places = [prompt.index(text) for text in ("Be kind.", "Hello.", "Hi.", "Be brief.", "And now?")]
+    assert places == sorted(places)
+
+
+def test_a_template_that_knows_later_system_messages_gets_them() -> None:
+    parts = {"role": "system", "content": [{"type": "text", "text": text} for text in ("Be brief.", "Be kind.")]}
+    messages = [said("user", "Hello."), said("assistant", "Hi."), parts, said("user", "And now?")]
+    assert "<|im_start|>system\nBe brief.\nBe kind." in prompt_of("Qwen-Qwen2.5-7B-Instruct", messages)
