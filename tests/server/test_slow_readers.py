@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 
 import pytest
 
@@ -75,6 +76,18 @@ def test_above_the_hard_cap_a_reader_is_dropped_even_if_its_sequences_do_not_pau
         server.eventually(lambda: not server.app.clients)
     assert server.value(m.SLOW_CLIENTS) == 1
     assert server.value(m.TX_BUFFERED) == 0
+
+
+def test_a_whole_answer_above_the_hard_cap_reaches_its_reader(serve):
+    server = serve(ipc={"tx_soft_bytes": 1024, "tx_hard_bytes": 4096})
+    with server.connect() as client:
+        client.send(id="first", prompt="x")
+        client.until_final("first")
+        (serving,) = server.on_loop(lambda: list(server.app.clients.values()))
+        serving._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        client.send(id="whole", prompt="\x01", max_tokens=3000, stream=False)  # six bytes of JSON for a character
+        assert client.until_final("whole")[-1]["text"] == "\x01" * 3000
+    assert server.value(m.SLOW_CLIENTS) == 0
 
 
 @pytest.mark.parametrize("number", [errno.ENOBUFS, errno.ENOMEM])

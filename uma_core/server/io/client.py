@@ -219,7 +219,10 @@ class Client:
         """Encode and queue an event; `flush` writes it. Raises: what Connection.send raises."""
         if not self.is_open or self._is_lingering:
             return
-        self._tx += self.connection.send(event)
+        data = self.connection.send(event)
+        self._tx += data
+        if isinstance(event, Eos):
+            self.expect(len(data))  # it has a whole answer, unless that was streamed
         self._owner.on_dirty(self)
         if isinstance(event, Error | Rejected | Eos) and event.error is not None:
             self._owner.meters.count_error(event.error.error)
