@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.cache.asking import SHAPES, computed, text, until, world
+from tests.cache.asking import ON, SHAPES, computed, model, text, until, world
 from tests.cache.world import CELL, COST, World, answer, check_idle
 from uma_core.cache.settings import CacheSettings
 from uma_core.engine.fake.engine import FakeModel
@@ -67,6 +67,20 @@ def test_a_parked_stream_can_be_cancelled() -> None:
     assert w.executor.cancel(1, "work")
     w.run()
     assert w.finals["work"].reason is FinishReason.CANCELLED
+    check_idle(w)
+
+
+def test_nothing_is_left_of_a_private_stream_that_ends_while_it_is_parked() -> None:
+    """Before, the snapshot that was being made at that moment stayed in memory, out of the reach of a clear."""
+    w = World(model(n_seq_max=1, n_ctx=2048), ON, cost=replace(COST, copy_ns_per_byte=150.0))
+    w.submit("work", text(500), max_tokens=60, priority=Priority.BACKGROUND, cache_prompt=False)
+    until(w, lambda: len(w.texts.get("work", "")) >= 10)
+    w.submit("chat", text(40, 1), max_tokens=10, priority=Priority.INTERACTIVE, cache_prompt=False)
+    until(w, lambda: w.cache.store.ram.n_bytes)
+    assert not w.cache.store.ram.n_segments, "it is being saved"
+    assert w.executor.cancel(1, "work")
+    w.run()
+    assert w.cache.store.ram.n_bytes == 0
     check_idle(w)
 
 

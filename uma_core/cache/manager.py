@@ -427,6 +427,7 @@ class PrefixCache:
             for holding in self.holdings:
                 if holding.tree is tree and holding.is_idle:
                     self.empty(holding)
+            self.stop_saving(tree)
             self.store.clear([tree])
 
     def _leave(self, session: Session, holding: Holding, is_good: bool) -> None:
@@ -537,10 +538,11 @@ class PrefixCache:
 
     # room
 
-    def stop_saving(self) -> None:
-        """Let go of what is being saved now."""
+    def stop_saving(self, tree: Tree | None = None) -> None:
+        """Let go of what is being saved now, of one tree or of all."""
         for saving in self._saving:
-            saving.stop()
+            if tree is None or saving.tree is tree:
+                saving.stop()
 
     def measure(self) -> None:
         """Update the gauges."""

@@ -1,4 +1,6 @@
-"""Protects a prefix while it is being saved. A clear ends that: what nobody else needs is not kept then."""
+"""Protects a prefix while it is being saved. A clear, and the end of the only session that may use it, end that: what
+nobody else needs is not kept then.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ class Saving:
     """See the module docstring."""
 
     def __init__(self, tree: Tree, end: Node) -> None:
-        self._tree = tree
+        self.tree = tree
         self._end = end
         self._is_on = True
         end.keep()
@@ -21,4 +23,4 @@ class Saving:
     def stop(self) -> None:
         if self._is_on:
             self._is_on = False
-            self._tree.unkeep(self._end)
+            self.tree.unkeep(self._end)
