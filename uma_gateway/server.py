@@ -425,6 +425,8 @@ def run(server: Server, handshake_s: float) -> None:
                 number = error.errno or 0  # below 0: a name lookup failed
                 reason = os.strerror(number) if number > 0 else error.strerror  # asyncio's own is a sentence
                 message = f"nothing can listen on {kwargs.get('host')}, port {kwargs.get('port')}: {reason}"
+                if number in (errno.EADDRINUSE, errno.EACCES):
+                    message += "; choose another port (--port, UMA_GATEWAY_PORT)"
                 raise UmaError(ErrorCode.CONFIG_INVALID, message) from None
 
     start(threading.Thread(target=lambda: None, name="lookup")).join()

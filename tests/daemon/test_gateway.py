@@ -205,6 +205,7 @@ def test_a_port_that_another_program_has_is_refused_at_the_start_and_by_a_reload
         daemon = DaemonProcess(folder, "--engine", "fake", "--http", str(port))
         assert daemon.wait() == 1
         daemon.logs(f"nothing can listen on 127.0.0.1, port {port}")
+        daemon.logs("choose another port (--http, UMA_HTTP)")
         config.write_text("http: {}\n")
         daemon = serve_forking("--config", str(config))
         config.write_text(f"http:\n  port: {port}\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 
 import pytest
 
@@ -10,9 +11,12 @@ from tests.daemon.support import DaemonProcess, text_of
 
 
 def test_a_second_daemon_refuses_and_the_first_goes_on(serve, folder):
-    first = serve()
-    second = DaemonProcess(folder, "--engine", "fake")
-    assert second.wait() == 1
+    """The second one reads about the first, not about a port: the same command gives both the same ports."""
+    with socket.create_server(("127.0.0.1", 0)) as held_by_the_first:
+        port = held_by_the_first.getsockname()[1]
+        first = serve()
+        second = DaemonProcess(folder, "--engine", "fake", "--metrics-listen", f"127.0.0.1:{port}", "--http", str(port))
+        assert second.wait() == 1
     assert "E_CONFIG_002" in second.log
     assert first.generate("unharmed", max_tokens=3)[-1]["reason"] == "length"
 

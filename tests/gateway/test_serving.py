@@ -399,6 +399,7 @@ def test_an_address_where_nothing_can_listen_ends_the_start_with_a_reason(folder
         gateway = GatewayProcess(folder, str(folder / "s"), *given)
         assert gateway.wait() == 1
     assert "E_CONFIG_001" in gateway.log and "nothing can listen on" in gateway.log, gateway.log
+    assert ("choose another port (--port, UMA_GATEWAY_PORT)" in gateway.log) == (where == "a port in use"), gateway.log
     assert len(gateway.log.splitlines()) == 1, gateway.log
 
 

@@ -125,15 +125,16 @@ class Daemon:
         signals.install(self.loop, self.lifecycle, self._reload)
         if config.ipc.stop_at_eof:
             stdin.watch(lambda: self.loop.call_soon(self._let_go))
-        check_http(config.http, STOP_S)
-        address = loopback(config.metrics.listen)
-        if address is not None:
-            self.scraper = Scraper(self.loop, address, self.status.prometheus)
         passed = passed_sockets(os.environ, os.getpid())
         sockets = passed or [bind_unix(self._path(), config.ipc.backlog, config.ipc.check_folder)]
         path = next((bound.path for bound in sockets if bound.path), "")
         try:
+            # before the ports: whoever starts a second daemon must read about the first, not about a port that it has
             self.app.start(sockets)
+            check_http(config.http, STOP_S)
+            address = loopback(config.metrics.listen)
+            if address is not None:
+                self.scraper = Scraper(self.loop, address, self.status.prometheus)
             self.compute.start()
             self.supervision.start()
             self.relief.apply(config)

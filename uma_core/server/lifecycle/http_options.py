@@ -90,6 +90,8 @@ def _check_address(options: HttpOptions, patience_s: float) -> None:
         except OSError as error:
             if error.errno != errno.EADDRINUSE or time.monotonic() >= deadline:
                 message = f"nothing can listen on {options.host}, port {options.port}: {error.strerror}"
+                if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                    message += "; choose another port (--http, UMA_HTTP)"
                 raise UmaError(ErrorCode.CONFIG_INVALID, message, option="http.port") from error
         time.sleep(0.1)
 
