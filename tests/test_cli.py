@@ -108,6 +108,18 @@ def test_usage_errors_are_coded_too(run, served, arguments):
     assert err.startswith("uma-core: E_CONFIG_001 config_invalid: ") and err.count("\n") == 1
 
 
+def test_whoever_types_another_servers_command_reads_ours(run, served):
+    said = "uma-core: E_CONFIG_001 config_invalid: "
+    assert run("daemon", "m.gguf") == (
+        1,
+        "",
+        f"{said}'m.gguf' is not a flag; a model is given with a flag: --model PATH\n",
+    )
+    for word in ("serve", "m.gguf"):
+        assert run(word) == (1, "", f"{said}No such command '{word}'. This starts the daemon: uma-core daemon\n")
+    assert served == []
+
+
 @pytest.mark.parametrize(
     ("flag", "meant"), [("--n-seq", "--parallel"), ("--disk-dir", "--cache-dir"), ("--port", "--http")]
 )

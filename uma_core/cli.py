@@ -29,7 +29,9 @@ N_DESCRIPTORS = 24  # for a start with every option that opens something, and a 
 
 
 class Group(click.Group):
-    """Says where the daemon's flags belong if one is given without the command."""
+    """Says where the daemon's flags belong if one is given without the command, and how to start the daemon if there
+    is no such command.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -41,6 +43,15 @@ class Group(click.Group):
             text = f"{error.option_name} is an option of the command daemon: {PROGRAM} daemon {error.option_name} ..."
             raise click.UsageError(text, ctx) from None
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            text = f"{error.format_message()} This starts the daemon: {PROGRAM} daemon"
+            raise click.UsageError(text, ctx) from None
+
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__, prog_name=PROGRAM)
@@ -48,7 +59,7 @@ def cli() -> None:
     """UMA Serve's daemon: one model, shared by all applications of a machine."""
 
 
-@cli.command(cls=FlagsCommand, params=[OptionFlag(opt) for opt in OPTIONS])
+@cli.command(cls=FlagsCommand, params=[OptionFlag(opt) for opt in OPTIONS], context_settings={"allow_extra_args": True})
 @click.option(
     "--config", "path", metavar="FILE", default="", envvar="UMA_CONFIG", help="YAML file with options.  [UMA_CONFIG]"
 )
@@ -56,10 +67,20 @@ def cli() -> None:
 @click.option("--print-config", is_flag=True, help="Print every value with its origin and exit.")
 @click.option("--json", "as_json", is_flag=True, help="With --print-config: print JSON.")
 @click.option("--estimate", is_flag=True, help="Print the memory that the model needs, as JSON in bytes, and exit.")
+@click.pass_context
 def daemon(
-    path: str, check_config: bool, print_config: bool, as_json: bool, estimate: bool, **given: str | bool | None
+    ctx: click.Context,
+    /,
+    path: str,
+    check_config: bool,
+    print_config: bool,
+    as_json: bool,
+    estimate: bool,
+    **given: str | bool | None,
 ) -> tuple[Config, Sources] | None:
     """Serve until told to stop. Precedence: flag > variable > file > preset > default."""
+    if ctx.args:
+        raise click.UsageError(f"{ctx.args[0]!r} is not a flag; a model is given with a flag: --model PATH")
     if as_json and not (print_config or estimate):
         raise click.UsageError("--json goes with --print-config")
     config, sources = load(

@@ -86,6 +86,13 @@ def test_a_file_that_is_no_model_is_refused_as_what_it_is(
     assert caught.value.error is ErrorCode.MODEL_LOAD_FAILED
 
 
+@pytest.mark.parametrize(("name", "words"), [("Qwen/Qwen2.5-0.5B", "nothing is downloaded"), (".", "a folder: give")])
+def test_what_is_no_file_is_answered_with_what_a_model_is(name: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(UmaError, match=words) as caught:
+        is_encoder(str(tmp_path / name))
+    assert caught.value.error is ErrorCode.MODEL_LOAD_FAILED
+
+
 def test_a_pointer_of_git_lfs_is_refused_as_one(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")

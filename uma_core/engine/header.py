@@ -4,6 +4,7 @@ files.
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import re
@@ -134,14 +135,16 @@ def check_file(path: str) -> None:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            is_regular = stat.S_ISREG(os.fstat(fd).st_mode)
-            begin = os.read(fd, len(LFS)) if is_regular else b""
+            mode = os.fstat(fd).st_mode
+            begin = os.read(fd, len(LFS)) if stat.S_ISREG(mode) else b""
         finally:
             os.close(fd)
     except OSError as error:
-        raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{path}: {error.strerror}", path=path) from error
-    if not is_regular:
-        raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{path}: not a regular file", path=path)
+        advice = "; give the path of a GGUF file: nothing is downloaded" if error.errno == errno.ENOENT else ""
+        raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{path}: {error.strerror}{advice}", path=path) from error
+    if not stat.S_ISREG(mode):
+        what = "a folder: give the path of a GGUF file in it" if stat.S_ISDIR(mode) else "not a regular file"
+        raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{path}: {what}", path=path)
     if begin[:4] != b"GGUF":
         what = "only the Git LFS pointer to a file (git lfs pull fetches it)" if begin == LFS else "not a GGUF file"
         raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{path}: {what}", path=path)
