@@ -161,7 +161,7 @@ def _of_extra(extra: str, module: str) -> Any:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("uma_"):
             raise
-        message = f"{error.name} is not installed: install UMA Serve with the extra [{extra}]"
+        message = f"{error.name} is not installed: pip install '.[{extra}]' in the source tree"
         raise UmaError(ErrorCode.CONFIG_INVALID, message) from None
 
 

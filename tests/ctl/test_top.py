@@ -31,7 +31,7 @@ def test_without_its_library_it_says_what_to_install_and_what_to_use_instead(mon
     monkeypatch.setattr(top, "find_spec", lambda name: None)
     assert run(group, "uma-ctl", ["top"]) == 1
     told = capsys.readouterr().err
-    assert "uma-serve[top]" in told and "status --watch" in told
+    assert "pip install rich;" in told and "status --watch" in told
 
 
 def test_on_a_dumb_terminal_it_says_what_to_use_instead(serve, start, environment, read_until):

@@ -301,7 +301,7 @@ def test_variables_and_addresses_that_would_keep_ending_it_are_refused_at_the_st
 
 def test_without_its_libraries_it_is_refused_with_what_to_install(port, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UmaError, match="extra \\[http\\]"):
+    with pytest.raises(UmaError, match=r"pip install '\.\[http\]' in the source tree"):
         check_http(HttpOptions(port=port))
 
 

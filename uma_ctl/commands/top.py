@@ -41,9 +41,7 @@ def command(target: Target, interval: float) -> None:
     Keys: up and down select a request, c cancels it, d twice drains (or ends a drain), q quits.
     """
     if find_spec("rich") is None:
-        raise click.UsageError(
-            "the dashboard needs the package rich: pip install 'uma-serve[top]'; or use: uma-ctl status --watch"
-        )
+        raise click.UsageError("the dashboard needs the package rich: pip install rich; or use: uma-ctl status --watch")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError("the dashboard needs a terminal; use: uma-ctl status --watch")
     if os.environ.get("TERM", "").lower() in DUMB:

@@ -36,7 +36,7 @@ def check_http_options(options: HttpOptions) -> None:
     if not options.port:
         return
     if importlib.util.find_spec("uvicorn") is None:
-        message = "the HTTP gateway is not installed: install UMA Serve with the extra [http]"
+        message = "the HTTP gateway is not installed: pip install '.[http]' in the source tree"
         raise UmaError(ErrorCode.CONFIG_INVALID, message, option="http.port")
     _refuse_descriptor(options.config)
     if options != HttpOptions(port=options.port) or any(name.startswith(GATEWAY_PREFIX) for name in os.environ):
