@@ -1,16 +1,23 @@
 """Who goes first: one order for admission and prompts, rotation, and starvation.
 
-Order: priority, clients that were charged less, (among waiting sessions) clients that hold fewer sequences, least
-remaining work with aging, arrival. Sequences are compared because a client that sends one request at a time has no
-account between two requests. Its charge says nothing, but it holds few sequences, so it passes another client's queue.
-Aging has three effects. A background session that made no progress for `aging_ns` ranks as interactive; one that waits
-for a sequence does so only if no other background session made any progress for as long. (The chats that it passes have
-it parked. A queue of aged sessions would take turns without getting anything done, and a chat would wait for all of
-them.) A request that waited as long is not passed over for what its client was charged, neither in the queue, nor while
-its prompt is read, nor while background streams take turns: otherwise new processes that each ask once, one after
-another, would pass it forever. This holds for one request of a client and priority at a time: the first that has a
-sequence. And AGE_RATE of the time waited is subtracted from the remaining work, so a request that arrives more than
-work / AGE_RATE after a session does not overtake it.
+Sessions are ordered by, in turn:
+
+1. priority;
+2. what their client was charged, less first;
+3. while they wait: the number of sequences that their client holds, fewer first. A client that sends one request at a
+   time has no account between two requests, so its charge says nothing. It passes another client's queue by this rule;
+4. the time that their prompt still takes, less AGE_RATE of the time waited: a request that arrives more than
+   work / AGE_RATE after a session does not overtake it;
+5. arrival.
+
+Whoever made no progress for `aging_ns` is aged:
+
+- An aged background session ranks as interactive. If it waits for a sequence, it does so only if no other background
+  session made progress for as long: the chats that it passes have it parked, and a queue of aged sessions would take
+  turns without getting anything done.
+- An aged request is not passed over for what its client was charged. Otherwise new processes that each ask once, one
+  after another, would pass it forever. This holds in the queue, while its prompt is read, and while background streams
+  take turns, for one request of a client and priority at a time: the first that has a sequence.
 """
 
 from __future__ import annotations

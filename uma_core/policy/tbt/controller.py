@@ -23,9 +23,8 @@ MISSES = 0.02
 # takes 3 % longer; with 0.02 it takes 3 % less time, and a machine that turns noisy is noticed half as fast.
 STEP = 0.04
 # The error is never more than this: on a machine that busy chats pause anyway, so other work need not stop. No machine
-# of the simulator is that noisy, but a real one is (Zen 3, two shared cores, medians of seven and six repeats). There
-# TBT beside a storm was 1.20 steps instead of 1.00, and the storm took 4 % longer, with four former values at once: no
-# such limit, the former `WRONG` and `FORGET`, and a seventh of a step as the noise of mixed calls.
+# of the simulator is that noisy, but a real one is (Zen 3, two shared cores, medians of seven and six repeats). Without
+# a limit, and with slower learning, TBT beside a storm was 1.20 steps instead of 1.00, and the storm took 4 % longer.
 ERROR_MOST = 0.25
 # Share of the time between round and everyday limit that other work always gets. Without it, an error of a few per cent
 # would leave nothing, and prompts were read 13 times slower on the noisiest machine. With 0.6 background work takes 7 %
