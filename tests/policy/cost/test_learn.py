@@ -1,71 +1,22 @@
-"""The cost model: fits, cliffs, grouping, online correction, storage."""
+"""Correction by the times of calls."""
 
 from __future__ import annotations
 
-import json
 import random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tests.policy.build import CPU, DEVICE, GPU, MIX_ROWS, MIXING, MS, report
-from uma_core.policy.cost.calibrate import CHUNK, DECODE, MIXED, TRANSFER, Sample, calibration_shapes, fit, guess
+from tests.policy.build import CPU, DEVICE, MIXING, MS, report
+from uma_core.policy.cost.calibrate import guess
 from uma_core.policy.cost.curve import Curve
 from uma_core.policy.cost.learn import observe
 from uma_core.policy.cost.model import CostModel, regime_of
 from uma_core.policy.state import CallReport
 from uma_core.types import Phase
 
-NO_KV = DEVICE._replace(kv_bytes_per_cell=0)  # a cell costs exactly what was measured, however little that is
-
 
 def see(model: CostModel, one: CallReport) -> CostModel:
     return observe(model, [one])
-
-
-def test_curve_is_linear_between_sizes_and_keeps_both_sides_of_a_cliff():
-    curve = Curve((1, 63, 64), (16.0, 220.0, 191.0), (0.0, 0.0, 0.0))
-    assert curve.ns(63, 0) == 220.0 and curve.ns(64, 0) == 191.0
-    assert 16.0 < curve.ns(32, 0) < 220.0
-    assert curve.ns(128, 0) == 2 * 191.0
-    assert curve.ns(1, 0) == curve.ns(0, 0)
-
-
-def test_fit_returns_what_was_measured_and_separates_context_from_rows():
-    rows = [Sample(DECODE, 1, 0, 16 * MS), Sample(DECODE, 1, 1000, 18 * MS)]
-    model = fit([*rows, Sample(CHUNK, 64, 0, 190 * MS), Sample(CHUNK, 64, 1000, 280 * MS)], NO_KV)
-    assert model.decode_ns(1, 500) == pytest.approx(17 * MS, rel=1e-3)
-    assert model.prefill_ns(64, 500) == pytest.approx(235 * MS, rel=1e-3)
-    assert model.solo_step_ns(0) == model.decode_ns(1, 0)
-
-
-def test_calls_follow_the_measured_times_alone():
-    assert CPU.call_sizes(2, 512) == [1, 1], "two separate rows are faster than one call of two on this CPU"
-    assert GPU.call_sizes(2, 512) == [2]
-    assert CPU.call_sizes(8, 512) == [8]
-
-
-@given(st.integers(0, 64), st.integers(1, 64))
-def test_calls_hold_all_rows_within_the_batch(n_rows, n_batch):
-    sizes = CPU.call_sizes(n_rows, n_batch)
-    assert sum(sizes) == n_rows
-    assert all(1 <= size <= n_batch for size in sizes)
-
-
-def test_legal_chunks_leave_out_sizes_that_a_larger_one_undercuts():
-    samples = [
-        Sample(CHUNK, n, 0, int(ms * MS))
-        for n, ms in ((16, 61), (32, 118), (63, 220), (64, 191), (128, 372), (256, 729))
-    ]
-    model = fit([Sample(DECODE, 1, 0, 17 * MS), *samples], NO_KV)
-    assert 63 not in model.chunks and {64, 128, 256} <= set(model.chunks)
-
-
-def test_one_disturbed_timing_does_not_leave_a_single_chunk_size():
-    times = ((16, 8.3), (32, 4.8), (64, 14.7), (128, 27.0), (256, 55.0), (512, 118.0))  # the 32 cannot be true
-    model = fit([Sample(DECODE, 1, 0, 2 * MS), *[Sample(CHUNK, n, 0, int(ms * MS)) for n, ms in times]], NO_KV)
-    assert 32 not in model.chunks and {64, 128, 256, 512} <= set(model.chunks)
 
 
 def test_observation_moves_towards_the_truth_and_one_outlier_moves_little():
@@ -126,20 +77,6 @@ def test_many_calls_booked_at_once_teach_what_they_teach_one_by_one(error):
         one_by_one = see(one_by_one, report(Phase.DECODE, 4, one_by_one.decode_ns(4, 0), truth))
     assert at_once.decode_ns(4, 0) == pytest.approx(one_by_one.decode_ns(4, 0), rel=1e-3)
     assert at_once.decode_ns(4, 0) == pytest.approx(truth, rel=0.01)
-
-
-def test_a_disturbed_step_over_a_long_context_does_not_make_cells_dear():
-    times = {(1, 64): 20.0, (1, 1024): 300.0, (4, 64): 22.0, (4, 1024): 25.0}
-    model = fit([Sample(DECODE, n, kv, int(ms * MS)) for (n, kv), ms in times.items()], NO_KV)
-    assert model.decode_ns(1, 64) == pytest.approx(20 * MS, rel=0.01)
-    assert model.decode_ns(1, 2_000) < 23 * MS
-
-
-def test_a_cell_takes_at_least_as_long_as_reading_its_bytes():
-    free = [Sample(DECODE, 1, kv, 20 * MS) for kv in (64, 1024)]
-    cell = 20 * MS * DEVICE.kv_bytes_per_cell / DEVICE.weight_bytes
-    assert fit(free, DEVICE).decode_ns(1, 30_000) == pytest.approx(20 * MS + 30_000 * cell, rel=1e-3)
-    assert fit(free, NO_KV).decode_ns(1, 30_000) == 20 * MS
 
 
 class TestChunksInRuns:
@@ -204,45 +141,6 @@ def test_noise_does_not_drag_the_model_away():
     assert model.decode_ns(1, 0) == pytest.approx(CPU.decode_ns(1, 0), rel=0.1)
 
 
-@pytest.mark.parametrize("model", [CPU, GPU, guess(DEVICE)], ids=["cpu", "gpu", "guess"])
-def test_storage_gives_an_equal_model(model):
-    assert CostModel.from_dict(json.loads(json.dumps(model.to_dict()))) == model
-
-
-@pytest.mark.parametrize(
-    "data", [{}, {"decode": 3}, {**CPU.to_dict(), "factors": [1.0]}, {**CPU.to_dict(), "chunks": []}]
-)
-def test_foreign_data_is_refused(data):
-    with pytest.raises(ValueError, match="not a stored cost model"):
-        CostModel.from_dict(data)
-
-
-@given(st.integers(1, 64), st.integers(0, 8192))
-def test_time_grows_with_context_and_a_prompt_is_worth_its_chunks(n_rows, n_kv):
-    assert CPU.decode_ns(n_rows, n_kv + 1000) >= CPU.decode_ns(n_rows, n_kv) > 0
-    assert CPU.rows_ns(n_rows, n_kv) <= CPU.decode_ns(n_rows, n_kv) * 1.001 + 1000
-    assert CPU.prompt_ns(n_rows * 10, n_kv) >= CPU.prefill_ns(1, 0)
-
-
-def test_calibration_shapes_fit_the_device_and_begin_with_one_row():
-    small = DEVICE._replace(n_seq_max=2, n_ubatch=96, n_ctx_seq=512)
-    shapes = calibration_shapes(small)
-    assert shapes[0].kind == DECODE and shapes[0].n_rows == 1
-    assert all(s.n_rows <= 2 for s in shapes if s.kind == DECODE)
-    assert all(s.n_rows <= 96 and s.n_kv + s.n_rows <= 512 for s in shapes if s.kind == CHUNK)
-    assert any(s.n_rows == 96 for s in shapes if s.kind == CHUNK), "the device's own largest chunk"
-    tiny = DEVICE._replace(n_ctx_seq=256)
-    stateful = calibration_shapes(tiny._replace(kv_bytes_per_cell=0))
-    assert stateful and not any(s.kind == TRANSFER for s in stateful), "recurrent layers alone have no KV"
-    moved = [s.n_rows // tiny.kv_bytes_per_cell for s in calibration_shapes(tiny) if s.kind == TRANSFER]
-    assert moved and max(moved) <= 256, "what a sequence can hold"
-
-
-def test_fit_of_part_of_the_shapes_still_predicts_everything():
-    model = fit([Sample(DECODE, 1, 64, 20 * MS)], DEVICE)
-    assert model.is_measured and model.prefill_ns(256, 0) > model.decode_ns(1, 0)
-
-
 class TestMixedBatches:
     """Rows of a prompt in a decode call."""
 
@@ -255,24 +153,6 @@ class TestMixedBatches:
         added_ns = model.mixed_ns(1, n_tokens, n_past)
         seen = report(Phase.DECODE, 1 + n_tokens, alone + added_ns, int(alone + times * added))
         return see(model, seen._replace(n_mixed=n_tokens, mixed_ns=added_ns))
-
-    def test_only_where_it_was_measured(self):
-        device = DEVICE._replace(mixed_rows=MIX_ROWS)
-        assert not any(s.kind == MIXED for s in calibration_shapes(DEVICE)) and CPU.mixed is None
-        assert {s.n_rows for s in calibration_shapes(device) if s.kind == MIXED} == set(MIX_ROWS)
-        assert not any(s.kind == MIXED for s in calibration_shapes(device._replace(n_seq_max=1)))
-        rows = [Sample(DECODE, 1, 0, 16 * MS), Sample(CHUNK, 64, 0, 190 * MS)]
-        model = fit([*rows, Sample(MIXED, 8, 0, 18 * MS), Sample(MIXED, 8, 1000, 22 * MS)], NO_KV)
-        assert fit(rows, NO_KV).mixed is None and model.mixed.ns(8, 500) == pytest.approx(20 * MS)
-
-    def test_it_grows_with_rows_and_context(self):
-        assert MIXING.mixed_ns(1, 7, 0) == pytest.approx(1.8 * MS, rel=1e-3)
-        assert (
-            MIXING.mixed_ns(1, 3, 0)
-            < MIXING.mixed_ns(1, 7, 0)
-            < MIXING.mixed_ns(1, 7, 1000)
-            < MIXING.mixed_ns(1, 15, 1000)
-        )
 
     @pytest.mark.parametrize("times", [1.2, 3.0, 5.0])
     def test_what_it_takes_is_learnt_for_all_sizes(self, times):
