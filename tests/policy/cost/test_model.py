@@ -32,7 +32,18 @@ def test_storage_gives_an_equal_model(model):
 
 
 @pytest.mark.parametrize(
-    "data", [{}, {"decode": 3}, {**CPU.to_dict(), "factors": [1.0]}, {**CPU.to_dict(), "chunks": []}]
+    "data",
+    [
+        {},
+        {"decode": 3},
+        {**CPU.to_dict(), "decode": None},
+        {**CPU.to_dict(), "prefill": [[8, 64], [1.0], [0.0]]},
+        {**CPU.to_dict(), "piece": [[], [], []]},
+        {**CPU.to_dict(), "splits": [[], [1]]},
+        {**CPU.to_dict(), "factors": [1.0]},
+        {**CPU.to_dict(), "counts": [1.0]},
+        {**CPU.to_dict(), "chunks": []},
+    ],
 )
 def test_foreign_data_is_refused(data):
     with pytest.raises(ValueError, match="not a stored cost model"):

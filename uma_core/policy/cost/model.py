@@ -122,15 +122,25 @@ class CostModel(NamedTuple):
         try:
             values = {name: data[name] for name in CostModel._fields}
             for name in ("decode", "prefill", "piece", "transfer", "mixed"):
-                values[name] = values[name] and Curve(*(tuple(part) for part in values[name]))
+                if name != "mixed" or values[name] is not None:
+                    values[name] = _curve(values[name])
             for name in ("factors", "counts", "chunks"):
                 values[name] = tuple(values[name])
             values["splits"] = tuple(tuple(s) for s in values["splits"])
-            if len(values["factors"]) != len(REGIMES) or not values["chunks"]:
+            lengths = len(values["factors"]), len(values["counts"]), len(values["splits"])
+            if lengths != (len(REGIMES), len(REGIMES), MAX_ROWS + 1) or not values["chunks"]:
                 raise ValueError("wrong shape")
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"not a stored cost model: {error!r}") from error
         return CostModel(**values)
+
+
+def _curve(parts: Any) -> Curve:
+    """Return a stored curve. Raises: TypeError, ValueError."""
+    curve = Curve(*(tuple(part) for part in parts))
+    if not curve.sizes or len({*map(len, curve)}) > 1:
+        raise ValueError("a curve's parts differ in length, or are empty")
+    return curve
 
 
 def regime_of(n_rows: int) -> int:
