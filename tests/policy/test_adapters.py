@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from perf.simulator import MS, Job, Sim, percentile
-from tests.policy.build import GPU, MIX_ROWS, MIXING, planned, prefill_item, reading, sids, state_of, talking
+from tests.policy.build import GPU, MIX_ROWS, MIXING, planned, prefill_item, reading, state_of, talking
 from uma_core.engine.fake.cost import GPU_SHAPE
 from uma_core.engine.fake.engine import FakeModel
 from uma_core.policy.index import index_of, rows_time
-from uma_core.policy.plan import Plan, PlanItem, check_plan, decode_only
+from uma_core.policy.plan import Plan
 from uma_core.policy.stages import decode_first
-from uma_core.types import Phase, Priority
+from uma_core.types import Priority
 
 BACK = Priority.BACKGROUND
 TONE, TOPIC = (("tone", 1.0),), (("topic", 0.5),)
@@ -47,20 +47,6 @@ def test_the_price_of_a_second_set_is_that_of_a_second_call():
     mixed = apart(talking(0), talking(1, adapters=TONE))
     assert rows_time(mixed, index_of(mixed).interactive) == 2 * rows_time(mixed, index_of(mixed).interactive[:1])
     assert rows_time(alike, index_of(alike).interactive) < 1.5 * rows_time(alike, index_of(alike).interactive[:1])
-
-
-def test_a_call_with_two_sets_breaks_the_contract():
-    state = apart(talking(0), talking(1, adapters=TONE))
-    both = Plan(items=tuple(PlanItem(i, i, Phase.DECODE, 1, True, 0, "") for i in range(2)))
-    (fault,) = check_plan(state, both)
-    assert fault.endswith("one adapter set")
-    assert check_plan(apart(*state.sessions, one_set_per_call=False), both) == []
-
-
-def test_the_plan_that_is_always_sound_keeps_sets_apart():
-    state = apart(talking(0), talking(1, adapters=TONE), talking(2))
-    assert check_plan(state, decode_only(state)) == []
-    assert sids(decode_only(state), Phase.DECODE) == [0, 2, 1]
 
 
 @pytest.mark.parametrize(("adapters", "rides"), [(TONE, True), (TOPIC, False), ((), False)])

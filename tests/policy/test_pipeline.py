@@ -9,7 +9,6 @@ from tests.policy.build import reading, state_of, talking, waiting
 from uma_core.engine.fake.cost import CPU_SHAPE
 from uma_core.engine.fake.engine import FakeModel
 from uma_core.policy.config import DEFAULT_STAGES, SchedulerConfig
-from uma_core.policy.index import index_of, indexed
 from uma_core.policy.pipeline import NEEDED_STAGES, REGISTRY, check_serving, compose
 from uma_core.policy.plan import check_plan
 from uma_core.types import Priority
@@ -59,12 +58,6 @@ def test_planning_leaves_the_state_alone_and_repeats_exactly():
     policy = compose(DEFAULT_STAGES)
     assert policy(state) == policy(state)
     assert repr(state) == before
-
-
-def test_indexing_changes_nothing_but_speed():
-    state = state_of(*FULL_HOUSE)
-    assert indexed(state) == state
-    assert index_of(indexed(state)) == index_of(state)
 
 
 def serves(names, model):
