@@ -6,7 +6,7 @@ import pytest
 
 from uma_core.suggest import LONGEST_NAME, nearest, suggest
 
-KNOWN = ("scheduler.guard_cap", "scheduler.pause_cap", "limits.max_tokens", "temperature", "top_k")
+KNOWN = ("scheduler.guard_cap", "scheduler.pause_cap", "limits.max_tokens", "temperature", "top_k", "io.port")
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,7 @@ KNOWN = ("scheduler.guard_cap", "scheduler.pause_cap", "limits.max_tokens", "tem
         ("max_tokens", "limits.max_tokens"),
         ("scheduler.max_tokens", "limits.max_tokens"),
         ("scheduler.guard_kap", "scheduler.guard_cap"),
+        ("gateway.http.listen.port", "io.port"),
         ("frobnicate", ""),
         ("", ""),
     ],
