@@ -16,7 +16,7 @@ from uma_core.policy.config import SchedulerConfig
 from uma_core.policy.cost.calibrate import guess
 from uma_core.session.events import Accepted, Event, Final, Refused, Submit, Token
 from uma_core.speculation.speculator import Speculator
-from uma_core.types import Peer, Request
+from uma_core.types import Peer, Priority, Request
 
 STEP_NS = 1_000_000
 
@@ -124,3 +124,10 @@ def alone(prompt: str = "hello", model: FakeModel | None = None, **fields: Any) 
     rig.submit("alone", prompt, **fields)
     rig.run()
     return rig.text("alone")
+
+
+def stream(rig: Rig, priority: Priority) -> None:
+    """Start one stream and let it decode until its cost is known."""
+    rig.submit(priority.name, "hello", priority=priority, max_tokens=2000)
+    for _ in range(200):
+        rig.tick()
