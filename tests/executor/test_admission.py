@@ -6,9 +6,10 @@ import pytest
 
 from tests.executor.rig import Rig
 from uma_core.engine.fake.engine import FakeModel
-from uma_core.errors import ErrorCode
-from uma_core.executor.admission import Limits
-from uma_core.types import FinishReason, Peer, Priority
+from uma_core.errors import ErrorCode, UmaError
+from uma_core.executor.admission import Limits, adapters_of, time_left_ns
+from uma_core.session.session import Grant, Session
+from uma_core.types import FinishReason, Peer, Priority, Request
 
 
 def test_max_tokens_is_cut_to_the_context() -> None:
@@ -118,3 +119,41 @@ def test_the_configured_timeout_is_of_requests_that_give_none() -> None:
     rig.run()
     assert rig.finals("says nothing")[0].reason is FinishReason.TIMEOUT
     assert rig.finals("has longer")[0].reason is FinishReason.LENGTH
+
+
+def test_an_adapter_that_is_not_there_is_named_with_the_one_that_was_meant() -> None:
+    rig = Rig(FakeModel(adapters=(("tone", 1.0), ("topic", 0.0))))
+    assert adapters_of(Request("a"), rig.engine.info) == (("tone", 1.0),)
+    assert adapters_of(Request("a", lora=()), rig.engine.info) == ()
+    with pytest.raises(UmaError, match=r"no adapter topik.*'topic'") as caught:
+        adapters_of(Request("a", lora=(("topik", 1.0),)), rig.engine.info)
+    assert caught.value.detail["known"] == ["tone", "topic"]
+
+
+def test_the_time_that_is_left_follows_a_sessions_own_pace() -> None:
+    session = Session(1, 1, Request("a"), range(100), Grant(Priority.INTERACTIVE, 50, 0))
+    session.t_admitted_ns = 1000
+    assert time_left_ns(session, 9000) == 0, "nothing is known yet"
+    session.n_past = 50
+    assert time_left_ns(session, 2000) == 2000
+
+
+def test_an_answer_that_became_part_of_the_prompt_is_not_counted_twice() -> None:
+    session = Session(1, 1, Request("a"), range(100), Grant(Priority.INTERACTIVE, 50, 0))
+    session.n_past = 100
+    for i in range(40):
+        session.add_token(5, i + 1)
+    session.n_past = 139
+    before = time_left_ns(session, 139_000)
+    assert before == 11_000
+    session.fold()
+    assert time_left_ns(session, 139_000) == before
+
+
+@pytest.mark.parametrize(("tokens", "field"), [([], "prompt"), ([5, -1], "tokens"), ([5, 10**6], "tokens")])
+def test_tokens_that_the_model_does_not_have_are_refused(tokens: list[int], field: str) -> None:
+    rig = Rig()
+    rig.submit("a", tokens=tokens)
+    rig.run()
+    (refusal,) = rig.refusals()
+    assert refusal.error.error is ErrorCode.BAD_REQUEST and refusal.error.detail["field"] == field

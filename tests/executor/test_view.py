@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.executor.rig import Rig, stream
+from uma_core.engine.fake.engine import FakeModel
 from uma_core.executor import view
 from uma_core.policy.config import SchedulerConfig
 from uma_core.types import Priority
@@ -41,3 +42,19 @@ def test_background_streams_have_the_tick_budget() -> None:
     rig = Rig(config=SchedulerConfig(tick_budget_ns=700_000_000))
     stream(rig, Priority.BACKGROUND)
     assert budget_ms(rig) == 700.0
+
+
+def test_the_answer_so_far_of_a_parked_request_is_not_its_prompt() -> None:
+    """It is read again, or restored, as a prompt is."""
+    rig = Rig(FakeModel(n_seq_max=1, n_prefill_slots=0))
+    rig.submit("work", "x" * 50, priority=Priority.BACKGROUND, max_tokens=60)
+    told = []
+    for i in range(80):
+        if i == 30:
+            rig.submit("chat", "hi", max_tokens=5)
+        rig.tick()
+        told += [row for row in view.sessions(rig.executor, rig.clock.now_ns()) if row["request_id"] == "work"]
+    assert {"parked", "prefill", "decode"} == {row["phase"] for row in told}
+    assert {row["prompt_tokens"] for row in told} == {51}
+    assert all(row["prefilled_tokens"] == 51 for row in told if row["phase"] == "decode")
+    assert all(row["prefilled_tokens"] == 0 for row in told if row["phase"] == "parked")

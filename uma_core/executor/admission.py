@@ -224,6 +224,6 @@ def _check_tokens(tokens: np.ndarray, n_vocab: int, field: str) -> None:
 def time_left_ns(session: Session, now: int) -> int:
     """Estimate a session's remaining time by its own pace so far; 0 for a session without progress."""
     n_done = session.n_past
-    n_left = session.n_prompt + session.n_max - n_done
+    n_left = session.n_prompt - session.n_folded + session.n_max - n_done
     elapsed = max(1, now - session.t_admitted_ns)
     return elapsed * n_left // n_done if n_done else 0

@@ -173,8 +173,8 @@ def _row(s: Session, standing: Standing | None, by_sid: dict[int, Session], now_
         "phase": s.phase.name.lower(),
         "sequence": s.seq_id if s.seq_id >= 0 else None,
         "type": s.request.embed.op if s.request.embed is not None else "generate",
-        "prompt_tokens": _n_prompt(s),
-        "prefilled_tokens": min(s.n_past, s.n_prompt) + (s.embedding.n_done if s.embedding is not None else 0),
+        "prompt_tokens": s.n_given,
+        "prefilled_tokens": min(s.n_past, s.n_given) + (s.embedding.n_done if s.embedding is not None else 0),
         "cached_tokens": s.n_cached,
         "completion_tokens": len(s.generated),
         "max_tokens": s.n_max,
@@ -194,9 +194,3 @@ def _row(s: Session, standing: Standing | None, by_sid: dict[int, Session], now_
             "waits_for_conn": other.conn_id if other is not None else None,
         }
     return row
-
-
-def _n_prompt(session: Session) -> int:
-    if session.embedding is not None:
-        return session.n_given
-    return session.n_prompt if session.scoring is None else len(session.scoring.tokens)
