@@ -17,7 +17,7 @@ PAGE = 4
 def engine(tables: dict[int, list[int]], page: int = PAGE, is_unified: bool = True) -> Any:
     """Return an engine whose sequences have these pages."""
     info = SimpleNamespace(kv_page=page, is_unified=is_unified, n_seq_max=4)
-    return SimpleNamespace(info=info, kv_pages=lambda seq_id, n: np.array(tables[seq_id][: n // page], np.int32))
+    return SimpleNamespace(info=info, kv_pages=lambda seq_id, n: np.array(tables[seq_id][: -(-n // page)], np.int32))
 
 
 def running(seq_id: int, n_past: int, is_shifting: bool = False) -> Session:

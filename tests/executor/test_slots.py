@@ -12,6 +12,7 @@ from tests.executor.contexts import N_CTX, text, world
 from uma_core.cache.settings import CacheSettings
 from uma_core.engine.fake.engine import FakeModel
 from uma_core.executor import overflow
+from uma_core.policy.plan import Plan
 from uma_core.types import FinishReason, Phase, Priority
 
 
@@ -147,4 +148,23 @@ def test_a_shift_that_is_cancelled_while_another_copies_leaves_nobody_a_wrong_te
     w.ask("d", [*whole[:N_CTX], 4][-N_CTX + 8 :])
     w.ask("e", [*prompt, 5])
     w.check()
+    check_idle(w)
+
+
+@pytest.mark.parametrize("n_prefill_slots", [0, 2])
+@pytest.mark.parametrize("n_ticks", [1, 2, 6])
+def test_a_parked_session_has_no_sequence_and_goes_on_where_it_was(n_prefill_slots: int, n_ticks: int) -> None:
+    """At any time: while its prompt is read, before its first token went out, and later."""
+    w = world(n_seq_max=2, n_prefill_slots=n_prefill_slots)
+    w.submit("a", text(100), max_tokens=30)
+    for _ in range(n_ticks):
+        w.tick()
+    (session,) = w.executor.table
+    w.executor.set_config(w.executor.config)  # no plan that parks is the repetition of another one
+    for _ in range(2):  # the second time it is parked already
+        w.executor.slots.park(Plan(park=(session.sid,)))
+        assert session.phase is Phase.PARKED and (session.seq_id, session.n_chunk) == (-1, 0)
+        assert w.executor.table.free_seqs == [0, 1] and w.executor.meters.preemptions.value == 1
+    w.run()
+    assert w.texts["a"].encode() == bytes(answer(text(100), 30))
     check_idle(w)
