@@ -7,8 +7,8 @@ EXTRAS := top,http,cluster,perf,test,dev
 # Tests of code that starts no threads or processes that compete for cores: they run in one process per core. Three
 # processes run all other tests, a file at a time. Those wait for daemons and timers a third of the time, so the tests
 # of PURE run at the same time, at a low priority.
-PURE := $(addprefix tests/,arch bindings cluster/test_simulation.py config constraint executor gateway/chat metrics \
-	policy protocol session speculation)
+PURE := $(addprefix tests/,arch bindings config constraint executor gateway/chat gateway/cluster/test_simulation.py \
+	metrics policy protocol session speculation)
 
 # The tests start many processes. With this variable set, each of them would compile every module that it imports: a
 # daemon's imports would take 2.1 s instead of 0.7, Ray's 6.8 s instead of 2.6 (AMD EPYC).

@@ -42,19 +42,26 @@ def homeless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 STARTS_DAEMONS = {Path(__file__).parent / name for name in ("daemon", "gateway")}
+SAY_SO_THEMSELVES = {Path(__file__).parent / name for name in ("gateway/chat", "gateway/cluster")}  # most start none
 
 
 # The longest files, longest first. Each runs in one process: one that began late would run on alone.
 LONGEST = [
     Path(__file__).parent / name
-    for name in ("native/test_install.py", "cluster/test_ray.py", "kernels/test_llama.py", "perf/test_harness.py")
+    for name in (
+        "native/test_install.py",
+        "gateway/cluster/test_ray.py",
+        "kernels/test_llama.py",
+        "perf/test_harness.py",
+    )
 ]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: LONGEST.index(item.path) if item.path in LONGEST else len(LONGEST))
     for item in items:
-        if STARTS_DAEMONS.intersection(item.path.parents):
+        folders = set(item.path.parents)
+        if folders & STARTS_DAEMONS and not folders & SAY_SO_THEMSELVES:
             item.add_marker(pytest.mark.daemon)
 
 

@@ -20,10 +20,10 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.test_faults import is_same
 from tests.daemon import support
 from tests.daemon.support import ROOT, WAIT_S
 from tests.folders import short_folder
+from tests.gateway.cluster.test_faults import is_same
 from tests.gateway.support import Answer, Raw
 from tests.late import Late, needs_ray
 

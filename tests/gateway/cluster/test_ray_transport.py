@@ -12,14 +12,14 @@ from uma_gateway.cluster import replicas
 from uma_gateway.errors import GatewayError
 
 if TYPE_CHECKING:
-    from tests.cluster.nodes import Nodes
+    from tests.gateway.cluster.nodes import Nodes
 
 pytestmark = needs_ray
 
 
 @pytest.fixture
 def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
-    from tests.cluster.nodes import Nodes
+    from tests.gateway.cluster.nodes import Nodes
 
     monkeypatch.setattr(replicas, "running", lambda deployment: {"large": "1", "small": "2"})
     return Nodes()

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.cluster.test_router import digest
 from tests.daemon.support import WAIT_S
+from tests.gateway.cluster.test_router import digest
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.types import thought_mark
 from uma_gateway.cluster import cluster as cluster_module

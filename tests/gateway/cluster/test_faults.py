@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.sockets import Sockets
 from tests.daemon.support import WAIT_S, DaemonProcess
+from tests.gateway.cluster.sockets import Sockets
 from uma_gateway.cluster.cluster import Cluster
 from uma_gateway.cluster.facade import ClusterDaemon
 from uma_gateway.cluster.local import LocalDaemon

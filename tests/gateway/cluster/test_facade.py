@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.sockets import Sockets
-from tests.cluster.test_router import digest
 from tests.daemon.support import WAIT_S
+from tests.gateway.cluster.sockets import Sockets
+from tests.gateway.cluster.test_router import digest
 from uma_core.errors import ErrorCode, UmaError
 from uma_gateway.cluster import cluster as cluster_module
 from uma_gateway.cluster.cluster import Cluster

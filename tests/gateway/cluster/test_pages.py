@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.sockets import Sockets
 from tests.daemon.support import WAIT_S
+from tests.gateway.cluster.sockets import Sockets
 from uma_gateway.app import App
 from uma_gateway.cluster import pages
 from uma_gateway.cluster.cluster import Cluster
