@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from typing import Any
 
 from uma_core._version import __version__
 from uma_gateway.chat.templates import Templates
 from uma_gateway.large import begin
+
+_KIND = re.compile(r"\b(?:F|BF|Q|IQ|TQ|MXFP|NVFP)[0-9]\w*")
+_OTHER_NAMES = {"IQ3_S mix": "IQ3_M", "Q2_K - Medium": "Q2_K"}  # of file types that llama.cpp describes otherwise
 
 
 class Model:
@@ -129,10 +133,14 @@ def size_text(n: int) -> str:
 
 def quantisation(description: str) -> str:
     """Return the quantisation type from llama.cpp's description of a model, such as `llama 1B Q4_K - Medium`."""
-    words = description.split(" - ")[0].split()
-    suffix = description.split(" - ")[1][:1] if " - " in description else ""
-    kind = words[-1] if words else ""
-    return f"{kind}_{suffix}" if suffix else kind
+    for words, name in _OTHER_NAMES.items():
+        if words in description:
+            return name
+    name, _, more = description.partition(" - ")
+    kinds = _KIND.findall(name)
+    if not kinds:
+        return "unknown"  # as in Ollama
+    return f"{kinds[-1]}_{more[0]}" if more in ("Small", "Medium", "Large") else kinds[-1]
 
 
 def _plain_name(name: str, path: str) -> str:
