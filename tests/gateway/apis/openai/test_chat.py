@@ -9,7 +9,6 @@ import pytest
 from tests.daemon.support import eventually
 from tests.gateway.support import Raw, n_busy
 from uma_core.protocol.ops import N_PREDICTION_MOST
-from uma_gateway.apis.openai.request import read_chat
 
 USER = [{"role": "user", "content": "hello"}]
 
@@ -503,8 +502,3 @@ def test_a_thought_that_is_gone_on_with(work_gateway):
     fields = {"messages": messages, "continue_final_message": "reasoning_content", "add_generation_prompt": False}
     assert work_gateway.post("/apply-template", **fields).json["prompt"].endswith("They greet")
     assert work_gateway.chat(max_tokens=3, **fields).status == 200
-
-
-def test_what_a_template_is_told_of_the_answer():
-    told = read_chat({"messages": USER, "verbosity": "low", "reasoning_effort": "high"}).chat.template_kwargs
-    assert told == {"verbosity": "low", "reasoning_effort": "high"}

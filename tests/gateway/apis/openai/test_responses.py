@@ -7,9 +7,7 @@ import json
 import pytest
 
 from tests.gateway.promised import adapter_of
-from uma_gateway.apis.openai.items import Names, Thoughts, input_of, kept, output_items, to_messages
-from uma_gateway.chat.diff import Message, ToolCall
-from uma_gateway.errors import GatewayError
+from uma_gateway.apis.openai.items import to_messages
 from uma_gateway.keys import entry, new_key
 
 ITEM = "openai.types.responses:ResponseItem"
@@ -80,11 +78,6 @@ def test_a_thought_that_its_client_carries_is_read_again(work_gateway, reasoning
     assert to_messages([sent]) == [{"role": "assistant", "content": "", "reasoning_content": said}]
 
 
-def test_a_summary_is_read_where_nothing_was_encrypted():
-    sent = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "Look it up."}]}
-    assert to_messages([sent])[0]["reasoning_content"] == "Look it up."
-
-
 def test_a_whole_response(gateway):
     response = respond(gateway, metadata={"a": "b"}, instructions="Be brief.").json
     assert response["id"].startswith("resp_") and response["object"] == "response"
@@ -129,22 +122,6 @@ def test_stream_events_come_in_their_order_and_say_what_the_whole_says(gateway):
     assert ids == {events[-1]["response"]["output"][0]["id"]}
     assert events[0]["response"]["id"] == events[-1]["response"]["id"]
     assert events[0]["response"]["status"] == "in_progress" and "[DONE]" not in answer.data
-
-
-@pytest.mark.parametrize(
-    ("message", "told"),
-    [
-        ({"reasoning": "hm"}, [("reasoning", "incomplete")]),
-        ({"reasoning": "hm", "content": "so"}, [("reasoning", "completed"), ("message", "incomplete")]),
-        ({"content": "so", "n_calls": 1}, [("message", "completed"), ("function_call", "incomplete")]),
-        ({"n_calls": 2}, [("function_call", "completed"), ("function_call", "incomplete")]),
-        ({}, [("message", "incomplete")]),
-    ],
-)
-def test_only_the_last_item_of_a_cut_answer_is_incomplete(message, told):
-    calls = [ToolCall(id="c", name="f", arguments="{}") for _ in range(message.pop("n_calls", 0))]
-    made = output_items(Message(tool_calls=calls, **message), "incomplete", Names([]), Thoughts())
-    assert [(item["type"], item["status"]) for item in made] == told
 
 
 def test_a_cut_thought_is_told_alike_whole_and_streamed(work_gateway):
@@ -362,54 +339,6 @@ def test_tools_that_run_elsewhere_are_left_out(gateway):
     assert answer.status == 200 and answer.json["tools"] == [{"type": "web_search"}, {"type": "local_shell"}]
 
 
-def test_what_the_assistant_did_in_a_row_is_one_message():
-    messages = to_messages(
-        [
-            {"role": "developer", "content": "Rules."},
-            {"role": "user", "content": "Weather?"},
-            {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Look it up."}]},
-            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Wait."}]},
-            {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": "{}"},
-            {"type": "function_call", "call_id": "c2", "name": "time", "arguments": "{}"},
-            {"type": "function_call_output", "call_id": "c1", "output": "rain"},
-            {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "noon"}]},
-            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hidden"}], "encrypted_content": "xyz"},
-        ]
-    )
-    assert [message["role"] for message in messages] == ["developer", "user", "assistant", "tool", "tool"]
-    assistant = messages[2]
-    assert (assistant["reasoning_content"], assistant["content"]) == ("Look it up.", "Wait.")
-    assert [call["function"]["name"] for call in assistant["tool_calls"]] == ["weather", "time"]
-    assert [message["content"] for message in messages[3:]] == ["rain", "noon"]
-
-
-@pytest.mark.parametrize("content", [None, 5, "x", [], [5], [{}], [{"type": "reasoning_text", "text": None}]])
-def test_a_thought_that_says_nothing_readable_is_left_out(content):
-    messages = to_messages([{"type": "reasoning", "content": content}, {"role": "user", "content": "hi"}])
-    assert messages == [{"role": "user", "content": "hi"}]
-
-
-def test_a_conversation_that_began_elsewhere_goes_on_here():
-    """Codex keeps its history when the user changes the model."""
-    user, asst, tool = to_messages(
-        [
-            {"role": "user", "content": "Fix it."},
-            {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search"}},
-            {"type": "custom_tool_call", "call_id": "c1", "name": "apply_patch", "input": "*** Begin"},
-            {"type": "custom_tool_call_output", "call_id": "c1", "output": "Done."},
-        ]
-    )
-    (call,) = asst["tool_calls"]
-    assert (call["id"], json.loads(call["function"]["arguments"])) == ("c1", {"input": "*** Begin"})
-    assert (user["content"], tool["tool_call_id"], tool["content"]) == ("Fix it.", "c1", "Done.")
-
-
-def test_an_item_that_lacks_its_text_is_named():
-    with pytest.raises(GatewayError) as caught:
-        to_messages([{"type": "function_call_output", "output": "x"}])
-    assert caught.value.param == "input[0].call_id"
-
-
 def test_a_kept_response_is_continued_without_new_items(gateway):
     first = respond(gateway).json
     answer = gateway.post("/v1/responses", previous_response_id=first["id"], max_output_tokens=3)
@@ -428,32 +357,6 @@ def test_items_that_were_kept_can_be_referred_to(gateway):
     assert by_reference["usage"]["input_tokens"] == by_value["usage"]["input_tokens"]
     listed = gateway.get(f"/v1/responses/{by_reference['id']}/input_items?order=asc").json["data"]
     assert listed[:2] == [asked, first["output"][0]]
-
-
-@pytest.mark.parametrize("item", [{"role": "user", "content": "hi"}, {"type": "function_call", "name": "x"}])
-def test_a_listed_item_has_an_id_and_a_type_where_its_client_wrote_null(item):
-    listed = kept({"id": None, "type": None, **item})
-    assert listed["id"] and listed["type"] == item.get("type", "message")
-
-
-@pytest.mark.parametrize(
-    "item",
-    [
-        {"role": "user", "content": [{"type": "text", "text": "x"}]},
-        {"role": "assistant", "content": "x"},
-        {"role": "assistant", "content": [{"type": "output_text", "text": "x"}]},
-        {"role": "assistant", "content": [{"type": "refusal", "refusal": "x"}]},
-        {"type": "function_call", "name": "f", "arguments": "{}", "call_id": "c"},
-        {"type": "function_call_output", "call_id": "c", "output": "x"},
-        {"type": "custom_tool_call", "name": "f", "input": "x", "call_id": "c"},
-        {"type": "custom_tool_call_output", "call_id": "c", "output": "x"},
-        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "x"}]},
-    ],
-)
-def test_a_listed_item_has_what_openai_s_type_requires(item):
-    listed = kept(item)
-    adapter_of(ITEM).validate_python(listed)
-    assert to_messages([listed]) == to_messages([item])
 
 
 def test_a_kept_response_is_neither_streamed_again_nor_cancelled(gateway):
@@ -510,14 +413,6 @@ def test_a_custom_tool_with_a_grammar_is_left_out(gateway):
     assert respond(gateway, tools=[{**SAY, "format": form}]).status == 200
     assert respond(gateway, tools=[{**SAY, "format": form}], tool_choice="required").error["param"] == "tool_choice"
     assert respond(gateway, tools=[{"type": "custom"}]).error["param"] == "tools[0].name"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "given"),
-    [('{"input": "a\\nb"}', "a\nb"), ('{"input": "a', '{"input": "a'), ('{"input": 3}', '{"input": 3}'), ("[]", "[]")],
-)
-def test_the_text_of_a_custom_tool(arguments, given):
-    assert input_of(arguments) == given
 
 
 @pytest.mark.parametrize("kind", ["function", "custom"])
