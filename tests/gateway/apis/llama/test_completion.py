@@ -1,4 +1,4 @@
-"""llama-server's own endpoints: fields, streams, figures, errors."""
+"""llama-server's endpoints before a daemon: fields, streams, figures, errors."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import pytest
 
 from tests.daemon.support import eventually
 from tests.gateway.support import Raw, n_busy
-from uma_gateway.apis.llama.about import THEIRS, line_of, sums
-from uma_gateway.apis.llama.lines import Limits, Lines
+from uma_gateway.apis.llama.completion import selected
 
 
 def test_a_whole_completion(gateway):
@@ -324,26 +323,6 @@ def test_limits_of_lines_do_nothing_before_a_new_line(gateway):
     )
 
 
-@pytest.mark.parametrize(
-    ("pieces", "told"),
-    [
-        (["def f():", "\n  a", " = 1\n", "  b\n", "c", "d"], "def f():\n  a = 1\n  b\n"),
-        (["a\n", " ", " b\n c"], "a\n  b\n "),
-        (["x\n", "\ty\nz"], "x\n\t"),
-    ],
-)
-def test_lines_end_before_one_that_is_indented_less(pieces, told):
-    lines = Lines(Limits(2, 0))
-    assert "".join([lines.push(piece, 0.0) for piece in pieces]) == told and lines.is_over
-
-
-def test_time_ends_an_answer_at_the_end_of_a_line():
-    lines = Lines(Limits(0, 500))
-    for text, now in (("a", 9.0), ("\n", 9.4), ("b", 9.6)):
-        assert lines.push(text, now) == text and not lines.is_over
-    assert lines.push("c\nd", 9.7) == "c\nd" and lines.is_over
-
-
 def test_each_of_several_streamed_answers_has_its_figures(gateway):
     ask = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 5, "n": 2, "stream": True}
     events = gateway.post("/v1/chat/completions", **ask).events
@@ -550,20 +529,6 @@ def test_metrics_under_llama_server_s_names(gateway, fake):
     assert told["llamacpp:spec_decode_num_draft_tokens_total"] >= told["llamacpp:spec_decode_num_accepted_tokens_total"]
 
 
-def test_large_counts_are_told_whole():
-    """A counter that is rounded to six digits stands still, and so does its rate."""
-    metric = next(each for each in THEIRS if each.name == "tokens_predicted_total")
-    assert line_of(metric, sums('uma_tokens_generated_total{lane="x"} 1234567\numa_tokens_generated_total 1\n')) == (
-        "llamacpp:tokens_predicted_total 1234568"
-    )
-
-
-def test_the_time_of_prompts_does_not_fall_when_a_request_only_waits():
-    metric = next(each for each in THEIRS if each.name == "prompt_seconds_total")
-    waited = 'uma_queue_seconds_sum{lane="x"} 30\numa_time_to_first_token_seconds_sum{lane="x"} 2\n'
-    assert line_of(metric, sums(waited + "uma_prompt_seconds_total 1.5\n")) == "llamacpp:prompt_seconds_total 1.5"
-
-
 def test_a_schema_s_type_may_go_without_saying(tiny_gateway):
     """As in the examples in llama-server's README."""
     name = {"name": {"type": "string", "maxLength": 5}}
@@ -575,3 +540,10 @@ def test_a_schema_s_type_may_go_without_saying(tiny_gateway):
         form = {"type": "json_schema", "schema": schema}
         answer = tiny_gateway.chat("Hi", max_tokens=300, response_format=form).json["choices"][0]["message"]["content"]
         assert isinstance(json.loads(answer), kind)
+
+
+def test_chosen_fields_lie_in_objects():
+    whole = {"content": "a", "timings": {"prompt_n": 3}, "stop": None}
+    assert selected(whole, []) is whole
+    wanted = ["content", "timings/prompt_n", "timings/none", "content/a", "none", "stop"]
+    assert selected(whole, wanted) == {"content": "a", "timings/prompt_n": 3, "stop": None}
