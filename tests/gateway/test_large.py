@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import cast
 
 import pytest
 
 from uma_gateway import large
 from uma_gateway.errors import Kind, shortage
-from uma_gateway.exchange import Exchange, Receive, Send
-from uma_gateway.gateway import Gateway
 from uma_gateway.large import LARGE_BYTES, N_THREADS
 
 
@@ -20,14 +17,6 @@ from uma_gateway.large import LARGE_BYTES, N_THREADS
 def test_a_large_body_is_read_in_a_thread(n_bytes: int, is_elsewhere: bool) -> None:
     thread = asyncio.run(large.read(n_bytes, threading.current_thread))
     assert (thread is not threading.main_thread()) == is_elsewhere
-
-
-def test_a_small_request_about_a_large_conversation_is_read_in_a_thread() -> None:
-    """Before, one that continued a kept conversation of 90,000 items held up all streams."""
-    exchange = Exchange(cast("Gateway", None), {"headers": []}, cast("Receive", None), cast("Send", None), "r")
-    assert asyncio.run(exchange.read(threading.current_thread)) is threading.main_thread()
-    exchange.also_reads(LARGE_BYTES)
-    assert asyncio.run(exchange.read(threading.current_thread)) is not threading.main_thread()
 
 
 def test_what_is_wrong_with_a_large_body_is_told() -> None:
