@@ -34,6 +34,11 @@ def test_an_answer_that_lines_ended_is_cut_off() -> None:
     assert lines.push("c", 0.0) == "" and lines.ended({"reason": "cancelled"})["reason"] == "length"
 
 
+def test_nothing_is_told_after_the_time_has_passed() -> None:
+    lines = Lines(Limits(0, 500))
+    assert [lines.push(text, now) for text, now in (("a", 0.0), ("\n", 1.0), ("b", 1.1))] == ["a", "\n", ""]
+
+
 def test_no_limits() -> None:
     assert not Limits.of({}).are_any and not Limits.of({"n_indent": 0, "t_max_predict_ms": -1}).are_any
     assert Limits.of({"t_max_predict_ms": 1}).are_any

@@ -25,6 +25,7 @@ def test_without_a_limit_a_page_has_twenty() -> None:
     page, has_more = _page(LISTED, {})
     assert (len(page), has_more) == (20, True)
     assert _page(LISTED, {"after": "msg_29"}) == ([], False)
+    assert _page(LISTED, {"limit": "30"}) == (LISTED, False)
 
 
 @pytest.mark.parametrize(
