@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import uma_core.metrics.catalog as m
 from tests.cache.world import CELL, World
 from uma_core.cache.settings import CacheSettings
 from uma_core.engine.fake.engine import FakeModel
+from uma_core.types import Phase, Priority
 
 SHAPES = {
     "prefill slots": {},
@@ -26,6 +28,12 @@ def model(**fields: object) -> FakeModel:
 
 
 ON = CacheSettings(is_on=True, ram_bytes=20_000 * CELL)
+
+
+def settings(folder: Path, **fields: object) -> CacheSettings:
+    return CacheSettings(
+        **{"is_on": True, "ram_bytes": 10**7, "disk_dir": str(folder / "kv"), "disk_bytes": 10**7, **fields}
+    )  # type: ignore[arg-type]
 
 
 def text(n: int, seed: int = 0) -> list[int]:
@@ -49,3 +57,11 @@ def until(w: World, condition: Callable[[], bool], n_most: int = 20_000) -> None
         w.tick()
         w.check()
     raise AssertionError("it never came")
+
+
+def park_one(w: World) -> None:
+    """A background stream has the only sequence, and a chat needs it."""
+    w.submit("work", text(500), max_tokens=60, priority=Priority.BACKGROUND)
+    until(w, lambda: len(w.texts.get("work", "")) >= 10)
+    w.submit("chat", text(40, 1), max_tokens=10, priority=Priority.INTERACTIVE)
+    until(w, lambda: any(s.phase is Phase.PARKED for s in w.executor.table))

@@ -6,20 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from tests.cache.asking import ON, SHAPES, computed, model, text, until, world
+from tests.cache.asking import ON, SHAPES, computed, model, park_one, text, until, world
 from tests.cache.world import CELL, COST, World, answer, check_idle
 from uma_core.cache.settings import CacheSettings
 from uma_core.engine.fake.engine import FakeModel
 from uma_core.session.events import Hold
 from uma_core.types import FinishReason, Phase, Priority
-
-
-def park_one(w: World) -> None:
-    """A background stream has the only sequence, and a chat needs it."""
-    w.submit("work", text(500), max_tokens=60, priority=Priority.BACKGROUND)
-    until(w, lambda: len(w.texts.get("work", "")) >= 10)
-    w.submit("chat", text(40, 1), max_tokens=10, priority=Priority.INTERACTIVE)
-    until(w, lambda: any(s.phase is Phase.PARKED for s in w.executor.table))
 
 
 @pytest.mark.parametrize("is_on", [True, False])
@@ -179,101 +171,6 @@ def test_one_pool_of_cells_is_never_overcommitted_by_what_is_kept() -> None:
     check_idle(w)
 
 
-def pool(copy_ns_per_byte: float = 0.5) -> World:
-    """One pool of cells with more sequences than it has room for."""
-    cost = replace(COST, copy_ns_per_byte=copy_ns_per_byte)
-    fake = FakeModel(n_seq_max=4, n_ctx=640, is_unified=True, kv_bytes_per_cell=CELL)
-    return World(fake, CacheSettings(is_on=True, ram_bytes=10**8), cost=cost)
-
-
-def test_what_makes_room_in_one_pool_is_saved_and_comes_back() -> None:
-    """Before, it was dropped: chats that took turns were read again each time, and so was a parked stream."""
-    w = pool()
-    for turn in range(2):
-        for i in range(4):
-            w.ask(f"{turn} {i}", text(250, i))
-    assert [w.cached(f"1 {i}") for i in range(4)] == [249] * 4
-
-    n_before = computed(w)
-    w.submit("work", text(500, 8), max_tokens=60, priority=Priority.BACKGROUND)
-    until(w, lambda: len(w.texts.get("work", "")) >= 10)
-    w.submit("chat", text(140, 9), max_tokens=10, priority=Priority.INTERACTIVE)
-    w.run()
-    assert w.executor.meters.preemptions.value == 1 and computed(w) - n_before == 640
-    assert w.texts["work"].encode() == bytes(answer(text(500, 8), 60))
-    check_idle(w)
-
-
-@pytest.mark.parametrize("is_unified", [False, True])
-def test_a_beginning_that_two_sequences_lose_at_once_is_saved(is_unified: bool) -> None:
-    """Before, each of them counted on the other, and the whole prompt was read again."""
-    w = world(n_seq_max=2, n_ctx=800 if is_unified else 2048, is_unified=is_unified)
-    first, second = [*text(200), *text(100, 1)], [*text(200), *text(100, 2)]
-    for prompts in ((first, second), (text(300, 3), text(300, 4))):
-        for prompt in prompts:
-            w.submit(str(prompt), prompt, max_tokens=8)
-        w.run()
-    w.ask("again", first)
-    assert w.cached("again") == 299
-    check_idle(w)
-
-
-def test_sequences_make_room_even_if_they_cannot_be_saved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before, the first one stayed for ever, and whoever was admitted later never began."""
-    w = pool()
-    w.ask("first", text(400))
-    with monkeypatch.context() as broken:
-        broken.setattr(w.cache.store, "size", lambda *_: 1 // 0)
-        w.submit("new", text(300, 1), max_tokens=20)
-        w.run()
-    w.ask("later", text(600, 2))
-    assert w.texts["new"].encode() == bytes(answer(text(300, 1), 20))
-    check_idle(w)
-
-
-@pytest.mark.parametrize("who", ["newcomer", "owner", "both"])
-def test_sequences_that_make_room_can_lose_whom_they_make_it_for(who: str) -> None:
-    """The newcomer is cancelled, or the next turn of the chat that leaves arrives, while that chat is being saved."""
-    w = pool(copy_ns_per_byte=150.0)
-    w.ask("first", text(400))
-    w.submit("new", text(300, 1), max_tokens=20)
-    until(w, lambda: any(holding.is_awaited for holding in w.cache.holdings))
-    if who != "owner":
-        w.executor.cancel(1, "new")
-    if who != "newcomer":
-        w.submit("next", text(400), max_tokens=8)
-    w.run()
-    for name, tokens, n in (("new", text(300, 1), 20), ("next", text(400), 8)):
-        if name in w.finals and w.finals[name].reason is FinishReason.LENGTH:
-            assert w.texts[name].encode() == bytes(answer(tokens, n))
-    assert len(w.finals) == (2 if who == "newcomer" else 3)
-    w.ask("large", text(600, 9), n=40)
-    check_idle(w)
-
-
-@pytest.mark.parametrize("is_forked", [False, True])
-@pytest.mark.parametrize("is_cancelled", [False, True])
-def test_who_takes_over_a_large_sequence_can_go_before_others_have_room(is_cancelled: bool, is_forked: bool) -> None:
-    """The other one waits until the sequence is saved, or is left alone. If it copies from it, that comes first."""
-    cost = replace(COST, copy_ns_per_byte=150.0)
-    fake = FakeModel(n_seq_max=2, n_ctx=512, is_unified=True, kv_bytes_per_cell=CELL)
-    w = World(fake, CacheSettings(is_on=True, ram_bytes=10**8), cost=cost)
-    w.ask("large", text(400), n=71)
-    n_before = w.engine.slot_warnings()
-    prompt = [*text(40), *text(110, 3)] if is_forked else text(150, 3)
-    w.submit("other", prompt, max_tokens=40)
-    w.submit("taker", text(300, 2), max_tokens=20)
-    until(w, lambda: any(holding.is_claimed for holding in w.cache.holdings))
-    if is_cancelled:
-        w.executor.cancel(1, "taker")
-    w.run()
-    assert w.engine.slot_warnings() == n_before
-    assert w.texts["other"].encode() == bytes(answer(prompt, 40))
-    assert w.cached("other") == (40 if is_forked else 0)
-    assert is_cancelled or w.texts["taker"].encode() == bytes(answer(text(300, 2), 20))
-    check_idle(w)
-
-
 def test_a_newcomer_waits_for_cells_that_an_ended_request_is_still_filling() -> None:
     slow = replace(COST, copy_ns_per_byte=150.0)
     w = World(
@@ -287,59 +184,6 @@ def test_a_newcomer_waits_for_cells_that_an_ended_request_is_still_filling() -> 
     w.submit("large", text(600, 1), max_tokens=400, priority=Priority.INTERACTIVE)
     w.run()
     assert w.texts["large"].encode() == bytes(answer(text(600, 1), 400))
-    check_idle(w)
-
-
-def test_residents_that_nobody_uses_leave_and_come_back() -> None:
-    w = world(CacheSettings(is_on=True, ram_bytes=10**9, park_idle_ns=50_000_000))
-    w.ask("a", text(400))
-    w.clock.advance(60_000_000)
-    seconds = [w.executor.idle()]
-    while seconds[-1] == 0.0:
-        seconds.append(w.executor.idle())
-        w.check()
-    assert seconds[-1] is None and w.engine.kv_len(0) == 0
-    assert w.cache.store.ram.n_bytes == 407 * CELL
-    w.ask("b", text(400))
-    assert w.cached("b") == 399
-    assert w.executor.idle() == pytest.approx(0.05, abs=0.01)
-
-
-def test_idle_ones_may_leave_at_once_and_those_that_cannot_are_not_looked_at_without_end() -> None:
-    w = world(CacheSettings(is_on=True, ram_bytes=300 * CELL, park_idle_ns=0), n_seq_max=1, n_ctx=2048)
-    w.ask("a", text(400))
-    for _ in range(100):
-        if (seconds := w.executor.idle()) != 0.0:
-            break
-    assert seconds is not None and seconds > 0.1
-    w.submit("waits", text(500, 2), max_tokens=10)  # judged beside the cells that another one holds
-    w.submit("too", text(500, 3), max_tokens=10)
-    w.run()
-    assert {"waits", "too"} <= set(w.finals)
-    check_idle(w)
-
-
-def test_residents_stay_where_leaving_would_drive_others_out() -> None:
-    w = world(CacheSettings(is_on=True, ram_bytes=300 * CELL, park_idle_ns=50_000_000))
-    w.ask("a", text(400))
-    w.clock.advance(60_000_000)
-    while w.executor.idle() == 0.0:
-        pass
-    assert w.engine.kv_len(0) == 407
-    w.ask("b", text(400))
-    assert w.cached("b") == 399
-
-
-def test_a_smaller_budget_takes_effect_once_nothing_keeps_the_bytes() -> None:
-    """Before, what a parked stream kept stayed until the next snapshot, however long the daemon was idle."""
-    w = world(n_seq_max=1, n_ctx=2048)
-    park_one(w)
-    until(w, lambda: bool(w.cache.store.ram.n_bytes))
-    w.executor.set_cache(CacheSettings(is_on=True, ram_bytes=400 * CELL))
-    w.run()
-    while w.executor.idle() == 0.0:
-        pass
-    assert w.cache.store.ram.n_bytes <= 400 * CELL
     check_idle(w)
 
 
