@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -15,7 +14,6 @@ from uma_core.engine.graph.engine import GraphEngine
 from uma_core.engine.graph.estimate import estimate
 from uma_core.engine.llama.engine import LlamaEngine
 from uma_core.engine.llama.estimate import estimate as llama_estimate
-from uma_core.engine.llama.model import LlamaModel
 from uma_core.errors import ErrorCode, UmaError
 
 LLAMA = MODELS["llama"]
@@ -123,22 +121,6 @@ def test_loading_can_be_given_up(is_stock: bool) -> None:
         with pytest.raises(UmaError) as caught:
             GraphEngine(DRAFT, replace(SMALL, load_mode=load_mode), lambda share: False, is_stock)
         assert caught.value.error is ErrorCode.MODEL_LOAD_FAILED
-
-
-@pytest.mark.parametrize("load_mode", ["auto", "mmap", "none"])
-def test_the_estimate_is_what_is_taken(load_mode: str, is_stock: bool) -> None:
-    options = replace(SMALL, engine="graph", load_mode=load_mode)
-    expected = estimate(DRAFT, options, is_stock)
-    with closing(GraphEngine(DRAFT, options, is_stock=is_stock)) as engine:
-        used = engine.memory()
-        assert (used.weights, used.kv) == (expected.weights, expected.kv)
-        assert 0 < used.compute <= expected.compute
-
-
-def test_an_estimate_reads_no_texts_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They take 0.2 s with a large vocabulary."""
-    monkeypatch.delattr(LlamaModel, "_all_pieces")
-    assert estimate(DRAFT, SMALL).weights > 0
 
 
 def test_a_context_that_nobody_says_how_long_it_is(written: Callable[[Model], str]) -> None:
