@@ -1,7 +1,6 @@
 """LlamaEngine, compared with llama.cpp itself: greedy text from a plain llama.h loop, token for token."""
 
 import dataclasses
-import logging
 import os
 from contextlib import closing
 from pathlib import Path
@@ -10,14 +9,13 @@ import numpy as np
 import pytest
 
 from tests.engine.conftest import DRAFT, MOE, OPTIONS, TARGET
-from tests.engine.drive import generate, read, read_sliced, step, tokens_of
+from tests.engine.drive import generate, read, read_sliced, step
 from uma_core.config.options import EngineOptions
 from uma_core.engine.kernels import ALL_KERNELS
 from uma_core.engine.lib import ffi, lib
 from uma_core.engine.llama.engine import LlamaEngine
 from uma_core.engine.llama.params import context_params
 from uma_core.errors import ErrorCode, UmaError
-from uma_core.server.memory.budget import resident_bytes
 
 PROMPT = "The Debian project is an association of individuals who have made common cause to"
 
@@ -70,21 +68,6 @@ def test_our_kernels_choose_alike(path: str) -> None:
             token = step(engine, [(0, token)])[0]
 
 
-def test_direct_kv_is_proven_on_our_models() -> None:
-    for path in (TARGET, DRAFT, MOE):
-        engine = LlamaEngine(path, OPTIONS)
-        assert engine.info.capabilities.n_prefill_slots == 2 and not engine.info.notes
-        engine.close()
-
-
-def test_an_unproven_cache_falls_back_to_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("uma_core.engine.llama.engine.proves_direct_kv", lambda engine: False)
-    with closing(LlamaEngine(DRAFT, OPTIONS)) as engine:
-        assert engine.info.capabilities.n_prefill_slots == 0
-        assert any("sized chunks" in note for note in engine.info.notes)
-        assert read(engine, 0, np.array(engine.tokenize(PROMPT, True, False), np.int32)) >= 0
-
-
 @pytest.mark.parametrize("options", [{"kv_mode": "unified"}, {"flash_attn": "off"}, {"n_seq": 1}])
 def test_other_memory_modes_generate_the_same_beginning(options: dict[str, object]) -> None:
     changed = dataclasses.replace(OPTIONS, **options)  # type: ignore[arg-type]
@@ -94,40 +77,6 @@ def test_other_memory_modes_generate_the_same_beginning(options: dict[str, objec
         assert generate(other, 0, read(other, 0, tokens), 3) == expected
         can_copy = other.info.capabilities.can_copy_prefix
         assert can_copy == ("n_seq" in options) and can_copy != any("no snapshots" in n for n in other.info.notes)
-
-
-def test_a_chunk_that_never_began_is_cancelled_in_silence(caplog: pytest.LogCaptureFixture) -> None:
-    """Its slot does not have the prompt's beginning yet, so llama.cpp would complain about the positions."""
-    with closing(LlamaEngine(DRAFT, OPTIONS)) as engine:
-        tokens = tokens_of(engine, 150)
-        read(engine, 0, tokens[:120])
-        for slot in engine.prefill_slots:
-            slot.drop()
-        assert engine.prefill_open(0, tokens[120:], True)
-        assert engine.prefill_run(0, 0, 1, 1).n_pieces == 0
-        engine.prefill_close(0)
-        engine.pump_log()
-        assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
-        expected = read(engine, 1, tokens)
-        assert read(engine, 0, tokens[120:]) == expected
-
-
-def test_copied_cells_are_what_llama_cpp_would_save() -> None:
-    """llama_state_seq_get_data's blob holds the same K and V bytes as our export, layer by layer."""
-    with closing(LlamaEngine(DRAFT, OPTIONS)) as engine:
-        tokens = np.array(engine.tokenize(PROMPT, True, False), np.int32)
-        read(engine, 2, tokens)
-        export = engine.export_state(2, len(tokens))
-        while not export.step(2**62):
-            pass
-        assert engine.decoder is not None
-        size = lib.llama_state_seq_get_size(engine.decoder.handle, 2)
-        buffer = ffi.new("uint8_t[]", size)
-        lib.llama_state_seq_get_data(engine.decoder.handle, buffer, size, 2)
-        blob = bytes(ffi.buffer(buffer, size))
-        n_layer, row = engine.info.n_layer, len(export.blob) // (2 * engine.info.n_layer)
-        for part in range(2 * n_layer):
-            assert bytes(export.blob[part * row : (part + 1) * row]) in blob
 
 
 def test_bad_files_are_coded_errors(tmp_path: pytest.TempPathFactory) -> None:
@@ -181,18 +130,6 @@ def test_fewer_experts_per_token_reach_the_model() -> None:
     with closing(LlamaEngine(MOE, one)) as engine, closing(LlamaEngine(MOE, OPTIONS)) as plain:
         tokens = np.array(plain.tokenize(PROMPT, True, False), np.int32)
         assert generate(engine, 0, read(engine, 0, tokens), 20) != generate(plain, 0, read(plain, 0, tokens), 20)
-
-
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not tell what is resident")
-def test_a_pretended_context_lies_in_real_memory() -> None:
-    """Cells that were never written are read from one page that stays in the processor's cache, so a timing over them
-    would be too fast.
-    """
-    engine = LlamaEngine(DRAFT, dataclasses.replace(OPTIONS, n_ctx=32768, n_seq=2))
-    before = resident_bytes()
-    engine.fake_context(1, 16000)
-    assert resident_bytes() - before > 0.9 * 16000 * engine.info.kv_bytes_per_cell
-    engine.close()
 
 
 def test_a_batch_smaller_than_the_rows_of_drafts() -> None:

@@ -10,12 +10,11 @@ import pytest
 
 from tests.engine.conftest import DRAFT, MOE, OPTIONS
 from tests.engine.drive import read, step, tokens_of
-from tests.engine.graph.models import MODELS, RECURRENT, write
+from tests.engine.graph.models import RECURRENT, write
 from uma_core.engine.graph.engine import GraphEngine
 from uma_core.engine.lib import lib
 from uma_core.engine.llama import model as model_module
 from uma_core.engine.llama.engine import LlamaEngine
-from uma_core.engine.llama.estimate import estimate
 from uma_core.engine.llama.params import decode_params
 from uma_core.executor.executor import device_view
 from uma_core.policy.cost.calibrate import calibration_shapes
@@ -68,13 +67,3 @@ def test_positions_take_the_bytes_of_layers_with_attention(name: str, sizes: dic
         assert engine.info.kv_bytes_per_cell == graph.info.kv_bytes_per_cell > 0
         assert engine.memory().kv > engine.info.n_ctx * engine.info.kv_bytes_per_cell, "states are memory too"
         assert calibration_shapes(device_view(engine))
-
-
-@pytest.mark.parametrize("name", ["qwen35", "lfm2", "gemma2"])
-def test_no_memory_is_asked_for_slots_that_a_model_never_gets(name: str, tmp_path: Path) -> None:
-    """Two slots' contexts were counted, half as much KV again: models that fit were refused."""
-    path = write((MODELS | RECURRENT)[name], tmp_path / "model.gguf")
-    options = replace(OPTIONS, threads=1, prefill_lanes=2)
-    with closing(LlamaEngine(path, options)) as engine:
-        assert not engine.prefill_slots
-        assert estimate(path, options) == engine.memory()
