@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.engine.conftest import OPTIONS
+from tests.engine.conftest import DRAFT, OPTIONS, empty
 from tests.engine.graph.models import Model, write
 from uma_core.config.options import EngineOptions
+from uma_core.engine.api import Batch
 from uma_core.engine.graph.engine import GraphEngine
 from uma_core.engine.llama.engine import LlamaEngine
 
@@ -49,3 +50,24 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Model], str]:
         return paths[key]
 
     return make
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["ours", "stock"])
+def opened(request: pytest.FixtureRequest) -> Iterator[GraphEngine]:
+    made = GraphEngine(DRAFT, SMALL, is_stock=request.param)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def engine(opened: GraphEngine) -> Iterator[GraphEngine]:
+    empty(opened)
+    yield opened
+    empty(opened)
+
+
+def batch_of(*rows: tuple[int, int, int]) -> Batch:
+    batch = Batch(SMALL.n_batch)
+    for token, pos, seq_id in rows:
+        batch.add(token, pos, seq_id, True)
+    return batch

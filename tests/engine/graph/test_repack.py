@@ -22,6 +22,7 @@ CASES = [
     (4352, 4096, 1),  # 17 MiB
     (4352, 4097, 1),  # its last piece is a single row
     (4352, 448, 7),  # almost a piece each
+    (4352, 1024, 2),  # two pieces and a bit
     (4352, 128, 60),  # several in a piece
     (4352, 2048, 3),
     (MIB, 130, 2),  # a row of half a piece: never less than ROWS rows
