@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from tests.engine.conftest import empty
+from contextlib import closing
+
+import numpy as np
+
+from tests.engine.conftest import DRAFT, empty
 from tests.engine.drive import finish, read, step, tokens_of
+from tests.engine.graph.conftest import SMALL
 from uma_core.engine.graph.engine import GraphEngine
 
 
@@ -32,3 +37,24 @@ def test_transfers_that_are_given_up_take_no_room(engine: GraphEngine) -> None:
     empty(engine)
     for seq in range(engine.info.n_seq_max):
         engine.fake_context(seq, engine.info.n_ctx_seq)
+
+
+def test_a_snapshot_is_the_same_wherever_it_was_made() -> None:
+    """Positions are in order, with K and V of a layer together. The CPU can read what a device wrote, and the
+    reverse.
+    """
+    with closing(GraphEngine(DRAFT, SMALL)) as ours, closing(GraphEngine(DRAFT, SMALL, is_stock=True)) as stock:
+        blobs, logits = [], []
+        for engine in (ours, stock):
+            read(engine, 0, tokens_of(engine, 150))
+            export = engine.export_state(0, 150)
+            finish(export)
+            blobs.append(bytes(export.blob))
+            step(engine, [(0, 50)])
+            logits.append(engine.logits(0).copy())
+        a, b = (np.frombuffer(blob, np.float16).astype(np.float32) for blob in blobs)
+        assert np.abs(a - b).max() < 0.1 * a.std(), "rounding"
+        for engine, blob in ((ours, blobs[1]), (stock, blobs[0])):
+            finish(engine.import_state(2, blob, 150))
+            step(engine, [(2, 50)])
+            assert np.abs(engine.logits(0) - logits[0]).max() < 0.1 * logits[0].std()

@@ -3,7 +3,6 @@
 import dataclasses
 import os
 from contextlib import closing
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from uma_core.engine.kernels import ALL_KERNELS
 from uma_core.engine.lib import ffi, lib
 from uma_core.engine.llama.engine import LlamaEngine
 from uma_core.engine.llama.params import context_params
-from uma_core.errors import ErrorCode, UmaError
 
 PROMPT = "The Debian project is an association of individuals who have made common cause to"
 
@@ -77,25 +75,6 @@ def test_other_memory_modes_generate_the_same_beginning(options: dict[str, objec
         assert generate(other, 0, read(other, 0, tokens), 3) == expected
         can_copy = other.info.capabilities.can_copy_prefix
         assert can_copy == ("n_seq" in options) and can_copy != any("no snapshots" in n for n in other.info.notes)
-
-
-def test_bad_files_are_coded_errors(tmp_path: pytest.TempPathFactory) -> None:
-    good = Path(DRAFT).read_bytes()
-    cases = {
-        "absent.gguf": None,
-        "text.gguf": b"hello",
-        "cut.gguf": good[: len(good) // 2],
-        "empty.gguf": b"",
-        "magic.gguf": b"GGUF" + b"\xff" * 64,
-    }
-    for name, data in cases.items():
-        path = os.path.join(str(tmp_path), name)
-        if data is not None:
-            with open(path, "wb") as file:
-                file.write(data)
-        with pytest.raises(UmaError) as caught:
-            LlamaEngine(path, OPTIONS)
-        assert caught.value.error is ErrorCode.MODEL_LOAD_FAILED, name
 
 
 def test_metal_residency_reaches_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
