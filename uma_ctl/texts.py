@@ -26,7 +26,8 @@ def inputs_of(texts: Iterable[str], files: Iterable[TextIO], by_lines: bool) -> 
         text = read_stdin("no texts: give them or --file, or pipe them in")
         read = [text] if text else []
     for text in read:
-        chosen += [line for line in text.splitlines() if line.strip()] if by_lines else [text]
+        # not splitlines, which also breaks a line at such as a form feed or U+2028
+        chosen += [line for line in text.split("\n") if line.strip()] if by_lines else [text]
     if not chosen or not all(chosen):
         raise click.UsageError("an input is empty" if chosen else "there is no input")
     return chosen
