@@ -88,7 +88,7 @@ def _one(executor: Executor, kind: str, params: SamplingParams, count: int, n_ti
     for _ in range(n_ticks):
         executor.tick()
         executor.events.clear()  # as the I/O thread does
-    executor.settle()
+    executor.flush()
     executor.meters.overhead, executor.meters.decode_call = kept
     for session in executor.table:
         executor.cancel(1, session.id)

@@ -33,7 +33,7 @@ void uma_mul_mat_compute(const struct ggml_compute_params * params, struct ggml_
         .w = w->data, .w_stride = w->nb[1],
         .x = (const float *)x->data, .x_stride = x->nb[1],
         .y = (float *)op->data, .y_stride = op->nb[1],
-        .acts = work, .is_arranged = uma_is_arranged(w),
+        .acts = work, .is_repacked = uma_is_repacked(w),
     };
     char * scratch = work + uma_pad(table->acts_bytes(mm.type, mm.n_in, mm.n_rows))
         + (size_t)params->ith * uma_pad(table->scratch_bytes(mm.n_rows));

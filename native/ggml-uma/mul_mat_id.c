@@ -90,11 +90,11 @@ static void sort_rows(const struct ggml_tensor * op, struct experts e, int32_t *
 static struct uma_mm product_of(const struct ggml_tensor * op, const struct experts * e, int32_t i) {
     const struct ggml_tensor * w = op->src[0];
     const enum uma_type type = uma_type_of(w->type);
-    const bool is_arranged = uma_is_arranged(w);
-    const size_t expert_bytes = is_arranged ? uma_kernels()->mm->arranged_bytes(type, w->ne[1], w->ne[0]) : w->nb[2];
+    const bool is_repacked = uma_is_repacked(w);
+    const size_t expert_bytes = is_repacked ? uma_kernels()->mm->repacked_bytes(type, w->ne[1], w->ne[0]) : w->nb[2];
     return (struct uma_mm){
         .type = type, .n_out = w->ne[1], .n_in = w->ne[0], .n_rows = e->first[i + 1] - e->first[i],
-        .w = (const char *)w->data + (size_t)e->id[i] * expert_bytes, .w_stride = w->nb[1], .is_arranged = is_arranged,
+        .w = (const char *)w->data + (size_t)e->id[i] * expert_bytes, .w_stride = w->nb[1], .is_repacked = is_repacked,
         .x = (const float *)op->src[1]->data, .x_stride = op->src[1]->nb[1], .x_index = e->x + e->first[i],
         .y = (float *)op->data, .y_stride = op->nb[1], .y_index = e->y + e->first[i],
         .acts = e->acts + uma_pad(uma_kernels()->mm->acts_bytes(type, w->ne[0], e->first[i])) + 64 * (size_t)i,

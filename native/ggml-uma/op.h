@@ -40,11 +40,11 @@ static inline bool uma_is_plain(const struct ggml_tensor * t) {
     return t->nb[0] == ggml_type_size(t->type) && (buffer == NULL || ggml_backend_buft_is_host(buffer->buft));
 }
 
-// True for weights in the buffer of uma_ggml_arranged_type. They are laid out for our products, and nothing else can
+// True for weights in the buffer of uma_ggml_repacked_type. They are laid out for our products, and nothing else can
 // read them.
-bool uma_is_arranged(const struct ggml_tensor * t);
+bool uma_is_repacked(const struct ggml_tensor * t);
 
-// True if products read weights of this type as they are in the file. Other types have to be arranged.
+// True if products read weights of this type as they are in the file. Other types have to be repacked.
 static inline bool uma_reads_plain(enum uma_type type) {
     return type <= UMA_Q6_K || type == UMA_BF16 || type == UMA_F32;
 }
@@ -52,7 +52,7 @@ static inline bool uma_reads_plain(enum uma_type type) {
 // True if our product can read these weights, which are of one of our types. It reads plain weights only for `min_rows`
 // rows or more.
 static inline bool uma_can_read(const struct ggml_tensor * w, int64_t n_rows) {
-    return uma_is_arranged(w)
+    return uma_is_repacked(w)
         || (uma_reads_plain(uma_type_of(w->type)) && n_rows >= uma_kernels()->mm->min_rows && uma_is_plain(w));
 }
 

@@ -1,8 +1,8 @@
-// Our operations as an extra buffer type of ggml's CPU backend, which also holds arranged weights if a caller asks for
-// them (arranged.cpp). It is C++ because ggml's CPU backend calls it through these two classes.
+// Our operations as an extra buffer type of ggml's CPU backend, which also holds repacked weights if a caller asks for
+// them (repacked.cpp). It is C++ because ggml's CPU backend calls it through these two classes.
 #include "uma_ggml.h"
 
-#include "arranged.h"
+#include "repacked.h"
 #include "ggml-cpu.h"
 #include "op.h"
 #include "traits.h"
@@ -27,7 +27,7 @@ class traits final : public ggml::cpu::tensor_traits {
 
     bool is_ours(const ggml_tensor * op) const {
         const bool is_enabled = enabled.load(std::memory_order_relaxed) >> kind & 1;
-        return (is_enabled || (kind != UMA_GGML_ATTENTION && uma_is_arranged(op->src[0]))) && functions.is_ours(op);
+        return (is_enabled || (kind != UMA_GGML_ATTENTION && uma_is_repacked(op->src[0]))) && functions.is_ours(op);
     }
 
     bool work_size(int n_threads, const ggml_tensor * op, size_t & size) override {
@@ -69,7 +69,7 @@ class operations final : public ggml::cpu::extra_buffer_type {
     }
 };
 
-ggml_backend_buffer_type buffer_type = { uma_arranged_interface, nullptr, nullptr };
+ggml_backend_buffer_type buffer_type = { uma_repacked_interface, nullptr, nullptr };
 
 }  // namespace
 
@@ -86,13 +86,13 @@ int uma_ggml_register(void) {
     return is_registered ? 0 : -1;
 }
 
-bool uma_is_arranged(const ggml_tensor * t) { return t->buffer && t->buffer->buft == &buffer_type; }
+bool uma_is_repacked(const ggml_tensor * t) { return t->buffer && t->buffer->buft == &buffer_type; }
 
-size_t uma_ggml_arranged_bytes(const ggml_tensor * weights) {
-    return buffer_type.context ? uma_arranged_bytes(weights) : 0;
+size_t uma_ggml_repacked_bytes(const ggml_tensor * weights) {
+    return buffer_type.context ? uma_repacked_bytes(weights) : 0;
 }
 
-ggml_backend_buffer_type * uma_ggml_arranged_type(void) { return &buffer_type; }
+ggml_backend_buffer_type * uma_ggml_repacked_type(void) { return &buffer_type; }
 
 void uma_ggml_enable(uint32_t ops) { enabled = ops; }
 

@@ -31,14 +31,14 @@ void uma_ggml_enable(uint32_t ops);
 // Returns whether we compute products with these weights, for any number of rows.
 int uma_ggml_multiplies(const struct ggml_tensor * weights);
 
-// Returns the bytes that a weight matrix takes when it is arranged for our products; 0: it is read as it is in the
+// Returns the bytes that a weight matrix takes when it is repacked for our products; 0: it is read as it is in the
 // file, because of its type or shape, or because our operations are not registered.
-size_t uma_ggml_arranged_bytes(const struct ggml_tensor * weights);
+size_t uma_ggml_repacked_bytes(const struct ggml_tensor * weights);
 
-// A buffer type that arranges weights when they are set. Its tensors may only be the matrix of a MUL_MAT by f32 rows.
+// A buffer type that repacks weights when they are set. Its tensors may only be the matrix of a MUL_MAT by f32 rows.
 // That operation is then always ours, whatever is enabled. Memory is allocated in large pages. Use this type after
-// registration, and only for tensors for which uma_ggml_arranged_bytes returned bytes.
-struct ggml_backend_buffer_type * uma_ggml_arranged_type(void);
+// registration, and only for tensors for which uma_ggml_repacked_bytes returned bytes.
+struct ggml_backend_buffer_type * uma_ggml_repacked_type(void);
 
 // Returns how many times we have computed an operation since the process started.
 uint64_t uma_ggml_count(enum uma_ggml_op op);

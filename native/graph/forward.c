@@ -115,7 +115,7 @@ static void collect(uma_forward * f, bool is_greedy) {
     ggml_backend_synchronize(f->backend);
 }
 
-void uma_forward_settle(uma_ahead * ahead) {
+void uma_forward_sync(uma_ahead * ahead) {
     if (ahead && ahead->rows.n) {
         ggml_backend_synchronize(((const uma_forward *) ahead->of)->backend);
         ahead->rows.n = 0;
@@ -137,7 +137,7 @@ void uma_forward_begin_next(uma_forward * f, uma_rows * rows) {
         if (!is_within(f, &ahead->rows)) {
             ahead->rows.n = 0;
         } else if (begin(f, &ahead->rows) != GGML_STATUS_SUCCESS) {
-            uma_forward_settle(ahead);
+            uma_forward_sync(ahead);
         }
     }
 }
@@ -176,7 +176,7 @@ int32_t uma_forward_decode(uma_forward * f, uma_rows * rows) {
     if (is_begun) {
         rows->ahead->rows.n = 0;
     } else {
-        uma_forward_settle(rows->ahead);
+        uma_forward_sync(rows->ahead);
     }
     const int64_t t0 = is_begun ? rows->ahead->rows.begun_ns : uma_now_ns();
     rows->begun_ns = t0;

@@ -10,17 +10,17 @@
 #include <string.h>
 
 struct uma_slices {
-    const volatile int32_t * bell; // nonzero: leave after the piece
+    const volatile int32_t * interrupt; // nonzero: leave after the piece
     uma_forward * forward;
     int32_t       n, n_nodes;      // tokens of the chunk; nodes to compute
     int32_t       node;            // the first node that is not computed
     uma_pieces    pieces;
 };
 
-uma_slices * uma_slices_new(const volatile int32_t * bell) {
+uma_slices * uma_slices_new(const volatile int32_t * interrupt) {
     uma_slices * s = calloc(1, sizeof(*s));
     if (s) {
-        s->bell = bell;
+        s->interrupt = interrupt;
         uma_pieces_init(&s->pieces);
     }
     return s;
@@ -96,7 +96,7 @@ void uma_slices_run(uma_slices * s, int64_t until_ns, int64_t quantum_ns, int32_
     while (s->node < s->n_nodes && out->rc == 0) {
         const bool may_leave = out->n_pieces > 0 && out->n_pieces >= min_pieces;
         const int64_t left = until_ns - t;
-        if (may_leave && *s->bell != 0) {
+        if (may_leave && *s->interrupt != 0) {
             break;
         }
         const int32_t end = piece_end(s, left > 0 && left < quantum_ns ? left : quantum_ns);

@@ -139,7 +139,7 @@ enum uma_forward_status { UMA_FORWARD_BAD_TOKEN = 2 };
 int32_t uma_forward_decode(uma_forward * f, uma_rows * rows);
 void    uma_forward_begin_next(uma_forward * f, uma_rows * rows); // begins the call after a decode that succeeded
 llama_token uma_forward_draw(uma_forward * f, int32_t row, uma_sampler * sampler); // for a row of the last call
-void    uma_forward_settle(uma_ahead * ahead);                      // waits for the call started ahead, and drops it
+void    uma_forward_sync(uma_ahead * ahead);                      // waits for the call started ahead, and drops it
 
 // -- fitted.c: fits a graph that was laid out for its longest batch to a shorter one
 typedef struct uma_fitting uma_fitting;
@@ -152,7 +152,7 @@ void          uma_fitting_free(uma_fitting * f);
 
 // -- slices.c: computes a graph in pieces, with the caller's other work in between
 typedef struct uma_slices uma_slices;
-uma_slices * uma_slices_new(const volatile int32_t * bell);
+uma_slices * uma_slices_new(const volatile int32_t * interrupt);
 // f: filled with n tokens; has_output false: only their K, V and states are computed
 void         uma_slices_start(uma_slices * s, uma_forward * f, int32_t n, bool has_output);
 void         uma_slices_run(uma_slices * s, int64_t until_ns, int64_t quantum_ns, int32_t min_pieces, uma_run * out);

@@ -49,8 +49,8 @@ struct uma_type_info {
     int offset;      // subtracted from every unpacked weight
     int has_min;     // a minimum per sub-block instead of an offset
     int is_signed;   // unpacked weights are s8
-    int bits;        // bits of an arranged weight
-    int n_halves;    // f16 scales of an arranged block ...
+    int bits;        // bits of a repacked weight
+    int n_halves;    // f16 scales of a repacked block ...
     int n_bytes;     // ... and its scales of one byte
 };
 

@@ -16,8 +16,8 @@ extern "C" {
 #endif
 
 enum uma_type {
-    UMA_F16, UMA_Q8_0, UMA_Q4_0, UMA_Q4_K, UMA_Q6_K, // read as they are in the file, and (except F16) arranged
-    UMA_Q5_K, UMA_Q4_1, UMA_Q5_0, UMA_Q5_1, UMA_IQ4_NL, UMA_IQ4_XS, UMA_MXFP4, // read only if they are arranged
+    UMA_F16, UMA_Q8_0, UMA_Q4_0, UMA_Q4_K, UMA_Q6_K, // read as they are in the file, and (except F16) repacked
+    UMA_Q5_K, UMA_Q4_1, UMA_Q5_0, UMA_Q5_1, UMA_IQ4_NL, UMA_IQ4_XS, UMA_MXFP4, // read only if they are repacked
     UMA_BF16, UMA_F32, // read as they are in the file
     UMA_N_TYPES
 };
@@ -36,12 +36,12 @@ struct uma_mm {
     const int32_t * y_index; // row r is written to y_index[r] and read from x_index[r]; NULL: to r, from r
     const int32_t * x_index;
     void * acts; // `mm_acts_bytes` bytes, 64-byte aligned, shared by the team
-    int is_arranged; // w is the output of `arrange`; w_stride is not used
+    int is_repacked; // w is the output of `repack`; w_stride is not used
 };
 
-// Version of the layout that `arrange` writes. Its output is kept in files: it is the same for the same table and
+// Version of the layout that `repack` writes. Its output is kept in files: it is the same for the same table and
 // version.
-enum { UMA_ARRANGED_VERSION = 1 };
+enum { UMA_REPACKED_VERSION = 1 };
 
 enum { UMA_PAGE_CELLS = 64 }; // cells in one page of paged KV, and in one tile of every attention loop
 
@@ -87,10 +87,10 @@ struct uma_mm_table {
     void (*pack)(const struct uma_mm * mm, int ith, int nth);
     // Compute y for weight rows out_begin..out_end-1 (out_begin a multiple of `panel`). scratch: 64-byte aligned.
     void (*rows)(const struct uma_mm * mm, int64_t out_begin, int64_t out_end, void * scratch);
-    // Bytes that weights take when they are arranged for this table; 0: it reads this type only as it is in the file.
-    size_t (*arranged_bytes)(enum uma_type type, int64_t n_out, int64_t n_in);
-    // Arrange weights. Only this table's `rows` understands the result. arranged: 64-byte aligned.
-    void (*arrange)(enum uma_type type, int64_t n_out, int64_t n_in, const void * w, size_t w_stride, void * arranged);
+    // Bytes that weights take when they are repacked for this table; 0: it reads this type only as it is in the file.
+    size_t (*repacked_bytes)(enum uma_type type, int64_t n_out, int64_t n_in);
+    // Repack weights. Only this table's `rows` understands the result. repacked: 64-byte aligned.
+    void (*repack)(enum uma_type type, int64_t n_out, int64_t n_in, const void * w, size_t w_stride, void * repacked);
 };
 
 struct uma_attn_table {
@@ -111,7 +111,7 @@ struct uma_kernels {
 const struct uma_kernels * uma_kernels(void);
 
 // Choose a table by its name; NULL chooses the best one. Returns -1 if this processor or this build does not have it.
-// Call this before weights are arranged: tables need them in different orders.
+// Call this before weights are repacked: tables need them in different orders.
 int uma_kernels_use(const char * name);
 
 // Returns the table of that name if this build has it and this processor can run it, else NULL.

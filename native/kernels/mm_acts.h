@@ -35,7 +35,7 @@ enum { V_SUMS_PAIRS = 0 };
 
 // True if products are summed in integers over a block of 256 columns; see block_sums.
 static inline bool is_summed_by_block(const struct uma_mm * mm) {
-    return V_SUMS_PAIRS && mm->is_arranged && is_by_256(mm->type);
+    return V_SUMS_PAIRS && mm->is_repacked && is_by_256(mm->type);
 }
 
 // How products are scaled. BY_32: by the scales of 32 columns, of weights and activations. BY_256: by the weights'
@@ -56,7 +56,7 @@ static inline size_t acts_row_bytes(enum uma_type type, int64_t n_in) {
 // weights in memory: products of 10, 16, 24 and 32 rows take 0.79, 0.80, 0.89 and 0.93 of the time by Q4_K, and 0.77,
 // 0.77, 0.83 and 0.91 by Q6_K.)
 static inline bool multiplies_bits(const struct uma_mm * mm) {
-    return mm->is_arranged && uma_type_info(mm->type).bits < 8 && mm->n_rows <= V_MOST_IN_PLACE;
+    return mm->is_repacked && uma_type_info(mm->type).bits < 8 && mm->n_rows <= V_MOST_IN_PLACE;
 }
 
 // Panels multiplied at once. Two share the loads of the activations, if a tile of rows leaves registers for them. Sums

@@ -34,7 +34,7 @@ V_INLINE void group_dots(vi dot[V_TILE_ROWS], vi w, const int8_t * q, const int 
     }
 }
 
-// dot += the products of 32 (with 6 bits, 16) columns of arranged weights of 4 to 6 bits in place, of one panel.
+// dot += the products of 32 (with 6 bits, 16) columns of repacked weights of 4 to 6 bits in place, of one panel.
 V_INLINE void bit_dots(vi dot[V_TILE_ROWS], struct panel * p, const uint8_t * w, const int8_t * q, const int R,
     const enum kind kind) {
     if (kind == KIND_N6) {

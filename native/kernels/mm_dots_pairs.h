@@ -78,7 +78,7 @@ V_INLINE void two_groups(vi dot[V_TILE_ROWS], const vi w[2], vi scale, const int
     }
 }
 
-// dot += the products of 16 columns of arranged weights of 6 bits in place, of one panel.
+// dot += the products of 16 columns of repacked weights of 6 bits in place, of one panel.
 V_INLINE void six_bit_dots(vi dot[V_TILE_ROWS], const int64_t scale, const struct panel * p, int64_t at,
     const int8_t * q, const int R) {
     vi v[4];
@@ -87,7 +87,7 @@ V_INLINE void six_bit_dots(vi dot[V_TILE_ROWS], const int64_t scale, const struc
     two_groups(dot, v + 2, scale_at(p, scale), q + 8 * R, R);
 }
 
-// dot += the products of 32 columns of arranged weights of 4 or 5 bits in place; with 5 bits, of one panel.
+// dot += the products of 32 columns of repacked weights of 4 or 5 bits in place; with 5 bits, of one panel.
 V_INLINE void bit_dots(vi dot[V_PANELS][V_TILE_ROWS], const int64_t scale, struct panel * p, int64_t at,
     const int8_t * q, const int R, const int NP, const enum kind kind) {
     const bool has_fifth = bits_of(kind) == 5, has_table = kind == KIND_NT_S8 || kind == KIND_NT_U5;
@@ -124,7 +124,7 @@ V_INLINE void sub_dots(vi dot[V_PANELS][V_TILE_ROWS], struct panel * p, int64_t 
     scaled_dots(dot, -1, p, at, q, sub, R, NP, kind);
 }
 
-// sum[panel][row] += the products of the 256 columns from `from` on, of arranged weights. The sub-blocks' scales are
+// sum[panel][row] += the products of the 256 columns from `from` on, of repacked weights. The sub-blocks' scales are
 // integers, and the sums of pairs have to be widened by a multiplication anyway: here it is by the scale.
 // So a sub-block takes no conversion to f32, and its scales need not be converted before. (Zen 3, weights of 2,048
 // columns, measured alternately with sums in f32, one panel and two prefetches. With the weights in a cache, one core:

@@ -1,4 +1,4 @@
-// Reads one block of the file's format into plain numbers, from which weights are arranged. Source: ggml-quants.c,
+// Reads one block of the file's format into plain numbers, from which weights are repacked. Source: ggml-quants.c,
 // dequantize_row_*.
 //
 // Plain C over one row; it runs once per weight, when a model is loaded.

@@ -6,12 +6,12 @@
 #define UMA_MM_PANEL_H
 
 struct panel {
-    const uint8_t * q; // the weights that are multiplied: `unpacked`, or arranged weights in place
+    const uint8_t * q; // the weights that are multiplied: `unpacked`, or repacked weights in place
     vi table;          // for 4-bit formats with a table: the values that the 16 codes stand for
     uint8_t * unpacked;
     float * scale;
     float * min;
-    const uint8_t * scales; // of arranged weights whose products are summed by block, as they are stored
+    const uint8_t * scales; // of repacked weights whose products are summed by block, as they are stored
     uintptr_t ahead; // the address that is read one panel later: everything before it was prefetched
     uintptr_t until; // the end of the bytes to prefetch now
     size_t lead;     // distance from `ahead` back to the bytes that are read soon; 0: not known
@@ -30,7 +30,7 @@ enum { V_FETCHES_TWICE = 1 };
 // one run of bytes. Lines come from memory into the second-level cache. In the first-level cache a panel would drive
 // out the unpacked one before it is used (2.2 times slower with a first-level cache of 32 KiB), and the few requests
 // that a first-level cache keeps open would wait for memory. Bytes that are read soon come from the second level into
-// the first. Products of eight rows by arranged Q8_0 then take 1.07 of one row's time (1.19 without the second step,
+// the first. Products of eight rows by repacked Q8_0 then take 1.07 of one row's time (1.19 without the second step,
 // 1.20 if lines come from memory into the first level at once). With AVX2 the second step costs more than it brings.
 // (Zen 3, 2 cores that each read 200 MiB of weights at once, measured alternately: without it, products of 1, 2, 4 and
 // 8 rows take 0.97, 0.90, 0.95 and 0.99 of the time by Q8_0, and 0.98, 0.96, 0.96 and 0.96 by Q4_K.)
@@ -70,7 +70,7 @@ static inline void fetch_sparsely(struct panel * p, int bytes) {
     p->ahead = end;
 }
 
-// Unpacks groups k and k + 4 from one vector of arranged 4-bit weights.
+// Unpacks groups k and k + 4 from one vector of repacked 4-bit weights.
 V_INLINE void nibbles(const uint8_t * q, vi * low, vi * high) {
     const vi v = vi_load(q), nibble = vi_set1(0x0f0f0f0f);
     *low = vi_and(v, nibble);

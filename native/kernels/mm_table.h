@@ -5,7 +5,7 @@
 #ifndef UMA_MM_TABLE_H
 #define UMA_MM_TABLE_H
 
-#include "mm_arranged.h"
+#include "mm_repacked.h"
 #include "mm_direct.h"
 #include "mm_tile.h"
 
@@ -51,8 +51,8 @@ static const uint8_t * copy_rows(const uint8_t * w, size_t stride, int lanes, si
 // Prepares columns col..col+n-1 of the panel that starts at weight row `out`.
 static void unpack_panel(const struct uma_mm * mm, int64_t out, int64_t col, int64_t n, struct panel * p,
     uint8_t * copy) {
-    if (mm->is_arranged) {
-        open_arranged(mm, out, col, n, is_in_place(mm), p);
+    if (mm->is_repacked) {
+        open_repacked(mm, out, col, n, is_in_place(mm), p);
         return;
     }
     const struct uma_type_info info = uma_type_info(mm->type);
@@ -73,8 +73,8 @@ static void write_rows(const struct uma_mm * mm, int64_t out, int n, const float
 }
 
 static void start_fetching(const struct uma_mm * mm, int64_t out, int n_panels, struct panel * p) {
-    if (mm->is_arranged) {
-        start_arranged(mm, out, n_panels, p);
+    if (mm->is_repacked) {
+        start_repacked(mm, out, n_panels, p);
         return;
     }
     for (int i = 0; i < n_panels; i++) p[i].ahead = (uintptr_t)mm->w + (size_t)(out + (n_panels + i) * V_LANES)
@@ -131,7 +131,7 @@ static void mm_rows(const struct uma_mm * mm, int64_t out_begin, int64_t out_end
     }
 }
 
-#define MM_TABLE { V_PANELS * V_LANES, V_MIN_ROWS, mm_acts_bytes, mm_scratch_bytes, pack, mm_rows, mm_arranged_bytes, \
-    mm_arrange }
+#define MM_TABLE { V_PANELS * V_LANES, V_MIN_ROWS, mm_acts_bytes, mm_scratch_bytes, pack, mm_rows, mm_repacked_bytes, \
+    mm_repack }
 
 #endif

@@ -6,7 +6,7 @@
 #include "mm_panel.h"
 
 // How a type's products are summed: sub-blocks of 32 or 16 columns are summed in s32 and then scaled. S8 and U6 are
-// bytes, arranged or unpacked (U4: all are below 16). N are arranged weights of this many bits that are multiplied in
+// bytes, repacked or unpacked (U4: all are below 16). N are repacked weights of this many bits that are multiplied in
 // place; NT are weights of 4 bits that go through a table, to signed bytes or to values below 32.
 enum kind { KIND_S8, KIND_U6, KIND_U6_SUB16, KIND_U6_MIN, KIND_U4, KIND_U4_MIN, KIND_N4, KIND_N4_MIN, KIND_N5,
     KIND_N5_MIN, KIND_N6, KIND_NT_S8, KIND_NT_U5, N_KINDS };
@@ -19,7 +19,7 @@ static inline enum kind kind_of_bytes(enum uma_type type) {
     return info.has_min ? KIND_U6_MIN : info.sub == 16 ? KIND_U6_SUB16 : KIND_U6;
 }
 
-// The kind for arranged weights in place.
+// The kind for repacked weights in place.
 static inline enum kind kind_in_place(enum uma_type type) {
     const struct uma_type_info info = uma_type_info(type);
     if (uma_has_table(type)) return info.is_signed ? KIND_NT_S8 : KIND_NT_U5;
@@ -32,7 +32,7 @@ static inline enum kind kind_in_place(enum uma_type type) {
 }
 
 static inline bool is_in_place(const struct uma_mm * mm) {
-    return multiplies_bits(mm) || (mm->is_arranged && uma_type_info(mm->type).bits == 8);
+    return multiplies_bits(mm) || (mm->is_repacked && uma_type_info(mm->type).bits == 8);
 }
 
 #ifdef V_HAS_DOT_AT
@@ -183,12 +183,12 @@ V_INLINE void any_tile(struct panel * p, const struct part * x, float * acc, int
 
 typedef void tile_fn(struct panel * p, const struct part * x, float * acc, int64_t n);
 
-// The tiles that a type needs: F(panels, kind, scaling). Kinds with bits (N, NT) are arranged weights in place.
+// The tiles that a type needs: F(panels, kind, scaling). Kinds with bits (N, NT) are repacked weights in place.
 #define BYTES_BY_32(F, NP) F(NP, S8, BY_32) F(NP, U6, BY_32) F(NP, U6_MIN, BY_32) F(NP, U4, BY_32) F(NP, U4_MIN, BY_32)
 #define PLAIN_BY_256(F, NP) F(NP, U6_SUB16, BY_256) F(NP, U4_MIN, BY_256)
 #define FOUR_BITS_BY_32(F, NP) F(NP, N4, BY_32) F(NP, N4_MIN, BY_32) F(NP, NT_S8, BY_32) F(NP, NT_U5, BY_32)
 #ifdef V_HAS_PAIRS
-#define OTHERS_BY_256(F, NP) // arranged weights are summed by block
+#define OTHERS_BY_256(F, NP) // repacked weights are summed by block
 #define BITS_BY_256(F) F(1, N4_MIN, BY_BLOCK) F(1, N5_MIN, BY_BLOCK) F(1, N6, BY_BLOCK) F(1, NT_S8, BY_BLOCK) \
     F(1, S8, BY_BLOCK) F(1, U6_SUB16, BY_BLOCK) F(1, U6_MIN, BY_BLOCK) F(1, U4_MIN, BY_BLOCK)
 #define FOUR_BITS_BY_256(F) F(2, N4_MIN, BY_BLOCK) F(2, NT_S8, BY_BLOCK)

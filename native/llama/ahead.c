@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-uma_ahead * uma_ahead_new(int32_t n_most, const volatile int32_t * bell) {
+uma_ahead * uma_ahead_new(int32_t n_most, const volatile int32_t * interrupt) {
     uma_ahead * a = calloc(1, sizeof(*a));
     const size_t n = (size_t) n_most;
     int32_t * numbers = calloc(3 * n, sizeof(*numbers));
@@ -17,7 +17,7 @@ uma_ahead * uma_ahead_new(int32_t n_most, const volatile int32_t * bell) {
         return NULL;
     }
     memset(want, 1, n);
-    a->bell = bell;
+    a->interrupt = interrupt;
     a->rows = (uma_rows) {
         .wake_fd = -1, .token = numbers, .pos = numbers + n, .seq_id = numbers + 2 * n, .want = want };
     return a;
@@ -39,7 +39,7 @@ bool uma_ahead_is(const uma_ahead * a, const void * of, const uma_rows * rows) {
 }
 
 bool uma_ahead_next(uma_ahead * a, const uma_rows * rows) {
-    if (!a || !rows->goes_on || *a->bell) {
+    if (!a || !rows->starts_next || *a->interrupt) {
         return false;
     }
     for (int32_t i = 0; i < rows->n; i++) {

@@ -14,7 +14,7 @@
 struct uma_prefill {
     uma_fiber *             fiber;
     struct llama_context *  ctx;
-    const volatile int32_t * bell;     // nonzero: leave at the next cut
+    const volatile int32_t * interrupt;     // nonzero: leave at the next cut
     uma_gate                gate;
 
     // the chunk
@@ -50,7 +50,7 @@ static bool must_leave(const uma_prefill * p) {
         return false;
     }
     const int64_t head = p->is_at_head ? (int64_t) uma_pieces_head_ns(&p->pieces) : 0;
-    return *p->bell != 0 || uma_now_ns() + (head > p->quantum_ns ? head : p->quantum_ns) > p->until_ns;
+    return *p->interrupt != 0 || uma_now_ns() + (head > p->quantum_ns ? head : p->quantum_ns) > p->until_ns;
 }
 
 bool uma_prefill_cb(struct ggml_tensor * t, bool ask, void * user) {
@@ -118,9 +118,9 @@ uma_gate * uma_prefill_gate(uma_prefill * p) {
     return &p->gate;
 }
 
-void uma_prefill_bind(uma_prefill * p, struct llama_context * ctx, const volatile int32_t * bell) {
+void uma_prefill_bind(uma_prefill * p, struct llama_context * ctx, const volatile int32_t * interrupt) {
     p->ctx  = ctx;
-    p->bell = bell;
+    p->interrupt = interrupt;
 }
 
 enum { NONE, LAST, ALL, FIRST };

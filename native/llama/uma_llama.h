@@ -26,7 +26,7 @@ typedef struct uma_ahead uma_ahead;
 typedef struct uma_rows {
     int32_t         n;       // tokens in the batch
     int32_t         wake_fd; // written to before the call, to wake a reader that needs the GIL; -1: none
-    int32_t         goes_on; // the next call is for the same sequences, one token further, unless something happens
+    int32_t         starts_next; // the next call is for the same sequences, one token further, unless something happens
     uma_ahead     * ahead;   // holds that call if it is begun; NULL: it never is
     llama_token   * token;   // (n)
     llama_pos     * pos;     // (n)
@@ -46,12 +46,13 @@ void        uma_wake(int32_t fd);            // an eventfd or a non-blocking soc
 
 // -- ahead.c: a decode call that is begun before Python asks for it
 struct uma_ahead {
-    const volatile int32_t * bell; // nonzero: something has happened, so nothing is begun
+    const volatile int32_t * interrupt; // nonzero: something has happened, so nothing is begun
     const void * of;         // the uma_forward that computes it
     uma_rows     rows;       // n = 0: no call is begun
 };
 
-uma_ahead * uma_ahead_new(int32_t n_most, const volatile int32_t * bell); // of up to this many rows; NULL: no memory
+// of up to `n_most` rows; NULL: no memory
+uma_ahead * uma_ahead_new(int32_t n_most, const volatile int32_t * interrupt);
 void        uma_ahead_free(uma_ahead * a);
 bool        uma_ahead_is(const uma_ahead * a, const void * of, const uma_rows * rows); // whether this call was begun
 // takes the rows of the next call; false: it is not to be begun
@@ -134,7 +135,7 @@ typedef struct uma_run {
 uma_prefill * uma_prefill_new(int32_t n_tokens_max);
 uma_gate    * uma_prefill_gate(uma_prefill * p);
 bool          uma_prefill_cb(struct ggml_tensor * t, bool ask, void * prefill); // eval callback of the prefill context
-void          uma_prefill_bind(uma_prefill * p, struct llama_context * ctx, const volatile int32_t * bell);
+void          uma_prefill_bind(uma_prefill * p, struct llama_context * ctx, const volatile int32_t * interrupt);
 // want: the tokens whose outputs are wanted: 0 none, 1 the last, 2 all, 3 the first.
 void          uma_prefill_start(uma_prefill * p, const llama_token * token, int32_t n, llama_pos pos0, int32_t want);
 // Tokens of several sequences at once, all with outputs: whole inputs of an encoder.

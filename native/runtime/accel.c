@@ -8,7 +8,7 @@ int32_t      uma_accel_use(const char * isa) { return uma_kernels_use(isa); }
 int32_t      uma_accel_register(void)     { return uma_ggml_register(); }
 void         uma_accel_enable(uint32_t ops) { uma_ggml_enable(ops); }
 const char * uma_accel_isa(void)          { return uma_ggml_isa(); }
-size_t       uma_accel_arranged_bytes(const struct ggml_tensor * weights) { return uma_ggml_arranged_bytes(weights); }
-int32_t      uma_accel_arranged_version(void) { return UMA_ARRANGED_VERSION; }
-ggml_backend_buffer_type_t uma_accel_arranged_type(void) { return uma_ggml_arranged_type(); }
+size_t       uma_accel_repacked_bytes(const struct ggml_tensor * weights) { return uma_ggml_repacked_bytes(weights); }
+int32_t      uma_accel_repacked_version(void) { return UMA_REPACKED_VERSION; }
+ggml_backend_buffer_type_t uma_accel_repacked_type(void) { return uma_ggml_repacked_type(); }
 bool         uma_accel_multiplies(const struct ggml_tensor * weights) { return uma_ggml_multiplies(weights) != 0; }

@@ -46,11 +46,11 @@ int32_t      uma_accel_register(void);
 void         uma_accel_enable(uint32_t ops);
 const char * uma_accel_isa(void);           // instruction set in use
 // Weights laid out for our products: the bytes that a matrix then takes (0: it stays as the file has it), and the
-// buffer type that arranges them.
-size_t       uma_accel_arranged_bytes(const struct ggml_tensor * weights);
-// version of the layout; arranged bytes are the same for the same uma_accel_isa and version
-int32_t      uma_accel_arranged_version(void);
-ggml_backend_buffer_type_t uma_accel_arranged_type(void);
+// buffer type that repacks them.
+size_t       uma_accel_repacked_bytes(const struct ggml_tensor * weights);
+// version of the layout; repacked bytes are the same for the same uma_accel_isa and version
+int32_t      uma_accel_repacked_version(void);
+ggml_backend_buffer_type_t uma_accel_repacked_type(void);
 // whether our kernels compute products with these weights, for any number of rows
 bool         uma_accel_multiplies(const struct ggml_tensor * weights);
 

@@ -62,7 +62,10 @@ def test_retired_words_stay_out() -> None:
 
 @pytest.mark.parametrize("package", ["uma_core", "uma_ctl", "uma_gateway"])
 def test_words_retired_everywhere_stay_out(package: str) -> None:
-    words = r"(talkers?|knobs?|hush|bells?|legs?|pretend(s|ed)?|hand_?over|admittance|books)"
+    words = (
+        r"(talkers?|knobs?|hush|bells?|legs?|pretend(s|ed)?|hand_?over|admittance|books|holdings?|goes_on|patience"
+        r"|(un)?settled?|settling|(un)?arrang(e|ed|es|ing|eable))"
+    )
     assert lines_with(rf"(\b|_){words}(\b|_)", POLICY.parents[1] / package) == []
 
 

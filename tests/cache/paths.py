@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from uma_core.cache.holding import Holding
 from uma_core.cache.radix import Node, Tree
+from uma_core.cache.resident import Resident
 from uma_core.cache.segment import Segment
 
 
@@ -14,10 +14,10 @@ def tokens(*runs: tuple[int, int]) -> np.ndarray:
     return np.concatenate([np.arange(n, dtype=np.int32) + 1000 * kind for kind, n in runs])
 
 
-def held(tree: Tree, seq_id: int, content: np.ndarray, cuts: tuple[int, ...] = ()) -> Holding:
-    holding = Holding(seq_id)
-    holding.hold(tree, content, cuts)
-    return holding
+def held(tree: Tree, seq_id: int, content: np.ndarray, cuts: tuple[int, ...] = ()) -> Resident:
+    resident = Resident(seq_id)
+    resident.hold(tree, content, cuts)
+    return resident
 
 
 def saved(tree: Tree, end: Node, start: int = 0, file: str = "") -> Segment:

@@ -71,7 +71,7 @@ def test_a_source_that_fails_while_it_is_copied_is_done_without() -> None:
     w.submit("a", text(900), max_tokens=500, priority=Priority.INTERACTIVE)
     until(w, lambda: len(w.texts.get("a", "")) > 3)
     w.submit("b", text(900) + text(9, 1), max_tokens=8, priority=Priority.INTERACTIVE)
-    until(w, lambda: any(h.readers for h in w.cache.holdings))
+    until(w, lambda: any(h.readers for h in w.cache.residents))
     w.faults.statuses.append(DecodeStatus.FATAL)
     w.run()
     assert w.finals["a"].reason is FinishReason.ERROR

@@ -10,8 +10,8 @@ import pytest
 
 from tests.cache.paths import saved, tokens
 from uma_core.cache.finder import DISK, RAM, RESIDENT, Finder, Piece
-from uma_core.cache.holding import Holding
 from uma_core.cache.radix import Node, Tree
+from uma_core.cache.resident import Resident
 
 SYSTEM, CHAT, LAST = (1, 100), (2, 100), (3, 100)
 CELL = 10
@@ -21,7 +21,7 @@ class Bench:
     """A finder over sequences; `states`: positions of each at which an engine with states can go on."""
 
     def __init__(self, states: dict[int, list[int]] | None = None, n_slots: int = 0, **can: bool) -> None:
-        self.tree, self.holdings = Tree(1), [Holding(seq_id) for seq_id in range(3)]
+        self.tree, self.residents = Tree(1), [Resident(seq_id) for seq_id in range(3)]
         capabilities = {"can_copy_prefix": True, "can_rollback": True, "has_states": states is not None, **can}
         info = SimpleNamespace(
             capabilities=SimpleNamespace(**capabilities, n_prefill_slots=n_slots), kv_bytes_per_cell=CELL
@@ -30,17 +30,17 @@ class Bench:
         def resumable(seq_id: int, n: int) -> int:
             return max((at for at in (states or {}).get(seq_id, ()) if at <= n), default=0)
 
-        self.finder = Finder(SimpleNamespace(info=info, resumable=resumable), self.holdings)  # type: ignore[arg-type]
+        self.finder = Finder(SimpleNamespace(info=info, resumable=resumable), self.residents)  # type: ignore[arg-type]
 
     def hold(self, seq_id: int, *runs: tuple[int, int]) -> Node:
         ends = tuple(int(n) for n in np.cumsum([n for _, n in runs]))
-        self.holdings[seq_id].hold(self.tree, tokens(*runs), ends[:-1])
-        end = self.holdings[seq_id].end
+        self.residents[seq_id].hold(self.tree, tokens(*runs), ends[:-1])
+        end = self.residents[seq_id].end
         assert end is not None
         return end
 
     def lose(self, seq_id: int) -> None:
-        self.holdings[seq_id].cut(0)
+        self.residents[seq_id].cut(0)
 
     def route(self, *runs: tuple[int, int], at: int = 0, seq_id: int = 2) -> list[tuple[str, int, int]]:
         wanted = tokens(*runs)
@@ -92,7 +92,7 @@ def test_sequences_that_are_claimed_and_ones_own_are_not_copied_from() -> None:
     bench.hold(0, SYSTEM, CHAT)
     bench.hold(1, SYSTEM)
     assert bench.route(SYSTEM, CHAT) == [(RESIDENT, 0, 200)]
-    bench.holdings[0].is_claimed = True
+    bench.residents[0].is_claimed = True
     assert bench.route(SYSTEM, CHAT) == [(RESIDENT, 0, 100)]
     assert bench.route(SYSTEM, CHAT, seq_id=1) == []
 
@@ -111,10 +111,10 @@ def test_the_idle_sequence_that_could_keep_the_most_is_found() -> None:
     wanted = tokens(SYSTEM, CHAT, LAST)
     path, n = bench.tree.walk(wanted, len(wanted))
     assert bench.finder.best_in_place(bench.tree, path, n) == (1, 200)
-    bench.holdings[1].owner = 7
+    bench.residents[1].owner = 7
     assert bench.finder.best_in_place(bench.tree, path, n) == (0, 100)
-    assert bench.finder.in_place(bench.holdings[0], Tree(2), path, n) == 0, "another tenant's"
-    bench.holdings[0].owner = 8
+    assert bench.finder.in_place(bench.residents[0], Tree(2), path, n) == 0, "another tenant's"
+    bench.residents[0].owner = 8
     assert bench.finder.best_in_place(bench.tree, path, n) == (-1, 0)
 
 
@@ -124,15 +124,15 @@ def test_a_sequence_that_cannot_be_cut_is_kept_whole_or_not() -> None:
     for runs, kept in (((SYSTEM, CHAT, LAST), 200), ((SYSTEM, LAST), 0)):
         wanted = tokens(*runs)
         path, n = bench.tree.walk(wanted, len(wanted))
-        assert bench.finder.in_place(bench.holdings[0], bench.tree, path, n) == kept
+        assert bench.finder.in_place(bench.residents[0], bench.tree, path, n) == kept
 
 
 def test_with_states_pieces_end_where_one_can_go_on() -> None:
     bench = Bench({0: [60], 1: []})
     end = bench.hold(0, SYSTEM, CHAT)
     assert bench.route(SYSTEM, CHAT) == [(RESIDENT, 0, 60)]
-    assert bench.finder.copyable(bench.holdings[0], 100) == 60
-    assert not bench.finder.can_end(bench.holdings[0], 100) and bench.finder.can_end(bench.holdings[0], 60)
+    assert bench.finder.copyable(bench.residents[0], 100) == 60
+    assert not bench.finder.can_end(bench.residents[0], 100) and bench.finder.can_end(bench.residents[0], 60)
     seg = saved(bench.tree, end, 0)
     bench.lose(0)
     assert bench.route(SYSTEM, CHAT) == []
@@ -152,7 +152,7 @@ def test_with_states_what_others_can_give_ends_at_theirs() -> None:
 
 def test_the_cost_counts_what_is_moved_and_the_disk_and_a_slots_own_copy() -> None:
     cost: Any = SimpleNamespace(transfer_ns=lambda n_bytes: 3 * n_bytes)
-    pieces = [Piece(RAM, 50, 100, Holding(0)), Piece(DISK, 100, 120, Holding(0))]
+    pieces = [Piece(RAM, 50, 100, Resident(0)), Piece(DISK, 100, 120, Resident(0))]
     bench = Bench()
     bench.finder.disk_ns_per_byte = 7.0
     assert bench.finder.cost_ns(pieces, 120, cost) == 3 * 70 * CELL + 7 * 20 * CELL

@@ -71,7 +71,7 @@ def test_sequences_that_make_room_can_lose_whom_they_make_it_for(who: str) -> No
     w = pool(copy_ns_per_byte=150.0)
     w.ask("first", text(400))
     w.submit("new", text(300, 1), max_tokens=20)
-    until(w, lambda: any(holding.is_awaited for holding in w.cache.holdings))
+    until(w, lambda: any(resident.is_awaited for resident in w.cache.residents))
     if who != "owner":
         w.executor.cancel(1, "new")
     if who != "newcomer":
@@ -97,7 +97,7 @@ def test_who_takes_over_a_large_sequence_can_go_before_others_have_room(is_cance
     prompt = [*text(40), *text(110, 3)] if is_forked else text(150, 3)
     w.submit("other", prompt, max_tokens=40)
     w.submit("taker", text(300, 2), max_tokens=20)
-    until(w, lambda: any(holding.is_claimed for holding in w.cache.holdings))
+    until(w, lambda: any(resident.is_claimed for resident in w.cache.residents))
     if is_cancelled:
         w.executor.cancel(1, "taker")
     w.run()

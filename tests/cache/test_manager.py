@@ -126,13 +126,13 @@ def test_hits_take_the_sequence_that_holds_them_and_others_the_least_valuable() 
     w.ask("a", text(900, 1))
     w.ask("b", text(50, 2))
     w.ask("c", text(900, 3))
-    where = {holding.n: holding.seq_id for holding in w.cache.holdings}
+    where = {resident.n: resident.seq_id for resident in w.cache.residents}
     w.submit("a2", text(900, 1) + text(10, 4), max_tokens=5, priority=Priority.INTERACTIVE)
     w.submit("new", text(100, 5), max_tokens=5, priority=Priority.INTERACTIVE)
     w.tick()
     seqs = {s.id: s.seq_id for s in w.executor.table}
     assert seqs["new"] == where[57]
-    assert seqs["a2"] == next(h.seq_id for h in w.cache.holdings if h.owner == 4)
+    assert seqs["a2"] == next(h.seq_id for h in w.cache.residents if h.owner == 4)
     w.run()
     assert w.cached("a2") >= 900
     assert int(w.registry.counter(m.CACHE_TOKENS_SAVED, tier="resident").value) >= 900

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uma_core.cache.holding import Holding
 from uma_core.cache.radix import Tree
 from uma_core.cache.ram import RamTier
+from uma_core.cache.resident import Resident
 from uma_core.cache.segment import Segment, path_segments
 
 BYTES = 10  # per token
@@ -29,10 +29,10 @@ class Bench:
     def put(self, tokens: list[int], weight: float = 1.0, tenant: int = 1) -> list[Segment]:
         """Save a prefix node by node, as far as it fits. Nodes that are already there stay."""
         tree = self.trees.setdefault(tenant, Tree(tenant))
-        holding = Holding(0)
-        holding.hold(tree, np.array(tokens, np.int32))
+        resident = Resident(0)
+        resident.hold(tree, np.array(tokens, np.int32))
         made: list[Segment] = []
-        end = holding.end
+        end = resident.end
         assert end is not None
         end.keep()
         for node in list(end.up())[::-1]:
@@ -46,7 +46,7 @@ class Bench:
                 seg.weight = weight
                 self.ram.put(seg, bytes(n_bytes))
                 made.append(seg)
-        holding.cut(0)
+        resident.cut(0)
         self.ram.touch(path_segments(end))
         tree.unkeep(end)
         return made
@@ -112,9 +112,9 @@ def test_what_a_sequence_still_holds_goes_first() -> None:
     bench = Bench(60)
     bench.put([2, 2, 2])
     bench.put([1, 1, 1])
-    holding = Holding(1)
-    holding.hold(bench.trees[1], np.array([1, 1, 1], np.int32))
-    bench.ram.touch(path_segments(holding.end))
+    resident = Resident(1)
+    resident.hold(bench.trees[1], np.array([1, 1, 1], np.int32))
+    bench.ram.touch(path_segments(resident.end))
     bench.put([3, 3, 3])
     assert [bench.has([i] * 3) for i in (2, 1, 3)] == [3, 0, 3]
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.engine.conftest import DRAFT, OPTIONS
 from tests.executor.rig import new_executor
-from uma_core.cache.holding import Holding
+from uma_core.cache.resident import Resident
 from uma_core.cache.room import make_cells
 from uma_core.cache.settings import CacheSettings
 from uma_core.clock import MonotonicClock
@@ -44,23 +44,23 @@ def emptied(
     """Return the sequences that are emptied, in order. Older ones have lower numbers. `copied`: positions that are
     about to be copied.
     """
-    holdings, gone = [], []
+    residents, gone = [], []
     for seq_id, own in pages.items():
-        holding = Holding(seq_id)
-        holding.n, holding.t_used, holding.owner = len(own) * PAGE, seq_id, int(seq_id in busy)
-        holding.readers = {Copier(span) for other, span in (copied or {}).items() if other == seq_id}
-        holdings.append(holding)
+        resident = Resident(seq_id)
+        resident.n, resident.t_used, resident.owner = len(own) * PAGE, seq_id, int(seq_id in busy)
+        resident.readers = {Copier(span) for other, span in (copied or {}).items() if other == seq_id}
+        residents.append(resident)
     engine = SimpleNamespace(
         info=SimpleNamespace(kv_page=size), kv_pages=lambda seq, n: np.array(pages[seq][: -(-n // PAGE)], np.int32)
     )
     counter = SimpleNamespace(add=lambda: None)
     meters = SimpleNamespace(evictions={"resident": counter})
 
-    def empty(holding: Holding) -> None:
-        gone.append(holding.seq_id)
-        holding.n = 0
+    def empty(resident: Resident) -> None:
+        gone.append(resident.seq_id)
+        resident.n = 0
 
-    make_cells(SimpleNamespace(holdings=holdings, engine=engine, meters=meters, leave=empty), n_free, running)  # type: ignore[arg-type]
+    make_cells(SimpleNamespace(residents=residents, engine=engine, meters=meters, leave=empty), n_free, running)  # type: ignore[arg-type]
     return gone
 
 
@@ -132,7 +132,7 @@ def test_a_prompt_begins_with_what_makes_room_for_it(pool: Engine, caplog: pytes
     second = asked(executor, "second", first[:200] + other, 250)
     assert second.usage["cached_tokens"] == 200 and second.usage["completion_tokens"] == 250
     assert not caplog.records
-    assert not executor.cache.holdings[0].n or not executor.cache.holdings[1].n, "the rest of the first one made room"
+    assert not executor.cache.residents[0].n or not executor.cache.residents[1].n, "the rest of the first one made room"
     executor.close(1.0)
 
 
@@ -143,7 +143,7 @@ def test_a_snapshot_comes_back_beside_what_makes_room_for_it(pool: Engine, caplo
     asked(executor, "first", first, 2)
     for _ in range(1000):
         executor.idle()
-    assert not any(holding.n for holding in executor.cache.holdings)
+    assert not any(resident.n for resident in executor.cache.residents)
     executor.set_cache(CacheSettings(is_on=True, ram_bytes=1 << 30, park_idle_ns=1 << 60))
     asked(executor, "second", second, 2)
     again = asked(executor, "again", first, 2)

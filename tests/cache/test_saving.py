@@ -9,11 +9,11 @@ from uma_core.cache.saving import Saving
 
 def test_a_prefix_is_protected_until_it_is_saved() -> None:
     tree = Tree(1)
-    holding = held(tree, 0, tokens((1, 100)))
-    end = holding.end
+    resident = held(tree, 0, tokens((1, 100)))
+    end = resident.end
     assert end is not None
     saving = Saving(tree, end)
-    holding.cut(0)
+    resident.cut(0)
     assert list(tree.nodes()) == [end] and saving.wants(end)
     saving.stop()
     saving.stop()  # a clear, and then the end of the transfer

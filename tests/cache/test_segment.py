@@ -47,21 +47,21 @@ def test_what_others_build_upon_and_what_is_kept_stays_in_ram() -> None:
 
 def test_bytes_without_a_beginning_are_told() -> None:
     tree = Tree(1)
-    holding = held(tree, 0, tokens(SYSTEM, CHAT), (100,))
-    assert holding.end is not None
-    seg = saved(tree, holding.end, 100)
+    resident = held(tree, 0, tokens(SYSTEM, CHAT), (100,))
+    assert resident.end is not None
+    seg = saved(tree, resident.end, 100)
     assert has_beginning(seg) and seg.is_resident
-    holding.cut(0)
+    resident.cut(0)
     assert not has_beginning(seg) and not seg.is_resident
 
 
 def test_the_last_bytes_that_go_take_the_nodes_with_them() -> None:
     tree = Tree(1)
-    holding = held(tree, 0, tokens(SYSTEM))
-    assert holding.end is not None
-    seg = saved(tree, holding.end)
+    resident = held(tree, 0, tokens(SYSTEM))
+    assert resident.end is not None
+    seg = saved(tree, resident.end)
     seg.file = "a"
-    holding.cut(0)
+    resident.cut(0)
     seg.blob = None
     seg.let_go()
     assert segments_of(tree.nodes()) == [seg], "its file is left"

@@ -16,7 +16,7 @@ import pytest
 from tests.cache.real import RealCrowd, RealWorld, Tally, Turn
 from tests.engine.drive import read, step
 from tests.engine.graph.models import RECURRENT, write
-from uma_core.cache.holding import Holding
+from uma_core.cache.resident import Resident
 from uma_core.cache.settings import CacheSettings
 from uma_core.config.options import EngineOptions
 from uma_core.engine.api import Transfer
@@ -86,15 +86,15 @@ def test_a_source_that_goes_on_before_it_is_copied_is_no_error(
         world.submit(first, 4, None)
         while len(world.executor.table):
             world.tick()
-        source = next(holding for holding in cache.holdings if holding.n)
+        source = next(resident for resident in cache.residents if resident.n)
         assert source.n == engine.kv_len(source.seq_id) > len(first.prompt)
         branch = Turn("branch", [*first.prompt, *world.tokens["first"][:3], 40, 41, 42])
 
-        def vacate(holding: Holding, at: int) -> Iterator[Transfer]:
+        def vacate(resident: Resident, at: int) -> Iterator[Transfer]:
             read(engine, source.seq_id, np.array([50], np.int32), False)
             return iter(())
 
-        other = next(holding.seq_id for holding in cache.holdings if holding is not source)
+        other = next(resident.seq_id for resident in cache.residents if resident is not source)
         monkeypatch.setattr(cache.finder, "best_in_place", lambda *args: (other, 0))
         monkeypatch.setattr(cache, "_vacate", vacate)
         world.submit(branch, 4, None)
@@ -157,7 +157,7 @@ def test_an_idle_sequence_drives_no_other_snapshot_out_for_its_state(tmp_path: P
                 ram = world.executor.cache.store.ram
                 assert ram.n_segments == 1
                 ram.budget = 2 * ram.n_bytes - 1
-        assert (ram.n_segments, [h.n for h in world.executor.cache.holdings if h.n]) == (1, [63])
+        assert (ram.n_segments, [h.n for h in world.executor.cache.residents if h.n]) == (1, [63])
         assert world.executor.cache.meters.evictions["ram"].value == 0
     finally:
         world.close()

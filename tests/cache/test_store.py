@@ -240,7 +240,7 @@ def test_files_that_another_program_removed_are_written_again(tmp_path: Path, ra
     for i, chat in enumerate(chats):
         w.ask(f"again{i}", chat + text(5, 90))
         cached.append(w.cached(f"again{i}"))
-    n_gone = 0 if ram_bytes or n_turns else 6 - len(w.cache.holdings)  # only files had them
+    n_gone = 0 if ram_bytes or n_turns else 6 - len(w.cache.residents)  # only files had them
     assert sorted(n >= 263 for n in cached) == [False] * n_gone + [True] * (6 - n_gone)
     check_idle(w)
 

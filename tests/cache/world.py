@@ -173,13 +173,13 @@ def check_cache(world: World) -> None:
                 if node.seg.blob is not None:
                     blobs[id(node.seg)] = node.seg
             for seq_id in node.holders:
-                holding = cache.holdings[seq_id]
-                assert holding.tree is tree and holding.n >= node.end
-    for holding in cache.holdings:
-        if holding.tree is not None and holding.n:
-            assert holding.end is not None and holding.end.end == holding.n
-            held = holding.tree.tokens_to(holding.end).tolist()
-            assert engine._kv.tokens(holding.seq_id)[: holding.n] == held
+                resident = cache.residents[seq_id]
+                assert resident.tree is tree and resident.n >= node.end
+    for resident in cache.residents:
+        if resident.tree is not None and resident.n:
+            assert resident.end is not None and resident.end.end == resident.n
+            held = resident.tree.tokens_to(resident.end).tolist()
+            assert engine._kv.tokens(resident.seq_id)[: resident.n] == held
     ram = cache.store.ram
     n_bytes = sum(seg.n_bytes for seg in blobs.values())
     assert n_bytes <= ram.n_bytes <= max(ram.budget, n_bytes) and ram.n_segments == len(blobs)
@@ -192,11 +192,11 @@ def check_idle(world: World) -> None:
     """Check that nothing runs: no protection, no reservation and no reader is left over."""
     cache, table = world.cache, world.executor.table
     for _ in range(1000):
-        if not cache.is_settling:
+        if not cache.is_flushing:
             break
         world.tick()
     assert table.free_seqs == list(range(world.model.n_seq_max)) and table.n_cells_reserved == 0
-    assert all(not h.owner and not h.is_claimed and not h.readers for h in cache.holdings)
+    assert all(not h.owner and not h.is_claimed and not h.readers for h in cache.residents)
     assert not any(node.n_kept for tree in cache.trees.values() for node in tree.nodes())
     assert not any(tenant <= PRIVATE for tenant, _ in cache.trees)
     assert not cache._chains

@@ -82,7 +82,7 @@ def is_promised(serve_model) -> bool:
 def test_repacked_weights_are_kept_for_the_next_start(serve_model, folder):
     """Two daemons write them at once without disturbing each other, and later daemons read them."""
     if serve_model(*GRAPH).status()["engine"]["weights_from"] != "repacked":
-        pytest.skip("this processor's kernels arrange nothing")
+        pytest.skip("this processor's kernels repack nothing")
     kept = (*GRAPH, "--repack-cache")
     with ThreadPoolExecutor(2) as pool:
         both = list(pool.map(lambda i: serve_model(*kept, path=str(folder / f"{i}.sock")), range(2)))

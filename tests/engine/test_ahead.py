@@ -50,10 +50,10 @@ class World:
         self.weights: list[Any] = []
         self.n_begun = 0
 
-    def step(self, seqs: list[int], goes_on: bool) -> None:
+    def step(self, seqs: list[int], starts_next: bool) -> None:
         batch = self.batch
         batch.clear()
-        batch.goes_on = goes_on
+        batch.starts_next = starts_next
         for seq in seqs:
             batch.add(self.tokens[seq], self.lengths[seq], seq, True)
         self.decode([self.samplers[seq] for seq in seqs], seqs)
@@ -71,7 +71,7 @@ class World:
             self.lengths[seq] += 1
         self.said.append(tuple(outcome.tokens))
         self.weights.append(self.masked.logprobs())
-        if self.batch.goes_on:
+        if self.batch.starts_next:
             self.engine.begin_next(-1)
 
     def go_on(self, n: int) -> None:
@@ -82,12 +82,12 @@ class World:
         self.step(seqs, True)
         for i in range(n):
             self.batch.advance(self.said[-1])
-            self.batch.goes_on = i + 1 < n or self.chance.random() < 0.5
+            self.batch.starts_next = i + 1 < n or self.chance.random() < 0.5
             self.decode(list(self.samplers), seqs)
 
     def happen(self) -> None:
         engine, seq = self.engine, self.chance.randrange(N_SEQ)
-        what = self.chance.choice(["subset", "truncate", "read", "copy", "export", "interrupt", "lengths", "settle"])
+        what = self.chance.choice(["subset", "truncate", "read", "copy", "export", "interrupt", "lengths", "sync"])
         if what == "subset":
             self.step(sorted(self.chance.sample(range(N_SEQ), 2)), self.chance.random() < 0.5)
         elif what == "truncate":
@@ -106,8 +106,8 @@ class World:
             finish(engine.export_state(seq, self.lengths[seq]))
         elif what == "interrupt":
             engine.interrupt()
-        elif what == "settle":
-            engine.settle()
+        elif what == "sync":
+            engine.sync()
         else:
             self.said.append([engine.kv_len(i) for i in range(N_SEQ)])
             assert self.said[-1] == self.lengths
@@ -151,7 +151,7 @@ def test_nothing_is_begun_beyond_the_context(pair: tuple[Engine, Engine]) -> Non
     were_begun = []
     warnings = engine.slot_warnings()
     for _ in range(3):
-        batch.goes_on = True
+        batch.starts_next = True
         t0 = time.monotonic_ns()
         outcome = engine.decode(batch, [None])
         were_begun.append(outcome.begun_ns < t0)
@@ -165,7 +165,7 @@ def test_closing_waits_for_what_was_begun() -> None:
     engine = GraphEngine(DRAFT, AHEAD, is_stock=True)
     batch = Batch(1)
     batch.add(5, 0, 0, True)
-    batch.goes_on = True
+    batch.starts_next = True
     engine.decode(batch, [None])
     engine.begin_next(-1)
     assert engine.decoder is not None and engine.decoder._ahead.is_begun
@@ -178,7 +178,7 @@ def test_our_own_kernels_on_the_cpu_never_begin_ahead() -> None:
     engine = GraphEngine(DRAFT, AHEAD)
     batch = Batch(1)
     batch.add(5, 0, 0, True)
-    batch.goes_on = True
+    batch.starts_next = True
     engine.decode(batch, [None])
     engine.begin_next(-1)
     assert engine.decoder is not None and not engine.decoder._ahead.is_begun

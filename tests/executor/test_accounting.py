@@ -34,7 +34,7 @@ def watch(rig: Rig) -> list[tuple[bool, int]]:
     decode = rig.engine.decode
 
     def watched(batch: Batch, samplers: Sequence[Sampler | None]) -> DecodeOutcome:
-        seen.append((batch.goes_on, batch.n))
+        seen.append((batch.starts_next, batch.n))
         return decode(batch, samplers)
 
     rig.engine.decode = watched  # type: ignore[method-assign]
@@ -67,8 +67,8 @@ def test_a_repeated_batch_goes_on_until_somebody_ends() -> None:
     rig = streams(Rig())
     seen = watch(rig)
     rig.run()
-    assert sum(goes_on for goes_on, _ in seen) > len(seen) / 2
-    assert all(n == n_next for (goes_on, n), (_, n_next) in itertools.pairwise(seen) if goes_on)
+    assert sum(starts_next for starts_next, _ in seen) > len(seen) / 2
+    assert all(n == n_next for (starts_next, n), (_, n_next) in itertools.pairwise(seen) if starts_next)
     assert not seen[-1][0]
 
 
@@ -82,8 +82,8 @@ def test_nothing_is_begun_for_a_plan_that_may_let_the_background_in() -> None:
     rig.run()
     sizes = [n for _, n in seen]
     assert 2 in sizes and sizes.count(1) > N / 2, "the background is let in now and then"
-    assert any(goes_on for goes_on, _ in seen)
-    assert all(n == n_next for (goes_on, n), (_, n_next) in itertools.pairwise(seen) if goes_on)
+    assert any(starts_next for starts_next, _ in seen)
+    assert all(n == n_next for (starts_next, n), (_, n_next) in itertools.pairwise(seen) if starts_next)
 
 
 def test_tokens_are_announced_before_the_next_call_is_begun() -> None:
@@ -109,7 +109,7 @@ def test_time_between_calls_ends_when_the_next_one_was_begun() -> None:
     rig = streams(Rig())
     for _ in range(20):
         rig.tick()
-    rig.executor.settle()
+    rig.executor.flush()
     decode, begun = rig.engine.decode, [rig.clock.now_ns()]
 
     def begun_ahead(batch: Batch, samplers: Sequence[Sampler | None]) -> DecodeOutcome:
@@ -121,7 +121,7 @@ def test_time_between_calls_ends_when_the_next_one_was_begun() -> None:
     before = rig.registry.snapshot().merged(m.TICK_OVERHEAD)
     for _ in range(4):
         rig.tick()
-    rig.executor.settle()
+    rig.executor.flush()
     after = rig.registry.snapshot().merged(m.TICK_OVERHEAD)
     assert after.n_values == before.n_values + 4
     assert after.total - before.total <= MS + 3 * SAMPLE_NS, "not the time that Python took while the device computed"

@@ -169,7 +169,7 @@ def test_answers_share_a_prompt_that_is_kept_for_nobody_else(settings: CacheSett
     rig.run()
     assert texts(rig, 3) == [drawn_alone(11 + i) for i in range(3)]
     assert rig.executor.meters.prefill_tokens.value == len(PROMPT) + 1 + 2
-    assert all(not holding.n for holding in rig.executor.cache.holdings) and not rig.executor.cache.trees
+    assert all(not resident.n for resident in rig.executor.cache.residents) and not rig.executor.cache.trees
     rig.check_all_free()
 
 

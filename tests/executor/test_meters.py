@@ -139,8 +139,8 @@ class TestOneSeries:
         registry, meters, _ = self.made(10, 20)
         times = registry.histogram(m.INTER_TOKEN, lane="interactive")
         assert registry.counter(m.TOKENS_GENERATED).value == 1 and not sum(times.counts)
-        meters.settle()
-        meters.settle()
+        meters.flush()
+        meters.flush()
         assert registry.counter(m.TOKENS_GENERATED).value == 3
         assert (sum(times.counts), times.total, times.highest) == (2, 30 * MS, 20 * MS)
 
@@ -152,7 +152,7 @@ class TestOneSeries:
 
     def test_targets_are_missed_by_what_is_longer(self) -> None:
         registry, meters, _ = self.made(10, 11, slo=Slo(S - 1, 10 * MS))
-        meters.settle()
+        meters.flush()
         assert registry.counter(m.SLO_VIOLATIONS, kind="ttft", lane="interactive").value == 1
         assert registry.counter(m.SLO_VIOLATIONS, kind="tbt", lane="interactive").value == 1
 

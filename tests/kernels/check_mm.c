@@ -177,21 +177,21 @@ static void check_alone(const struct uma_kernels * k, const struct uma_mm * mm, 
     free(y);
 }
 
-// Computes and checks the same product once more, on arranged weights, if the table arranges this type.
-static void check_arranged(const struct uma_kernels * k, const struct uma_mm * mm, size_t y_bytes, const double * w,
+// Computes and checks the same product once more, on repacked weights, if the table repacks this type.
+static void check_repacked(const struct uma_kernels * k, const struct uma_mm * mm, size_t y_bytes, const double * w,
     const double * x, struct tally * t) {
-    const size_t bytes = k->mm->arranged_bytes(mm->type, mm->n_out, mm->n_in);
+    const size_t bytes = k->mm->repacked_bytes(mm->type, mm->n_out, mm->n_in);
     if (bytes == 0) return;
-    void * arranged = new_aligned(bytes);
+    void * repacked = new_aligned(bytes);
     struct uma_mm other = *mm;
-    k->mm->arrange(mm->type, mm->n_out, mm->n_in, mm->w, mm->w_stride, arranged);
-    other.w = arranged, other.w_stride = 0, other.is_arranged = 1;
+    k->mm->repack(mm->type, mm->n_out, mm->n_in, mm->w, mm->w_stride, repacked);
+    other.w = repacked, other.w_stride = 0, other.is_repacked = 1;
     memset(mm->y, 0xff, y_bytes); // NaN
     run_split(k, &other, 1 + rand_below(3));
     judge_all(mm, w, x, t);
     check_alone(k, &other, t);
     t->n_cases++;
-    free(arranged);
+    free(repacked);
 }
 
 static void one_case(const struct uma_kernels * k, const struct format * f, int64_t n_out, int64_t n_in, int64_t n_rows,
@@ -225,7 +225,7 @@ static void one_case(const struct uma_kernels * k, const struct format * f, int6
         check_alone(k, &mm, t);
         t->n_cases++;
     }
-    check_arranged(k, &mm, (size_t)((n_held - 1) * y_stride + n_out) * 4, weights, quantised, t);
+    check_repacked(k, &mm, (size_t)((n_held - 1) * y_stride + n_out) * 4, weights, quantised, t);
     free(mm.acts);
     free(w), free(x), free(y), free(quantised), free(weights), free(index);
 }
@@ -238,7 +238,7 @@ void check_mm(const struct uma_kernels * k, int one_in, struct tally * t) {
         const struct format * format = FORMATS + f;
         for (size_t r = 0; r < sizeof ROWS / sizeof *ROWS; r++) {
             for (size_t o = 0; o < sizeof OUTS / sizeof *OUTS; o++) {
-                // the types that are only arranged share most of their code
+                // the types that are only repacked share most of their code
                 if (rand_below(format->is_plain ? one_in : 3 * one_in)) continue;
                 const int64_t blocks =
                     INS[rand_below(format->block == 256 ? 4 : 7)] * (format->block == 1 ? 1 + rand_below(40) : 1);

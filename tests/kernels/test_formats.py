@@ -46,7 +46,7 @@ class Product(ctypes.Structure):
         SIZE), ("x", POINTER),
         ("x_stride", SIZE), ("y", POINTER), ("y_stride", SIZE), ("y_index", POINTER), ("x_index", POINTER), ("acts",
         POINTER),
-        ("is_arranged", ctypes.c_int),
+        ("is_repacked", ctypes.c_int),
     ]  # fmt: skip
 
 
@@ -60,8 +60,8 @@ class Table(ctypes.Structure):
         ("scratch_bytes", ctypes.CFUNCTYPE(SIZE, INT64)),
         ("pack", ctypes.CFUNCTYPE(None, ctypes.POINTER(Product), ctypes.c_int, ctypes.c_int)),
         ("rows", ctypes.CFUNCTYPE(None, ctypes.POINTER(Product), INT64, INT64, POINTER)),
-        ("arranged_bytes", ctypes.CFUNCTYPE(SIZE, ctypes.c_int, INT64, INT64)),
-        ("arrange", ctypes.CFUNCTYPE(None, ctypes.c_int, INT64, INT64, POINTER, SIZE, POINTER)),
+        ("repacked_bytes", ctypes.CFUNCTYPE(SIZE, ctypes.c_int, INT64, INT64)),
+        ("repack", ctypes.CFUNCTYPE(None, ctypes.c_int, INT64, INT64, POINTER, SIZE, POINTER)),
     ]
 
 
@@ -122,19 +122,19 @@ def quantised(x: np.ndarray, name: str) -> np.ndarray:
     return (d * np.rint(blocks * inverse).astype(np.float64)).reshape(x.shape)
 
 
-def product(table: Table, name: str, weights: np.ndarray, x: np.ndarray, is_arranged: bool) -> np.ndarray:
+def product(table: Table, name: str, weights: np.ndarray, x: np.ndarray, is_repacked: bool) -> np.ndarray:
     code, _, block, block_bytes = TYPES[name]
     n_out, n_in = len(weights), weights.shape[1] // block_bytes * block
     read = weights
-    if is_arranged:
-        read = aligned(table.arranged_bytes(code, n_out, n_in))
-        table.arrange(code, n_out, n_in, weights.ctypes.data, weights.strides[0], read.ctypes.data)
+    if is_repacked:
+        read = aligned(table.repacked_bytes(code, n_out, n_in))
+        table.repack(code, n_out, n_in, weights.ctypes.data, weights.strides[0], read.ctypes.data)
     y = np.full((len(x), n_out), np.nan, np.float32)
     acts, scratch = aligned(table.acts_bytes(code, n_in, len(x)) or 1), aligned(table.scratch_bytes(len(x)))
     call = Product(
         code, n_out, n_in, len(x), read.ctypes.data, weights.strides[0], x.ctypes.data, x.strides[0], y.ctypes.data,
         y.strides[0],
-        None, None, acts.ctypes.data, is_arranged,
+        None, None, acts.ctypes.data, is_repacked,
     )  # fmt: skip
     table.pack(ctypes.byref(call), 0, 1)
     table.rows(ctypes.byref(call), 0, n_out, scratch.ctypes.data)
@@ -153,10 +153,10 @@ def test_products_agree_with_the_gguf_packages_reading_of_the_format(table, name
     if name == "F16":
         exact_weights = weights.view(np.float16).astype(np.float64)
     acts = quantised(x, name)
-    can_arrange = bool(table.arranged_bytes(TYPES[name][0], 1, TYPES[name][2]))
-    assert can_arrange or name in PLAIN
-    for is_arranged in [False] * (name in PLAIN) + [True] * can_arrange:
-        error = np.abs(product(table, name, weights, x, is_arranged) - acts @ exact_weights.T)
+    can_repack = bool(table.repacked_bytes(TYPES[name][0], 1, TYPES[name][2]))
+    assert can_repack or name in PLAIN
+    for is_repacked in [False] * (name in PLAIN) + [True] * can_repack:
+        error = np.abs(product(table, name, weights, x, is_repacked) - acts @ exact_weights.T)
         assert (error <= 1e-6 * (np.abs(acts) @ np.abs(exact_weights).T) + 1e-30).all()
 
 
@@ -169,17 +169,17 @@ def test_a_row_that_is_not_finite_gives_no_finite_values(table, name, bad):
     weights = random_weights(rng, name, 20, 2 * block)[:, : 2 * TYPES[name][3] * (block > 1) or None]
     x = rng.normal(size=(3, weights.shape[1] // TYPES[name][3] * block)).astype(np.float32)
     x[1, 5 % block] = bad
-    can_arrange = bool(table.arranged_bytes(code, 1, block))
-    for is_arranged in [False] * (name in PLAIN) + [True] * can_arrange:
-        y = product(table, name, weights, x, is_arranged)
+    can_repack = bool(table.repacked_bytes(code, 1, block))
+    for is_repacked in [False] * (name in PLAIN) + [True] * can_repack:
+        y = product(table, name, weights, x, is_repacked)
         assert not np.isfinite(y[1]).any()
         assert np.isfinite(y[[0, 2]]).all()
 
 
-# instruction set -> what `arrange` makes of the weights below, in this version of the layout. (NEON's tables arrange
+# instruction set -> what `repack` makes of the weights below, in this version of the layout. (NEON's tables repack
 # nothing in the daemon.)
 VERSION = 1
-ARRANGED = {
+REPACKED = {
     "avx512vnni": "64bbd44e68e29fd1",
     "avx512": "0e70a103c96c7a5d",
     "avxvnni": "15587dc339c2eb62",
@@ -188,9 +188,9 @@ ARRANGED = {
 }
 
 
-@pytest.mark.parametrize("isa", ARRANGED)
+@pytest.mark.parametrize("isa", REPACKED)
 def test_another_layout_has_another_version(library: ctypes.CDLL, isa: str) -> None:
-    """Files of arranged weights outlive the daemon that wrote them: a new layout under an old version would be read as
+    """Files of repacked weights outlive the daemon that wrote them: a new layout under an old version would be read as
     the old one.
     """
     kernels = library.kernels_named(isa.encode())
@@ -198,11 +198,11 @@ def test_another_layout_has_another_version(library: ctypes.CDLL, isa: str) -> N
         return
     table, rng, digest = kernels.contents.mm.contents, np.random.default_rng(1), hashlib.sha256()
     for name, (code, _, block, _) in TYPES.items():
-        n_bytes = table.arranged_bytes(code, 70, 2 * block)
+        n_bytes = table.repacked_bytes(code, 70, 2 * block)
         if n_bytes:
             weights, out = random_weights(rng, name, 70, 2), aligned(n_bytes)
-            table.arrange(code, 70, 2 * block, weights.ctypes.data, weights.strides[0], out.ctypes.data)
+            table.repack(code, 70, 2 * block, weights.ctypes.data, weights.strides[0], out.ctypes.data)
             digest.update(out.tobytes())
     header = (build.ROOT / "native" / "kernels" / "kernels.h").read_text()
-    assert re.search(r"UMA_ARRANGED_VERSION = (\d+)", header)[1] == str(VERSION)  # type: ignore[index]
-    assert digest.hexdigest()[:16] == ARRANGED[isa], "raise UMA_ARRANGED_VERSION, here and in kernels.h"
+    assert re.search(r"UMA_REPACKED_VERSION = (\d+)", header)[1] == str(VERSION)  # type: ignore[index]
+    assert digest.hexdigest()[:16] == REPACKED[isa], "raise UMA_REPACKED_VERSION, here and in kernels.h"

@@ -35,8 +35,8 @@ class Driver:
         self.connection.receive_eof()
         return self.pump()
 
-    def settle(self) -> Driver:
-        self.connection.settle()
+    def disambiguate(self) -> Driver:
+        self.connection.disambiguate()
         return self.pump()
 
     def pump(self) -> Driver:

@@ -196,7 +196,7 @@ def test_a_line_shorter_than_a_header_waits_for_silence(chunked, line):
     driver = chunked().feed(line)
     assert driver.messages == []
     assert driver.connection.is_ambiguous
-    driver.settle()
+    driver.disambiguate()
     assert driver.messages[0].request.prompt == line.decode().strip()
 
 
@@ -205,7 +205,7 @@ def test_a_short_line_needs_no_silence_when_the_stream_ends(chunked):
 
 
 def test_silence_decides_nothing_without_a_newline(driver):
-    driver.feed(b"Hi").settle()
+    driver.feed(b"Hi").disambiguate()
     assert driver.connection.mode is Mode.UNDECIDED
 
 

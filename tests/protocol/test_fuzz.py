@@ -67,7 +67,7 @@ def converse(stream: bytes, step: int) -> list[str]:
     for i in range(0, len(stream), step):
         connection.receive_data(stream[i : i + step])
         answer_all(connection, log)
-    connection.settle()
+    connection.disambiguate()
     answer_all(connection, log)
     connection.receive_eof()
     answer_all(connection, log)

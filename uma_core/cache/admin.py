@@ -26,14 +26,14 @@ def _list(cache: PrefixCache, key: str | None) -> dict[str, Any]:
 def _entry(cache: PrefixCache, tree: Tree, node: Node, now: int) -> dict[str, Any]:
     path = list(node.up())
     segs = segments_of(path)
-    used = [cache.holdings[seq].t_used for seq in node.holders]
+    used = [cache.residents[seq].t_used for seq in node.holders]
     return {
         "key": _key(node),
         "uid": tree.tenant,
         "adapters": tree.variant,
         "tokens": node.end,
         "sequences": sorted(node.holders),
-        "running": any(cache.holdings[seq].owner for seq in node.holders),
+        "running": any(cache.residents[seq].owner for seq in node.holders),
         "ram_bytes": sum(seg.n_bytes for seg in segs if seg.blob is not None),
         "disk_bytes": sum(seg.n_bytes for seg in segs if seg.file),
         "pinned": node.is_pinned,
@@ -53,7 +53,7 @@ def _clear(cache: PrefixCache, key: str | None) -> dict[str, Any]:
     if not own or leaf.children:
         return {"cleared": 0}
     start = own[-1].start  # the part before it also belongs to other sequences
-    n_cleared = sum(cache.drop_idle(cache.holdings[seq_id], start) for seq_id in list(leaf.holders))
+    n_cleared = sum(cache.drop_idle(cache.residents[seq_id], start) for seq_id in list(leaf.holders))
     for seg in [seg for seg in segments_of(own) if seg.start >= start]:
         cache.store.forget(seg, "cleared")
         n_cleared += 1
@@ -78,11 +78,11 @@ def _unpin(cache: PrefixCache, key: str | None) -> dict[str, Any]:
 
 def _stats(cache: PrefixCache, key: str | None) -> dict[str, Any]:
     store, meters, cell = cache.store, cache.meters, cache.finder.cell_bytes
-    held = {h.seq_id: h.n for h in cache.holdings if h.n}
+    held = {h.seq_id: h.n for h in cache.residents if h.n}
     tenants: dict[int, dict[str, int]] = {}
-    for holding in cache.holdings:
-        if holding.n and holding.tree is not None and holding.tree.tenant > PRIVATE:
-            _add(tenants, holding.tree.tenant, "resident_bytes", holding.n * cell)
+    for resident in cache.residents:
+        if resident.n and resident.tree is not None and resident.tree.tenant > PRIVATE:
+            _add(tenants, resident.tree.tenant, "resident_bytes", resident.n * cell)
     for tenant, n_bytes in store.ram.by_tenant.items():
         _add(tenants, tenant, "ram_bytes", n_bytes)
     for n_bytes, seg in store.files.values():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 
 from uma_core.cache.disk import Ticket
-from uma_core.cache.holding import Holding
+from uma_core.cache.resident import Resident
 from uma_core.clock import Clock
 from uma_core.engine.api import Transfer
 from uma_core.errors import ErrorCode, UmaError
@@ -75,11 +75,11 @@ class Readers:
 
     n_bytes = 0
 
-    def __init__(self, holding: Holding) -> None:
-        self._holding = holding
+    def __init__(self, resident: Resident) -> None:
+        self._resident = resident
 
     def step(self, until_ns: int) -> bool:
-        return not self._holding.readers
+        return not self._resident.readers
 
     def close(self) -> None:
         pass
@@ -115,7 +115,7 @@ class DiskRead:
 
 
 class CopyReader:
-    """A restore that copies, or will copy, from another sequence; the source's holding lists it as a reader."""
+    """A restore that copies, or will copy, from another sequence; the source lists it as a reader."""
 
     def __init__(self, chains: dict[int, Chain], seq_id: int, span: tuple[int, int]) -> None:
         self.span = span

@@ -69,7 +69,7 @@ def held(cache: PrefixCache, uid: int) -> list[Part]:
         if not node.holders and (seg is None or (seg.blob is None and not seg.file)):
             continue  # a part after a gap cannot be restored
         tier = 0 if node.holders else 1 if seg is not None and seg.blob is not None else 2
-        used = max((cache.holdings[seq_id].t_used for seq_id in node.holders), default=0)
+        used = max((cache.residents[seq_id].t_used for seq_id in node.holders), default=0)
         parts.append(Part(node.id, parent, node.start, node.tokens, (tier, -used)))
         stack += [(child, len(parts) - 1) for child in node.children.values()]
     return parts

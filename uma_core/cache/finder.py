@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from uma_core.cache.holding import Holding
 from uma_core.cache.radix import Node, Tree
+from uma_core.cache.resident import Resident
 from uma_core.cache.segment import Segment
 from uma_core.engine.api import Engine
 from uma_core.policy.cost.model import CostModel
@@ -20,13 +20,13 @@ class Piece(NamedTuple):
     tier: str
     start: int
     end: int
-    source: Holding | Segment
+    source: Resident | Segment
 
 
 class Finder:
     """Searches the tree; changes nothing."""
 
-    def __init__(self, engine: Engine, holdings: list[Holding]) -> None:
+    def __init__(self, engine: Engine, residents: list[Resident]) -> None:
         can, self.has_states = engine.info.capabilities, engine.info.capabilities.has_states
         # if false, the engine cannot use a part of a sequence without the rest
         self.can_move = can.can_copy_prefix and (can.can_rollback or self.has_states)
@@ -35,23 +35,23 @@ class Finder:
         self._engine = engine
         self.disk_ns_per_byte = 1.0
         self._has_prefill_slots = can.n_prefill_slots > 0
-        self._holdings = holdings
+        self._residents = residents
 
-    def in_place(self, holding: Holding, tree: Tree, path: list[Node], n: int) -> int:
+    def in_place(self, resident: Resident, tree: Tree, path: list[Node], n: int) -> int:
         """Return how many tokens of a walk the sequence holds and could keep."""
-        if holding.tree is not tree:
+        if resident.tree is not tree:
             return 0
-        n_common = holding.common_with(path, n)
+        n_common = resident.common_with(path, n)
         if self.has_states:
-            return self._engine.resumable(holding.seq_id, n_common)
-        return n_common if self.can_rollback or n_common == holding.n else 0
+            return self._engine.resumable(resident.seq_id, n_common)
+        return n_common if self.can_rollback or n_common == resident.n else 0
 
     def best_in_place(self, tree: Tree, path: list[Node], n: int) -> tuple[int, int]:
         """Return (sequence, tokens) of the idle sequence that could keep the most tokens; (-1, 0): there is none."""
         for node in reversed(path):
             for seq_id in sorted(node.holders):
-                holding = self._holdings[seq_id]
-                if holding.is_idle and (kept := self.in_place(holding, tree, path, n)):
+                resident = self._residents[seq_id]
+                if resident.is_idle and (kept := self.in_place(resident, tree, path, n)):
                     return seq_id, kept
         return -1, 0
 
@@ -82,11 +82,11 @@ class Finder:
             pieces.pop()
         return pieces
 
-    def can_end(self, holding: Holding, n: int) -> bool:
+    def can_end(self, resident: Resident, n: int) -> bool:
         """Whether a session could continue from the sequence's first n positions."""
-        return not self.has_states or self._engine.resumable(holding.seq_id, n) == n
+        return not self.has_states or self._engine.resumable(resident.seq_id, n) == n
 
-    def copyable(self, source: Holding, n: int) -> int:
+    def copyable(self, source: Resident, n: int) -> int:
         """Return how many of the first n tokens can be copied from a sequence now. A sequence with states may have
         continued since it was found; its state at n is then gone.
         """
@@ -102,24 +102,24 @@ class Finder:
         copied = [self._engine.resumable(other, each.end) for each in above for other in each.holders - {seq_id}]
         return max((kept, *copied))
 
-    def _longest(self, path: list[Node], n: int, seq_id: int) -> tuple[Holding | None, int]:
+    def _longest(self, path: list[Node], n: int, seq_id: int) -> tuple[Resident | None, int]:
         if self.has_states:
             return self._longest_resumable(path, n, seq_id)
         for node in reversed(path):
             for other in sorted(node.holders):
-                if other != seq_id and not self._holdings[other].is_claimed:
-                    return self._holdings[other], min(node.end, n)
+                if other != seq_id and not self._residents[other].is_claimed:
+                    return self._residents[other], min(node.end, n)
         return None, 0
 
-    def _longest_resumable(self, path: list[Node], n: int, seq_id: int) -> tuple[Holding | None, int]:
-        found: tuple[Holding | None, int] = None, 0
+    def _longest_resumable(self, path: list[Node], n: int, seq_id: int) -> tuple[Resident | None, int]:
+        found: tuple[Resident | None, int] = None, 0
         seen = {seq_id}
         for node in reversed(path):  # each sequence at its deepest node in the walk
             for other in sorted(node.holders - seen):
                 seen.add(other)
                 end = self._engine.resumable(other, min(node.end, n))
-                if end > found[1] and not self._holdings[other].is_claimed:
-                    found = self._holdings[other], end
+                if end > found[1] and not self._residents[other].is_claimed:
+                    found = self._residents[other], end
         return found
 
     def cost_ns(self, pieces: list[Piece], n: int, cost: CostModel) -> int:
@@ -136,4 +136,4 @@ def _can_go_on(piece: Piece) -> bool:
     position.
     """
     source = piece.source
-    return isinstance(source, Holding) or (source.has_state and piece.end == source.end)
+    return isinstance(source, Resident) or (source.has_state and piece.end == source.end)

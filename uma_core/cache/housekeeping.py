@@ -5,8 +5,8 @@ shutdown.
 from __future__ import annotations
 
 from uma_core.cache.chain import Chain, Steps
-from uma_core.cache.holding import Holding
 from uma_core.cache.manager import PrefixCache
+from uma_core.cache.resident import Resident
 from uma_core.cache.segment import segments_of
 
 AGAIN_NS = 1_000_000_000  # before retrying sequences that could not leave: retrying at once would keep a core busy
@@ -31,8 +31,8 @@ class Housekeeper:
     def idle(self) -> float | None:
         """Do a slice of work. Returns the seconds until there may be more; None: none before the next request."""
         cache, now = self._cache, self._cache.clock.now_ns()
-        cache.settle(now + SLICE_NS)
-        if cache.is_settling:
+        cache.flush(now + SLICE_NS)
+        if cache.is_flushing:
             return 0.0
         cache.store.poll(False)
         cache.store.ram.make_room(0)  # a budget that became smaller while sessions kept the bytes
@@ -46,44 +46,44 @@ class Housekeeper:
             self._job = None
         return 0.0
 
-    def _ages(self, now: int) -> list[tuple[int, Holding]]:
+    def _ages(self, now: int) -> list[tuple[int, Resident]]:
         """Return (ns until it may leave, sequence) for the idle sequences, the next one first."""
         cache = self._cache
         if not (
             cache.settings.is_on and cache.finder.can_move and (cache.store.ram.budget or cache.store.disk is not None)
         ):
             return []
-        idle = [h for h in cache.holdings if h.n and h.is_idle and not h.readers]
+        idle = [h for h in cache.residents if h.n and h.is_idle and not h.readers]
         return sorted(
             ((h.t_used + cache.settings.park_idle_ns - now, h) for h in idle),
             key=lambda pair: (pair[0], pair[1].seq_id),
         )
 
-    def _leave(self, holding: Holding) -> Steps:
+    def _leave(self, resident: Resident) -> Steps:
         """Save a sequence to RAM or disk and empty it, if that evicts nothing else."""
         cache = self._cache
-        end = holding.end
-        n_bytes = sum(cache.store.size(holding.seq_id, node) for node in cache.store.unsaved(end))
+        end = resident.end
+        n_bytes = sum(cache.store.size(resident.seq_id, node) for node in cache.store.unsaved(end))
         if cache.store.can_keep(n_bytes):
-            yield from cache.save(holding, 0)
-        if not cache.store.lost(end) and cache.drop_idle(holding):
+            yield from cache.save(resident, 0)
+        if not cache.store.lost(end) and cache.drop_idle(resident):
             return
         # not now: retry after the same time, but not before AGAIN_NS
-        holding.t_used = cache.clock.now_ns() + max(0, AGAIN_NS - cache.settings.park_idle_ns)
+        resident.t_used = cache.clock.now_ns() + max(0, AGAIN_NS - cache.settings.park_idle_ns)
 
     def close(self, timeout_s: float) -> None:
         """Write the idle sequences to disk when the daemon ends, if there is a disk tier and as far as time allows."""
         self.stop()
         cache = self._cache
         deadline = cache.clock.now_ns() + int(timeout_s * NS_PER_S)
-        cache.settle(deadline)
+        cache.flush(deadline)
         if cache.store.disk is None:
             return
         cache.store.look_again(max(0.0, (deadline - cache.clock.now_ns()) / NS_PER_S) * LOOK_SHARE)
         self._flush()  # first, because the next step may need the RAM that this frees
-        for holding in cache.holdings:
-            if holding.n and holding.is_idle:
-                chain = Chain(cache.save(holding, 0, True), cache.clock)
+        for resident in cache.residents:
+            if resident.n and resident.is_idle:
+                chain = Chain(cache.save(resident, 0, True), cache.clock)
                 chain.step(deadline)
                 chain.close()
         self._flush()

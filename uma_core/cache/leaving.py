@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 
 from uma_core.cache.chain import Chain, Steps
-from uma_core.cache.holding import Holding
+from uma_core.cache.resident import Resident
 from uma_core.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -20,28 +20,28 @@ log = logging.getLogger(__name__)
 class Leaving:
     """The sequences that leave, in order. The first one is being saved."""
 
-    def __init__(self, save: Callable[[Holding], Steps], dismiss: Callable[[Holding], None], clock: Clock) -> None:
+    def __init__(self, save: Callable[[Resident], Steps], dismiss: Callable[[Resident], None], clock: Clock) -> None:
         self._save = save
         self._dismiss = dismiss
         self._clock = clock
-        self._queue: list[Holding] = []
+        self._queue: list[Resident] = []
         self._chain: Chain | None = None
 
     def __bool__(self) -> bool:
         return bool(self._queue)
 
-    def add(self, holding: Holding) -> None:
-        holding.is_awaited = True
-        self._queue.append(holding)
+    def add(self, resident: Resident) -> None:
+        resident.is_awaited = True
+        self._queue.append(resident)
         if self._chain is None:
             self._start()
 
-    def stay(self, holding: Holding) -> None:
+    def stay(self, resident: Resident) -> None:
         """Forget a sequence: a session continues in it, or it is empty already."""
-        if not holding.is_awaited:
+        if not resident.is_awaited:
             return
-        is_first = self._queue[0] is holding
-        self._remove(holding)
+        is_first = self._queue[0] is resident
+        self._remove(resident)
         if is_first and self._chain is not None:
             self._chain.close()
             self._start()
@@ -58,18 +58,18 @@ class Leaving:
 
     def _steps(self) -> Steps:
         while self._queue:
-            holding = self._queue[0]
+            resident = self._queue[0]
             try:
-                if holding.n:
-                    yield from self._save(holding)
+                if resident.n:
+                    yield from self._save(resident)
             except Exception:  # a bug, or no memory: sessions wait for these cells
-                log.exception("sequence %d makes room without being saved", holding.seq_id)
-            self._remove(holding)
-            self._dismiss(holding)
+                log.exception("sequence %d makes room without being saved", resident.seq_id)
+            self._remove(resident)
+            self._dismiss(resident)
 
-    def _remove(self, holding: Holding) -> None:
-        holding.is_awaited = False
-        self._queue.remove(holding)
+    def _remove(self, resident: Resident) -> None:
+        resident.is_awaited = False
+        self._queue.remove(resident)
 
 
 class Emptied:

@@ -17,10 +17,10 @@ from collections.abc import Callable
 
 from uma_core.cache.chain import Chain, CopyReader, Readers, Room, Steps
 from uma_core.cache.finder import DISK, RAM, RESIDENT, TIERS, Finder, Piece
-from uma_core.cache.holding import Holding
 from uma_core.cache.leaving import Emptied, Leaving
 from uma_core.cache.meters import CacheMeters
 from uma_core.cache.radix import Node, Tree
+from uma_core.cache.resident import Resident
 from uma_core.cache.saving import Saving
 from uma_core.cache.settings import CacheSettings
 from uma_core.cache.store import Store
@@ -59,9 +59,9 @@ class PrefixCache:
         self.settings = CacheSettings()
         self.cost = cost
         self.meters = CacheMeters(registry)
-        self.holdings = [Holding(i) for i in range(engine.info.n_seq_max)]
+        self.residents = [Resident(i) for i in range(engine.info.n_seq_max)]
         self.trees: dict[tuple[int, str], Tree] = {}  # by tenant and adapters
-        self.finder = Finder(engine, self.holdings)
+        self.finder = Finder(engine, self.residents)
         self.store = Store(engine, self.finder, self.meters, clock, self._tree, wake)
         self._on_free = on_free
         self.engine = engine
@@ -69,7 +69,7 @@ class PrefixCache:
         self._variants: dict[AdapterSet, str] = {}  # names of adapter sets, made once
         self._chains: dict[int, Chain] = {}  # by the sequence that they fill
         self._saving: set[Saving] = set()
-        self._leaving = Leaving(lambda holding: self.save(holding, 0), self.dismiss, clock)
+        self._leaving = Leaving(lambda resident: self.save(resident, 0), self.dismiss, clock)
         self.is_short = False  # in one pool, sequences that are being taken over leave too little room until then
         # sequences of ended sessions whose last chunk is still in progress
         self._lingering: dict[int, tuple[Session, Transfer]] = {}
@@ -128,7 +128,7 @@ class PrefixCache:
 
     def _drop_empty(self) -> None:
         """Drop empty trees, which must not pile up: scales can be any number, and there are many requests."""
-        held = {id(holding.tree) for holding in self.holdings}
+        held = {id(resident.tree) for resident in self.residents}
         self.trees = {
             key: tree
             for key, tree in self.trees.items()
@@ -177,18 +177,17 @@ class PrefixCache:
         half_life = max(1, self.settings.park_idle_ns)
         held, loss = [], []
         for seq_id in free_seqs:
-            holding = self.holdings[seq_id]
-            held.append(holding.n)
-            loss.append(
-                int(self._loss_ns(holding) * 0.5 ** (max(0, now_ns - holding.t_used) / half_life)) if holding.n else 0
-            )
+            resident = self.residents[seq_id]
+            held.append(resident.n)
+            age = max(0, now_ns - resident.t_used)
+            loss.append(int(self._loss_ns(resident) * 0.5 ** (age / half_life)) if resident.n else 0)
         return tuple(held), tuple(loss)
 
-    def _loss_ns(self, holding: Holding) -> int:
+    def _loss_ns(self, resident: Resident) -> int:
         if not self.finder.can_move or not self.store.ram.budget:
-            return self.cost.prompt_ns(holding.n, 0)
-        n_unsaved = sum(len(node.tokens) for node in self.store.unsaved(holding.end))
-        return self.cost.transfer_ns((holding.n + n_unsaved) * self.finder.cell_bytes)
+            return self.cost.prompt_ns(resident.n, 0)
+        n_unsaved = sum(len(node.tokens) for node in self.store.unsaved(resident.end))
+        return self.cost.transfer_ns((resident.n + n_unsaved) * self.finder.cell_bytes)
 
     # a session gets its sequence, or more of its prompt
 
@@ -197,57 +196,57 @@ class PrefixCache:
 
         Sets the session's transfer if that takes time.
         """
-        holding = self.holdings[session.seq_id]
-        self._leaving.stay(holding)
+        resident = self.residents[session.seq_id]
+        self._leaving.stay(resident)
         tree = self._tree_of(session)
-        is_own = holding.owner == session.sid
+        is_own = resident.owner == session.sid
         path, n = tree.walk(session.prompt, _n_usable(session)) if want_restore else ([], 0)
-        at = session.n_past if is_own else self.finder.in_place(holding, tree, path, n)
-        pieces = self.finder.route(path, n, at, holding.seq_id) if want_restore else []
-        steps = self._steps(session, holding, at, pieces, path[-1] if pieces else None)
+        at = session.n_past if is_own else self.finder.in_place(resident, tree, path, n)
+        pieces = self.finder.route(path, n, at, resident.seq_id) if want_restore else []
+        steps = self._steps(session, resident, at, pieces, path[-1] if pieces else None)
         chain = Chain(steps, self.clock, sum(p.end - p.start for p in pieces) * self.finder.cell_bytes)
         if not chain.is_done:
-            self._chains[holding.seq_id] = chain
+            self._chains[resident.seq_id] = chain
             session.transfer = chain
             session.touch()
 
-    def _steps(self, session: Session, holding: Holding, at: int, pieces: list[Piece], goal: Node | None) -> Steps:
-        t0, is_taken = self.clock.now_ns(), holding.owner == session.sid
+    def _steps(self, session: Session, resident: Resident, at: int, pieces: list[Piece], goal: Node | None) -> Steps:
+        t0, is_taken = self.clock.now_ns(), resident.owner == session.sid
         tree = self._tree_of(session)
-        copied = next(((p.start, p.end) for p in pieces if isinstance(p.source, Holding)), (0, 0))
-        reader = CopyReader(self._chains, holding.seq_id, copied)
-        sources = [p.source for p in pieces if isinstance(p.source, Holding)]
+        copied = next(((p.start, p.end) for p in pieces if isinstance(p.source, Resident)), (0, 0))
+        reader = CopyReader(self._chains, resident.seq_id, copied)
+        sources = [p.source for p in pieces if isinstance(p.source, Resident)]
         for source in sources:  # these parts must not be dropped before they are used
             source.readers.add(reader)
         if goal is not None:
             goal.keep()
         try:
             if not is_taken:
-                yield from self._vacate(holding, at)
-                at = self._take(session, holding, at)
+                yield from self._vacate(resident, at)
+                at = self._take(session, resident, at)
             if pieces and self.engine.info.is_unified:
                 yield Room()
             for piece in pieces:
-                if piece.start != self.engine.kv_len(holding.seq_id):
+                if piece.start != self.engine.kv_len(resident.seq_id):
                     break
                 reader.check()
-                if not isinstance(piece.source, Holding):
+                if not isinstance(piece.source, Resident):
                     self._let_go(sources, reader)
                     if self.is_short and not is_taken:
                         yield self._vacated()
-                yield from self._bring(holding, piece, reader)
-            self._arrived(session, holding, pieces, t0)
+                yield from self._bring(resident, piece, reader)
+            self._arrived(session, resident, pieces, t0)
         except UmaError as error:
             log.warning("%s: %s; the rest of the prompt is read", session.id, error)
-            self._arrived(session, holding, pieces, t0)
+            self._arrived(session, resident, pieces, t0)
         finally:
-            holding.is_claimed = False
-            self._chains.pop(holding.seq_id, None)
+            resident.is_claimed = False
+            self._chains.pop(resident.seq_id, None)
             self._let_go(sources, reader)
             if goal is not None:
                 tree.unkeep(goal)
 
-    def _let_go(self, sources: list[Holding], reader: CopyReader) -> None:
+    def _let_go(self, sources: list[Resident], reader: CopyReader) -> None:
         """Record that nothing more is copied from these, so that they can make room."""
         for source in sources:
             source.readers.discard(reader)
@@ -257,15 +256,15 @@ class PrefixCache:
     def _vacated(self) -> Emptied:
         return Emptied(self._leaving, lambda: self.is_short)
 
-    def _vacate(self, holding: Holding, at: int) -> Steps:
+    def _vacate(self, resident: Resident, at: int) -> Steps:
         """Save the content beyond `at` as far as that pays off, and wait for transfers that copy from it."""
-        holding.is_claimed, holding.n_claimed = True, at
-        if holding.tree is not None and at < holding.n and self.finder.can_move:
-            yield from self.save(holding, at)
-        if holding.readers and at < holding.n:
-            yield Readers(holding)
+        resident.is_claimed, resident.n_claimed = True, at
+        if resident.tree is not None and at < resident.n and self.finder.can_move:
+            yield from self.save(resident, at)
+        if resident.readers and at < resident.n:
+            yield Readers(resident)
 
-    def save(self, holding: Holding, start: int, is_last: bool = False) -> Steps:
+    def save(self, resident: Resident, start: int, is_last: bool = False) -> Steps:
         """Make snapshots of the content beyond `start` that only this sequence has, and of the content that they
         continue.
 
@@ -274,43 +273,43 @@ class PrefixCache:
         saved that no other sequence could give. `is_last`: the daemon ends, so the content of the other sequences is
         lost too.
         """
-        tree, end = holding.tree, holding.end
+        tree, end = resident.tree, resident.end
         assert tree is not None and end is not None
-        lost = [node for node in self.store.unsaved(end, start) if is_last or not self._stays(node, holding)]
+        lost = [node for node in self.store.unsaved(end, start) if is_last or not self._stays(node, resident)]
         if sum(node.end - max(node.start, start) for node in lost) < MIN_SAVE:
             while lost and not (lost[-1].n_kept or lost[-1].is_built_upon):
                 lost.pop()
-        while lost and not self.finder.can_end(holding, lost[-1].end):
+        while lost and not self.finder.can_end(resident, lost[-1].end):
             lost.pop()  # no session could continue from there
         if not lost:
             return
         if lost[0].start < start:
             tree.split(lost[0], start)
-        n_there = 0 if self.store.disk is not None else self.finder.given(lost[0], start, holding.seq_id)
+        n_there = 0 if self.store.disk is not None else self.finder.given(lost[0], start, resident.seq_id)
         before = [node for node in lost[0].up() if node is not lost[0] and node.seg is None and node.end > n_there]
         saving = Saving(tree, end)
         self._saving.add(saving)
         try:
             for node in [*reversed(before), *lost]:
-                yield from self.store.save(holding, node, self.cost, saving, is_last)
+                yield from self.store.save(resident, node, self.cost, saving, is_last)
         finally:
             self._saving.discard(saving)
             saving.stop()
 
-    def _stays(self, node: Node, holding: Holding) -> bool:
+    def _stays(self, node: Node, resident: Resident) -> bool:
         """Whether another sequence keeps the node's positions. One that is being saved may count on this one."""
-        others = (self.holdings[seq_id] for seq_id in node.holders if seq_id != holding.seq_id)
+        others = (self.residents[seq_id] for seq_id in node.holders if seq_id != resident.seq_id)
         return any(node.end <= other.n_staying for other in others)
 
-    def _take(self, session: Session, holding: Holding, at: int) -> int:
+    def _take(self, session: Session, resident: Resident, at: int) -> int:
         """Cut the sequence back to `at` and give it to the session."""
-        old_end = holding.end
-        self._cut_back(holding, at)
+        old_end = resident.end
+        self._cut_back(resident, at)
         self.store.touch(old_end)
-        self.engine.set_adapters(holding.seq_id, session.adapters)
-        self._keep_states(session, holding.seq_id)
-        holding.owner, holding.is_claimed, holding.is_leaving = session.sid, False, False
-        return holding.n
+        self.engine.set_adapters(resident.seq_id, session.adapters)
+        self._keep_states(session, resident.seq_id)
+        resident.owner, resident.is_claimed, resident.is_leaving = session.sid, False, False
+        return resident.n
 
     def _keep_states(self, session: Session, seq_id: int) -> None:
         """Choose the positions whose states are kept: other requests will begin with the same instructions, and the
@@ -320,27 +319,27 @@ class PrefixCache:
             ends = session.message_ends
             self.engine.keep_states(seq_id, [*ends[:1], *ends[-1:], session.n_prompt - 1])
 
-    def _bring(self, holding: Holding, piece: Piece, reader: CopyReader) -> Steps:
-        if isinstance(piece.source, Holding):
+    def _bring(self, resident: Resident, piece: Piece, reader: CopyReader) -> Steps:
+        if isinstance(piece.source, Resident):
             end = self.finder.copyable(piece.source, piece.end)
             if end > piece.start:
-                copy = self.engine.copy_prefix(piece.source.seq_id, holding.seq_id, end, piece.start)
+                copy = self.engine.copy_prefix(piece.source.seq_id, resident.seq_id, end, piece.start)
                 yield from reader.copying(self.meters.copied(copy))
             return
         try:
-            yield from self.store.load(holding.seq_id, piece)
+            yield from self.store.load(resident.seq_id, piece)
         except UmaError:
             self.store.forget(piece.source, "unusable")  # otherwise it would be found, and would fail, again and again
             raise
 
-    def _arrived(self, session: Session, holding: Holding, pieces: list[Piece], t0: int) -> None:
+    def _arrived(self, session: Session, resident: Resident, pieces: list[Piece], t0: int) -> None:
         """Continue the session from what its sequence now holds."""
         before = session.n_past
-        n = self.engine.kv_len(holding.seq_id)
-        if self.finder.has_states and not self.finder.can_end(holding, n):  # the piece with the state failed
-            n = self.engine.resumable(holding.seq_id, n)
-            self.engine.kv_truncate(holding.seq_id, n)
-        self._hold(session, holding, n)
+        n = self.engine.kv_len(resident.seq_id)
+        if self.finder.has_states and not self.finder.can_end(resident, n):  # the piece with the state failed
+            n = self.engine.resumable(resident.seq_id, n)
+            self.engine.kv_truncate(resident.seq_id, n)
+        self._hold(session, resident, n)
         session.n_past = n
         self._count(session, pieces, max(0, n - max(before, session.n_seen)), n, t0)
         session.n_seen = max(session.n_seen, n)
@@ -370,43 +369,43 @@ class PrefixCache:
 
     # a session's content changes
 
-    def _hold(self, session: Session, holding: Holding, n: int) -> None:
-        holding.hold(self._tree_of(session), session.content(n), session.message_ends)
-        holding.t_used = self.clock.now_ns()
-        self.store.touch(holding.end)
+    def _hold(self, session: Session, resident: Resident, n: int) -> None:
+        resident.hold(self._tree_of(session), session.content(n), session.message_ends)
+        resident.t_used = self.clock.now_ns()
+        self.store.touch(resident.end)
 
     def grew(self, session: Session) -> None:
         """Record that the sequence holds more of the session's prompt, which others may now reuse."""
-        holding = self.holdings[session.seq_id]
-        if holding.owner == session.sid and (not session.is_private or session.group is not None):
+        resident = self.residents[session.seq_id]
+        if resident.owner == session.sid and (not session.is_private or session.group is not None):
             n = min(session.n_past, session.n_prompt, self.engine.kv_len(session.seq_id))
-            if n > holding.n:
-                self._hold(session, holding, n)
+            if n > resident.n:
+                self._hold(session, resident, n)
 
     def shift(self, session: Session, n_head: int, on_cut: Callable[[], None] = lambda: None) -> None:
         """Cut a running session back to its first positions once no transfer copies from the rest; then call
         `on_cut`.
         """
-        holding = self.holdings[session.seq_id]
+        resident = self.residents[session.seq_id]
 
         def steps() -> Steps:
-            if holding.readers:
-                yield Readers(holding)
-            self._cut_back(holding, n_head)
+            if resident.readers:
+                yield Readers(resident)
+            self._cut_back(resident, n_head)
             on_cut()
-            self._arrived(session, holding, [], 0)
+            self._arrived(session, resident, [], 0)
 
         chain = Chain(steps(), self.clock)
         if not chain.is_done:
             session.transfer = chain
             session.touch()
 
-    def _cut_back(self, holding: Holding, n: int) -> None:
+    def _cut_back(self, resident: Resident, n: int) -> None:
         """Keep the first n positions; none if the engine cannot cut the sequence there."""
-        holding.cut(n)
-        if not self._truncate(holding.seq_id, n):
-            holding.cut(0)
-            self.engine.kv_truncate(holding.seq_id, 0)
+        resident.cut(n)
+        if not self._truncate(resident.seq_id, n):
+            resident.cut(0)
+            self.engine.kv_truncate(resident.seq_id, 0)
 
     def _truncate(self, seq_id: int, n: int) -> bool:
         return self.engine.kv_len(seq_id) <= n or self.engine.kv_truncate(seq_id, n)
@@ -420,41 +419,41 @@ class PrefixCache:
         self.unpark(session)
         has_others = session.group is not None and session.group.has_others(session)
         is_needed = has_others or (self.settings.is_on and not session.is_private)
-        if seq_id >= 0 and self.holdings[seq_id].owner == session.sid:
+        if seq_id >= 0 and self.residents[seq_id].owner == session.sid:
             is_good = session.reason is not FinishReason.ERROR or session.is_kv_good
-            self._leave(session, self.holdings[seq_id], is_good and is_needed)
+            self._leave(session, self.residents[seq_id], is_good and is_needed)
         if session.is_private and not has_others and (tree := self.trees.pop(self._key(session), None)) is not None:
-            for holding in self.holdings:
-                if holding.tree is tree and holding.is_idle:
-                    self.empty(holding)
+            for resident in self.residents:
+                if resident.tree is tree and resident.is_idle:
+                    self.empty(resident)
             self.stop_saving(tree)
             self.store.clear([tree])
 
-    def _leave(self, session: Session, holding: Holding, is_good: bool) -> None:
-        seq_id = holding.seq_id
-        n = min(self.engine.kv_len(seq_id), max(session.n_past, holding.n), session.n_content)
+    def _leave(self, session: Session, resident: Resident, is_good: bool) -> None:
+        seq_id = resident.seq_id
+        n = min(self.engine.kv_len(seq_id), max(session.n_past, resident.n), session.n_content)
         if n and is_good and self._truncate(seq_id, n):
-            self._hold(session, holding, n)
+            self._hold(session, resident, n)
         else:
-            self.empty(holding)
-        holding.owner = 0
+            self.empty(resident)
+        resident.owner = 0
 
-    def empty(self, holding: Holding) -> None:
+    def empty(self, resident: Resident) -> None:
         """Empty its cells; transfers that copy from it continue without them."""
-        self._leaving.stay(holding)
-        for reader in list(holding.readers):
+        self._leaving.stay(resident)
+        for reader in list(resident.readers):
             reader.lose_source()
-        holding.cut(0)
-        holding.is_leaving = False
-        self.engine.kv_truncate(holding.seq_id, 0)
+        resident.cut(0)
+        resident.is_leaving = False
+        self.engine.kv_truncate(resident.seq_id, 0)
 
-    def leave(self, holding: Holding) -> None:
+    def leave(self, resident: Resident) -> None:
         """Empty an idle sequence whose cells are needed, once what only it holds is saved."""
         has_place = self.finder.can_move and (self.store.ram.budget or self.store.disk is not None)
-        if has_place and self.store.unsaved(holding.end):
-            self._leaving.add(holding)
+        if has_place and self.store.unsaved(resident.end):
+            self._leaving.add(resident)
         else:
-            self.dismiss(holding)
+            self.dismiss(resident)
 
     def wait_for_room(self, session: Session) -> None:
         """Let an admitted session begin once the sequences that make room have left, or were taken over."""
@@ -475,59 +474,59 @@ class PrefixCache:
         session.transfer = Chain(steps(), self.clock, restore.n_bytes if restore is not None else 0)
         session.touch()
 
-    def dismiss(self, holding: Holding) -> None:
+    def dismiss(self, resident: Resident) -> None:
         """Empty an idle sequence. If a transfer is about to share its cells from the first one on, and has therefore
         reserved them, empty it after that.
         """
-        spans = [reader.span for reader in holding.readers] if self.engine.info.kv_page > 1 else []
+        spans = [reader.span for reader in resident.readers] if self.engine.info.kv_page > 1 else []
         n = max((end for _, end in spans), default=0)
-        if n and not any(start for start, _ in spans) and self._truncate(holding.seq_id, n):
-            holding.cut(n)
-            holding.is_leaving = True
+        if n and not any(start for start, _ in spans) and self._truncate(resident.seq_id, n):
+            resident.cut(n)
+            resident.is_leaving = True
         else:
-            self.empty(holding)
+            self.empty(resident)
 
     def linger(self, session: Session, seq_id: int, transfer: Transfer) -> None:
         """Release a session that ended before the KV of its last chunk arrived; `on_free` is called on arrival."""
         self._lingering[seq_id] = session, transfer
 
     @property
-    def is_settling(self) -> bool:
+    def is_flushing(self) -> bool:
         return bool(self._lingering or self._leaving)
 
-    def settle(self, until_ns: int) -> None:
+    def flush(self, until_ns: int) -> None:
         """Continue with lingering sequences, and with those that make room."""
         self._leaving.step(until_ns)
         for seq_id, (session, transfer) in list(self._lingering.items()):
             try:
                 if transfer.step(until_ns):
-                    self._settled(session, seq_id)
+                    self._flushed(session, seq_id)
             except UmaError:  # the answer has ended, so only the cache loses something
                 log.exception("the content of sequence %d is not kept", seq_id)
-                self._settled(session, seq_id, is_whole=False)
+                self._flushed(session, seq_id, is_whole=False)
 
-    def _settled(self, session: Session, seq_id: int, is_whole: bool = True) -> None:
+    def _flushed(self, session: Session, seq_id: int, is_whole: bool = True) -> None:
         _, transfer = self._lingering.pop(seq_id)
         transfer.close()
         self.engine.prefill_close(seq_id)
         if not is_whole:
-            self.empty(self.holdings[seq_id])
+            self.empty(self.residents[seq_id])
         self.release(session, seq_id)
         self._on_free(seq_id)
 
     def park(self, session: Session, seq_id: int) -> None:
         """Protect the content of a session that gave up its sequence and will come back."""
-        holding = self.holdings[seq_id]
+        resident = self.residents[seq_id]
         n = min(self.engine.kv_len(seq_id), session.n_past)
         if self._truncate(seq_id, n):
-            self._hold(session, holding, n)
-        if holding.end is not None:
-            session.parked = (holding.tree, holding.end)
-            holding.end.keep()
+            self._hold(session, resident, n)
+        if resident.end is not None:
+            session.parked = (resident.tree, resident.end)
+            resident.end.keep()
         session.n_seen = max(session.n_seen, n)
         session.fold()
         session.n_past = 0
-        holding.owner = 0
+        resident.owner = 0
 
     def unpark(self, session: Session) -> None:
         """End that protection, because the session is back or has ended."""
@@ -547,23 +546,23 @@ class PrefixCache:
     def measure(self) -> None:
         """Update the gauges."""
         cell = self.finder.cell_bytes
-        self.meters.bytes[RESIDENT].set(sum(h.n for h in self.holdings if not h.owner) * cell)
+        self.meters.bytes[RESIDENT].set(sum(h.n for h in self.residents if not h.owner) * cell)
         self.meters.bytes[RAM].set(self.store.ram.n_bytes)
         self.meters.bytes[DISK].set(self.store.disk_bytes)
 
-    def drop_idle(self, holding: Holding, n: int = 0) -> bool:
+    def drop_idle(self, resident: Resident, n: int = 0) -> bool:
         """Cut back a sequence that no session uses. False: a session uses it, or a parked session would have to read it
         again.
         """
-        end = holding.end
-        if not holding.is_idle or holding.readers or end is None:
+        end = resident.end
+        if not resident.is_idle or resident.readers or end is None:
             return False
         if end.n_kept and self.store.unsaved(end):
             return False
-        if n and self._truncate(holding.seq_id, n):
-            holding.cut(n)
+        if n and self._truncate(resident.seq_id, n):
+            resident.cut(n)
         else:
-            self.empty(holding)
+            self.empty(resident)
         self.store.touch(end)
         return True
 
@@ -578,5 +577,5 @@ def _n_usable(session: Session) -> int:
 def clear(cache: PrefixCache) -> int:
     """Drop everything that no session needs and that is not pinned. Returns the number of sequences and snapshots."""
     cache.stop_saving()
-    idle = [h for h in cache.holdings if h.end is not None and not h.end.n_kept]
-    return sum(cache.drop_idle(holding) for holding in idle) + cache.store.clear_all(list(cache.trees.values()))
+    idle = [h for h in cache.residents if h.end is not None and not h.end.n_kept]
+    return sum(cache.drop_idle(resident) for resident in idle) + cache.store.clear_all(list(cache.trees.values()))

@@ -13,8 +13,8 @@ def trim_snapshots(cache: PrefixCache) -> int:
 
 def drop_idle(cache: PrefixCache) -> int:
     """Empty the sequences that no request uses. Returns the bytes of KV that they held."""
-    held = [(holding.n, holding) for holding in cache.holdings]
-    return sum(n for n, holding in held if cache.drop_idle(holding)) * cache.finder.cell_bytes
+    held = [(resident.n, resident) for resident in cache.residents]
+    return sum(n for n, resident in held if cache.drop_idle(resident)) * cache.finder.cell_bytes
 
 
 def forget(cache: PrefixCache) -> None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 import numpy as np
 
 from uma_core.cache.finder import RESIDENT
-from uma_core.cache.holding import Holding
 from uma_core.cache.manager import PrefixCache
+from uma_core.cache.resident import Resident
 from uma_core.engine.api import NO_PAGES, Engine
 
 
@@ -16,7 +16,7 @@ def make_cells(cache: PrefixCache, n_free: int, running: np.ndarray = NO_PAGES) 
     """Empty idle sequences until they hold at most `n_free` cells besides the pages `running`. The oldest one that
     frees cells goes first; those that a transfer is about to copy from go last.
     """
-    unused = [h for h in cache.holdings if h.n and h.is_idle]
+    unused = [h for h in cache.residents if h.n and h.is_idle]
     running = np.union1d(running, _claimed_pages(cache.engine, unused))
     idle = [h for h in unused if not h.is_awaited]
     idle.sort(key=lambda h: (bool(h.readers), h.t_used))
@@ -34,21 +34,21 @@ def make_cells(cache: PrefixCache, n_free: int, running: np.ndarray = NO_PAGES) 
         cache.leave(victim)
 
 
-def _claimed_pages(engine: Engine, holdings: list[Holding]) -> np.ndarray:
+def _claimed_pages(engine: Engine, residents: list[Resident]) -> np.ndarray:
     """Return whole pages that transfers are about to share with running sequences, and which already count as
     theirs.
     """
     size = engine.info.kv_page
     if size == 1:
         return NO_PAGES
-    spans = [(holding.seq_id, *reader.span) for holding in holdings for reader in holding.readers]
+    spans = [(resident.seq_id, *reader.span) for resident in residents for reader in resident.readers]
     pages = [engine.kv_pages(seq_id, end // size * size)[-(-start // size) :] for seq_id, start, end in spans]
     return np.concatenate(pages) if pages else NO_PAGES
 
 
-def n_cells(engine: Engine, idle: list[Holding], running: np.ndarray) -> int:
+def n_cells(engine: Engine, idle: list[Resident], running: np.ndarray) -> int:
     """Return the number of cells that these sequences hold and no running one does, each counted once."""
     if engine.info.kv_page == 1 or not idle:
-        return sum(holding.n for holding in idle)
-    pages = np.concatenate([engine.kv_pages(holding.seq_id, holding.n) for holding in idle])
+        return sum(resident.n for resident in idle)
+    pages = np.concatenate([engine.kv_pages(resident.seq_id, resident.n) for resident in idle])
     return engine.info.kv_page * len(np.setdiff1d(pages, running))

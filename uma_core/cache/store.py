@@ -14,10 +14,10 @@ from uma_core.cache.chain import DiskRead, Steps
 from uma_core.cache.disk import Blob, DiskTier, Found
 from uma_core.cache.files import FIRST_TENANT, model_key
 from uma_core.cache.finder import DISK, RAM, Finder, Piece
-from uma_core.cache.holding import Holding
 from uma_core.cache.meters import CacheMeters
 from uma_core.cache.radix import Node, Tree
 from uma_core.cache.ram import RamTier
+from uma_core.cache.resident import Resident
 from uma_core.cache.saving import Saving
 from uma_core.cache.segment import Segment, has_beginning, path_segments, segments_of
 from uma_core.cache.settings import CacheSettings
@@ -128,16 +128,16 @@ class Store:
         """Return the size of a snapshot of one node's positions, with the state after them."""
         return len(node.tokens) * self._finder.cell_bytes + self._engine.state_bytes(seq_id, node.end)
 
-    def save(self, holding: Holding, node: Node, cost: CostModel, saving: Saving, is_last: bool = False) -> Steps:
+    def save(self, resident: Resident, node: Node, cost: CostModel, saving: Saving, is_last: bool = False) -> Steps:
         """Make a snapshot of one node's positions: in RAM and on disk, or only on disk if RAM has no room.
 
         Errors are only logged, because no request depends on a snapshot.
         """
-        tree, start, end = holding.tree, node.start, node.end
+        tree, start, end = resident.tree, node.start, node.end
         if tree is None or not saving.wants(node):
             return
-        n_bytes = self.size(holding.seq_id, node)
-        has_state = self._finder.can_end(holding, end)
+        n_bytes = self.size(resident.seq_id, node)
+        has_state = self._finder.can_end(resident, end)
         is_in_ram = self.ram.make_room(n_bytes)
         if not is_in_ram and not self._can_pass(tree, node, n_bytes, is_last):
             return
@@ -145,7 +145,7 @@ class Store:
             self.ram.reserve(tree.tenant, n_bytes)
         is_taken = False
         try:
-            export = self._export(holding.seq_id, start, end, n_bytes)
+            export = self._export(resident.seq_id, start, end, n_bytes)
             yield self._meters.copied(export)
             seg = self._segment(tree, node, (start, end), n_bytes) if saving.wants(node) else None
             if seg is not None:

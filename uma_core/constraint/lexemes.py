@@ -174,9 +174,9 @@ class _Writer:
         self._apart: set[str] = set()  # lexemes that were split
         self._shapes: dict[str, Shape] = {}
         for group in components(rules):
-            self._settle(group)
+            self._disambiguate(group)
 
-    def _settle(self, group: list[str]) -> None:
+    def _disambiguate(self, group: list[str]) -> None:
         """Decide whether these rules, which refer to each other, are lexemes. The other rules that they refer to are
         already decided.
         """

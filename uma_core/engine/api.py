@@ -289,7 +289,18 @@ class Batch:
     Shapes: all (capacity,); the first `n` are in use. Reused tick after tick: `clear`, `add`, `extend`, or `advance`.
     """
 
-    __slots__ = ("_cells", "goes_on", "n", "n_rows", "pos", "seq_id", "tokens", "wake_fd", "want_hidden", "want_logits")
+    __slots__ = (
+        "_cells",
+        "n",
+        "n_rows",
+        "pos",
+        "seq_id",
+        "starts_next",
+        "tokens",
+        "wake_fd",
+        "want_hidden",
+        "want_logits",
+    )
 
     def __init__(self, capacity: int) -> None:
         self.tokens = np.zeros(capacity, np.int32)
@@ -299,7 +310,7 @@ class Batch:
         self.n = 0
         self.n_rows = 0
         # unless something happens, the next call is for the same rows, one token further: `begin_next` may be called
-        self.goes_on = False
+        self.starts_next = False
         # the rows want hidden states instead of logits: no token is sampled, and `Engine.hidden` returns the states
         self.want_hidden = False
         # if the next `decode` computes, it writes 8 bytes to this file once it has released the GIL; -1: no file
@@ -448,12 +459,13 @@ class Engine(Protocol):
         """
 
     def begin_next(self, wake_fd: int) -> None:
-        """Start the call after the last `decode` ahead, if its batch `goes_on`: the same rows with the drawn tokens.
+        """Start the call after the last `decode` ahead, if its batch `starts_next`: the same rows, with the drawn
+        tokens.
 
         Does not wait for the device. `wake_fd`: like that of a batch. Does nothing without `computes_ahead`.
         """
 
-    def settle(self) -> None:
+    def sync(self) -> None:
         """Discard the call that `begin_next` started. Other methods here do so if it matters to them; `decode` uses
         the call if it is asked for the same one.
         """

@@ -1,6 +1,6 @@
 """Costs of calls. They are noted between two decode calls, where a cache miss prolongs every gap, and booked later.
 
-Rules: compute thread only. Metrics, client shares and the cost model learn of a call when `Accounting.settle` is
+Rules: compute thread only. Metrics, client shares and the cost model learn of a call when `Accounting.flush` is
 called.
 """
 
@@ -55,7 +55,7 @@ class Accounting:
         self._meters.piece.observe(report.longest_ns)
         self._charge([session], report.elapsed_ns)
 
-    def settle(self, cost: CostModel) -> tuple[CallReport, ...]:
+    def flush(self, cost: CostModel) -> tuple[CallReport, ...]:
         """Book all notes. Returns the reports since the last time, each with the prediction of the cost model that
         planned it.
         """

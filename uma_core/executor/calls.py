@@ -87,28 +87,28 @@ class Calls:
 
     # decode calls
 
-    def decode(self, items: Items, goes_on: bool = False) -> None:
+    def decode(self, items: Items, starts_next: bool = False) -> None:
         """One decode call for all items, in ascending sequence order so that KV streams stay neighbours.
 
-        `goes_on`: unless something happens, the next call will be for the same items, each one token further.
+        `starts_next`: unless something happens, the next call will be for the same items, each one token further.
         """
         ordered = sorted(items, key=lambda pair: pair[0].seq_id)
-        status = self._call(ordered, goes_on)
+        status = self._call(ordered, starts_next)
         if status is DecodeStatus.FULL and len(items) > 1:
             for pair in ordered:  # one by one: those that fit continue, the others wait
                 self._call([pair])
         elif status is OK and self._batch.n_rows == len(items) == self._batch.n:
             self._last = items
 
-    def again(self, items: Items, goes_on: bool) -> None:
+    def again(self, items: Items, starts_next: bool) -> None:
         """`decode` for the same items, each one token further. If it still holds them, the batch is advanced, not
         rebuilt.
         """
         if items is not self._last:
-            self.decode(items, goes_on)
+            self.decode(items, starts_next)
             return
         self._batch.advance(self._tokens)
-        self._batch.goes_on = goes_on
+        self._batch.starts_next = starts_next
         self._n_kv += len(items)
         rows = self._rows
         outcome = self._compute(rows, 0, 0)
@@ -124,9 +124,9 @@ class Calls:
             self._last = None
             self._recover(items, outcome.status, now)
 
-    def _call(self, items: Items, goes_on: bool = False) -> DecodeStatus:
+    def _call(self, items: Items, starts_next: bool = False) -> DecodeStatus:
         self._last = None
-        n_prompt, n_read = self._fill(items, goes_on)
+        n_prompt, n_read = self._fill(items, starts_next)
         outcome = self._compute([session for _, session in items], n_prompt, n_read)
         rows, now = self._rows, self._t_now_ns
         if outcome.status is OK:
@@ -138,11 +138,11 @@ class Calls:
             self._recover(items, outcome.status, now)
         return outcome.status
 
-    def _fill(self, items: Items, goes_on: bool) -> tuple[int, int]:
+    def _fill(self, items: Items, starts_next: bool) -> tuple[int, int]:
         """Put the items into the batch. Returns how many of its rows are prompt tokens, and the cells before these."""
         batch = self._batch
         batch.clear()
-        batch.goes_on = goes_on
+        batch.starts_next = starts_next
         rows: list[Session] = []
         samplers: list[Sampler | None] = []
         n_kv = n_prompt = n_read = 0
@@ -154,7 +154,7 @@ class Calls:
                 n_kv += self._add_known(session, session.scoring, 1 + n_more)
                 samplers += session.scoring.rows(session.n_past, 1 + n_more)
                 rows += [session] * (1 + n_more)
-                batch.goes_on = False
+                batch.starts_next = False
                 continue
             if item.phase is Phase.DECODE:
                 batch.add(session.next_token, session.n_past, session.seq_id, True)
@@ -182,7 +182,7 @@ class Calls:
 
         The tokens are announced first, because starting takes half a step of a large model on a GPU.
         """
-        if self._computes_ahead and self._batch.goes_on and all(session.phase is Phase.DECODE for session in rows):
+        if self._computes_ahead and self._batch.starts_next and all(session.phase is Phase.DECODE for session in rows):
             self._engine.begin_next(self.wake_fd())
 
     def _add_known(self, session: Session, scoring: Scoring, n: int) -> int:
@@ -415,7 +415,7 @@ class Calls:
         tokens, rows = embedding.chunk(session.n_past, item.n_tokens)
         self._last = None
         batch.clear()
-        batch.goes_on = False
+        batch.starts_next = False
         batch.extend(tokens, session.n_past, session.seq_id, False)
         batch.want(rows)
         batch.want_hidden = rows is not Rows.NONE

@@ -48,9 +48,9 @@ from uma_core.types import FinishReason, Phase, Priority
 
 log = logging.getLogger(__name__)
 
-SETTLE_NS = 200_000  # per tick, to copy the last chunk of ended sessions: their sequences are free once it has arrived
-SETTLE_MOST_NS = 250_000_000  # how late metrics may be while a plan is repeated ...
-SETTLE_TICKS = 16  # ... also in ticks: booking many at once would be a pause by itself
+FLUSH_NS = 200_000  # per tick, to copy the last chunk of ended sessions: their sequences are free once it has arrived
+FLUSH_MOST_NS = 250_000_000  # how late metrics may be while a plan is repeated ...
+FLUSH_TICKS = 16  # ... also in ticks: booking many at once would be a pause by itself
 
 
 class Executor:
@@ -96,7 +96,7 @@ class Executor:
         self._n_changes = 0  # ... while the table stays at this
         self._groups: list[list[tuple[PlanItem, Session]]] = []  # its decode calls
         self._tick_ns: list[int] = []  # durations that are not booked yet
-        self._t_settled_ns = 0  # when the last tick was booked
+        self._t_flushed_ns = 0  # when the last tick was booked
         self._t_served_ns = 0  # up to when time with requests is counted; 0: there are no requests
         self._serving_ns = 0  # the part of that time that is not booked yet
         self.last_tick_ns = 0
@@ -201,7 +201,7 @@ class Executor:
         """Run one tick. Returns False if nothing can be done until something changes."""
         if not len(self.table):
             self.calls.t_returned_ns = self._t_served_ns = 0
-            self.settle()
+            self.flush()
             return False
         now = self._clock.now_ns()
         self._t_served_ns = self._t_served_ns or now
@@ -214,7 +214,7 @@ class Executor:
         is_repeated = self._n_repeats and now < self.last_plan.t_repeat_ns and self._n_changes == self.table.n_changes
         if is_repeated and not has_drafts and not any(r.is_every_tick for r in self.recorders):
             return self._repeat(now)
-        self.settle()
+        self.flush()
         self.slots.shift()
         n_changes = self.table.n_changes
         state = self._snapshot(now)
@@ -227,22 +227,22 @@ class Executor:
         if not is_busy:
             self.calls.t_returned_ns = 0
         self._learn(state, plan)
-        is_steady = not (self.slots.can_shift or self.cache.is_settling)
+        is_steady = not (self.slots.can_shift or self.cache.is_flushing)
         self._n_repeats, self._n_changes = plan.n_repeats if is_steady else 0, n_changes
         return is_busy
 
     def _repeat(self, now: int) -> bool:
         """Carry out the last plan once more, as the policy allowed. It consists of decode calls only."""
         self._n_repeats -= 1
-        goes_on = self._goes_on(self._n_repeats)
+        starts_next = self._starts_next(self._n_repeats)
         for group in self._groups:
-            self.calls.again(group, goes_on)
+            self.calls.again(group, starts_next)
         self._end_tick(now)
-        if len(self._tick_ns) >= SETTLE_TICKS or now - self._t_settled_ns > SETTLE_MOST_NS:
-            self.settle()
+        if len(self._tick_ns) >= FLUSH_TICKS or now - self._t_flushed_ns > FLUSH_MOST_NS:
+            self.flush()
         return True
 
-    def _goes_on(self, n_repeats: int) -> bool:
+    def _starts_next(self, n_repeats: int) -> bool:
         """Whether the next call will be the same, one token further.
 
         After the last repeat, the next plan most likely has the same call too, unless this one left out a session.
@@ -322,7 +322,7 @@ class Executor:
             is_whole = all(_goes(*pair) for pair in group)
             live = group if is_whole else [pair for pair in group if _goes(*pair)]
             if live:
-                self.calls.decode(live, plan.n_repeats > 0 and self._goes_on(plan.n_repeats))
+                self.calls.decode(live, plan.n_repeats > 0 and self._starts_next(plan.n_repeats))
         for item, session in embeds:
             self.calls.embed(item, session)
         if plan.drafting and self._speculator is not None:
@@ -330,11 +330,11 @@ class Executor:
         if sliced is not None:
             self.calls.prefill(*sliced, plan, self.cost)
         moving = [s for s in self.table if s.transfer is not None]
-        until = self._clock.now_ns() + max(plan.transfer_ns, SETTLE_NS)
+        until = self._clock.now_ns() + max(plan.transfer_ns, FLUSH_NS)
         if moving:
             self.calls.transfers(moving, plan.transfer_ns)
-        self.cache.settle(until)
-        return bool(groups or sliced or embeds or moving or plan.admit or plan.park or self.cache.is_settling)
+        self.cache.flush(until)
+        return bool(groups or sliced or embeds or moving or plan.admit or plan.park or self.cache.is_flushing)
 
     def _run_draft_model(self, plan: Plan, speculator: Speculator) -> None:
         """Let the draft model draft. Its tokens are verified in the next tick."""
@@ -378,7 +378,7 @@ class Executor:
         self._memory = plan.memory
         self.last_plan, self._last_state = plan, state
         self._end_tick(state.now_ns)
-        reports = self.settle()
+        reports = self.flush()
         if reports:
             decoded = sum(r.n_rows - r.n_mixed for r in reports if r.phase is Phase.DECODE)
             self.meters.tokens_decode.set(decoded)
@@ -394,16 +394,16 @@ class Executor:
         self._serving_ns += now - self._t_served_ns
         self._t_served_ns = now
 
-    def settle(self) -> tuple[CallReport, ...]:
+    def flush(self) -> tuple[CallReport, ...]:
         """Correct the cost model and bring the metrics up to date. Returns the reports since the last time."""
-        self._t_settled_ns = self._clock.now_ns()
+        self._t_flushed_ns = self._clock.now_ns()
         ticks, self._tick_ns = self._tick_ns, []
         if not ticks:
             return ()
-        reports = self.calls.accounting.settle(self.cost)
+        reports = self.calls.accounting.flush(self.cost)
         self._reports += reports
         self.cost = observe(self.cost, reports)
-        self.meters.settle()
+        self.meters.flush()
         self.meters.serving_time.add(self._serving_ns)
         self._serving_ns = 0
         if reports:

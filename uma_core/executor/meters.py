@@ -133,7 +133,7 @@ class Meters:
     def on_token(self, session: Session, last_ns: int, now_ns: int) -> None:
         """Called after `session` counted the token. `last_ns`: when the token before it came; 0 for the first.
 
-        Gaps are booked by `settle`.
+        Gaps are booked by `flush`.
         """
         if last_ns:
             self._gaps.append((session, now_ns - last_ns, self.tbt_limit_ns))
@@ -148,7 +148,7 @@ class Meters:
             if 0 < session.request.slo.ttft_ns < ttft:
                 self.slo["ttft", priority].add()
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Book the gaps between tokens."""
         gaps, self._gaps = self._gaps, []
         steps, self.steps_ns = self.steps_ns, []
@@ -165,7 +165,7 @@ class Meters:
 
     def on_end(self, session: Session) -> None:
         """Count the end of an answer."""
-        self.settle()
+        self.flush()
         elapsed, worst = 0, 0
         for gap in session.gaps_ns:
             worst = gap if gap > worst else worst

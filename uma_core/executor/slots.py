@@ -82,10 +82,10 @@ class Slots:
         What an admitted session's sequence held before counts as taken until it is saved. If there is not even room for
         that, sessions that are admitted meanwhile wait for it.
         """
-        table, holdings = self._table, self._cache.holdings
+        table, residents = self._table, self._cache.residents
         sharing = residency(self._engine, table)
-        taken = [(session, holdings[session.seq_id]) for session in table if session.seq_id >= 0]
-        n_leaving = sum(max(0, holding.n - session.n_cells) for session, holding in taken if holding.is_claimed)
+        taken = [(session, residents[session.seq_id]) for session in table if session.seq_id >= 0]
+        n_leaving = sum(max(0, resident.n - session.n_cells) for session, resident in taken if resident.is_claimed)
         n_free = table.n_cells_total - table.n_cells_reserved + sharing.n_saved - n_leaving
         self._cache.is_short = n_free < 0 < n_leaving
         make_cells(self._cache, n_free, sharing.pages)

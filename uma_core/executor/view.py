@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from uma_core.cache.holding import n_shared
+from uma_core.cache.resident import n_shared
 from uma_core.engine.api import MemoryUse
 from uma_core.executor.admission import time_left_ns
 from uma_core.executor.executor import Executor
@@ -72,8 +72,8 @@ def take(executor: Executor, now_ns: int) -> ExecutorView:
             "cells_total": table.n_cells_total,
             "used": sum(s.n_past for s in sessions if s.seq_id >= 0) - n_saved,
             "reserved": table.n_cells_reserved - n_saved,
-            "shared": n_shared(executor.cache.holdings),
-            "cached": sum(h.n for h in executor.cache.holdings if not h.owner),
+            "shared": n_shared(executor.cache.residents),
+            "cached": sum(h.n for h in executor.cache.residents if not h.owner),
         },
         memory={**memory._asdict(), "cache": executor.cache.store.ram.n_bytes},
         tick=_tick(executor),

@@ -132,10 +132,10 @@ class Connection:
 
     @property
     def is_ambiguous(self) -> bool:
-        """Whether the first bytes are a short line or part of a frame header. Call `settle` after a short silence."""
+        """Whether the first bytes are a short line or part of a frame header. Call `disambiguate` after a silence."""
         return b"\n" in self._head
 
-    def settle(self) -> None:
+    def disambiguate(self) -> None:
         """Read ambiguous bytes as text, because no more bytes came."""
         if self.is_ambiguous:
             self._decide(Mode.LINES)

@@ -151,7 +151,7 @@ class DraftModel(Drafter):
     def _compute(self, seq_id: SeqId, tokens: np.ndarray, pos0: int, states: np.ndarray | None) -> TokenId:
         batch = self._batch
         batch.clear()
-        batch.goes_on, batch.wake_fd = False, -1
+        batch.starts_next, batch.wake_fd = False, -1
         batch.extend(tokens, pos0, seq_id, True)
         outcome = self.engine.decode(batch, [None])
         if outcome.status is DecodeStatus.OK:

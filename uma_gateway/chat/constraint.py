@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from uma_core.constraint.lark import TooLarge, check, check_size
-from uma_gateway.chat.grammar import Grammar, Node, Reader, Unsettled
+from uma_gateway.chat.grammar import Grammar, Node, Reader, Unresolved
 from uma_gateway.chat.kept import kept
 from uma_gateway.chat.lark import write_lark
 from uma_gateway.chat.lazy import lazy
@@ -221,8 +221,8 @@ def _kept_lark(build: Callable[..., Node]) -> Callable[..., str]:
     def lark(*of: Any) -> str:
         grammar = Grammar()
         try:
-            return write_lark(grammar, grammar.settle(build(grammar, *of)))
-        except (Unsettled, RecursionError):
+            return write_lark(grammar, grammar.resolve(build(grammar, *of)))
+        except (Unresolved, RecursionError):
             return ""
 
     return lark
@@ -235,7 +235,7 @@ def _whole_lark(grammar: Grammar, parser: str, generation_prompt: str, schemas: 
     if must_take_text:  # some parsers of optional calls end only with a call; as grammars they would force one
         rest = grammar.after(root, _PLAIN_TEXT)
         if rest is None or not rest.nullable:
-            raise Unsettled("only a call ends an answer")
+            raise Unresolved("only a call ends an answer")
     return root
 
 
@@ -244,7 +244,7 @@ def _calls_lark(grammar: Grammar, parser: str, generation_prompt: str, schemas: 
     """Build the grammar of calls without content: a model that may write content first may never get to the call."""
     root = _read(grammar, parser, generation_prompt, schemas, grammar.empty)
     if root.nullable:
-        raise Unsettled("no call has to come")
+        raise Unresolved("no call has to come")
     return root
 
 
@@ -257,7 +257,7 @@ def _unmarked_names(parser: str, generation_prompt: str, schemas: Schemas) -> tu
         names = [name for name in schemas.tools if _PLAIN_NAME.fullmatch(name)]
         calls = grammar.after_each(root, (f'{{"type": "function", "name": "{name}", "parameters": ' for name in names))
         return tuple(name for name, rest in zip(names, calls, strict=True) if rest is not None)
-    except (Unsettled, RecursionError):
+    except (Unresolved, RecursionError):
         return ()
 
 
@@ -287,7 +287,7 @@ def _read(grammar: Grammar, parser: str, generation_prompt: str, schemas: Schema
     root = Reader(grammar, parser, schemas, content, schemas.one_call).root()
     rest = grammar.after(root, generation_prompt)
     if rest is None:
-        raise Unsettled("the generation prompt does not fit the grammar")
+        raise Unresolved("the generation prompt does not fit the grammar")
     return rest
 
 

@@ -2,7 +2,7 @@
 
 llama.cpp describes an answer as a PEG parser and derives a GBNF from it. In the GBNF, "any text until </think>" is a
 chain of rules that recurses at every character, and llguidance gives up after 2,000 of them. So the grammar is built
-from the parser itself. `settle` turns "any text until a delimiter, then the rest" into "up to and including the
+from the parser itself. `resolve` turns "any text until a delimiter, then the rest" into "up to and including the
 delimiter, then what remains of the rest": this is one lexeme, and it matches what a PEG parser does with the text.
 uma_gateway/chat/lark.py writes the result as Lark.
 """
@@ -26,7 +26,7 @@ MAX_OPEN = 8  # limit of texts up to a delimiter in one expression's alternative
 MAX_DELIMITERS, STEM = 16, 6  # delimiters of one open text; more of them are grouped by their first characters
 
 
-class Unsettled(Exception):
+class Unresolved(Exception):
     """The operations here cannot handle this form of grammar."""
 
 
@@ -261,7 +261,7 @@ class Grammar:
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], Node] = {}
-        self._settled: dict[Node, Node] = {}
+        self._resolved: dict[Node, Node] = {}
         self._n_loops = 0
         self.empty = self.literal("")
         few_blanks = Chars(((9, 9), (32, 32)), False, 0, 20)
@@ -379,7 +379,7 @@ class Grammar:
             return self._after(node.body, character)
         if isinstance(node, Json) or (letters(character).isdisjoint(node.first)):
             return None  # no value begins within a prompt or a delimiter
-        raise Unsettled(f"cannot take {character!r} from a {type(node).__name__}")
+        raise Unresolved(f"cannot take {character!r} from a {type(node).__name__}")
 
     def _until_after(self, node: Until, character: str) -> Node | None:
         seen = node.seen + character
@@ -397,74 +397,74 @@ class Grammar:
 
     # --- delimiters
 
-    def settle(self, node: Node) -> Node:
+    def resolve(self, node: Node) -> Node:
         """Replace each "any text until a delimiter" that something follows by a lexeme that ends with the delimiter."""
-        return self._settle(node, self.empty, self.empty)
+        return self._resolve(node, self.empty, self.empty)
 
-    def _settle(self, node: Node, rest: Node, settled_rest: Node) -> Node:
-        """Settle `node` followed by `rest`; `settled_rest` is `rest` settled."""
+    def _resolve(self, node: Node, rest: Node, resolved_rest: Node) -> Node:
+        """Resolve `node` followed by `rest`; `resolved_rest` is `rest` resolved."""
         if not _is_open(node):
-            return self.sequence(self._inside(node), settled_rest)
+            return self.sequence(self._inside(node), resolved_rest)
         if isinstance(node, Until):
-            return self._bounded(node, rest, settled_rest)
+            return self._bounded(node, rest, resolved_rest)
         if isinstance(node, Sequence):
-            return self._settle_items(node.items, rest, settled_rest)
+            return self._resolve_items(node.items, rest, resolved_rest)
         if isinstance(node, Choice):
-            return self.choice(*(self._settle(item, rest, settled_rest) for item in node.items))
+            return self.choice(*(self._resolve(item, rest, resolved_rest) for item in node.items))
         assert isinstance(node, Repeat)
         if node.most == 1:
-            return self.choice(self._settle(node.item, rest, settled_rest), settled_rest)
-        return self._loop(node, rest, settled_rest)
+            return self.choice(self._resolve(node.item, rest, resolved_rest), resolved_rest)
+        return self._loop(node, rest, resolved_rest)
 
-    def _settle_items(self, items: tuple[Node, ...], rest: Node, settled_rest: Node) -> Node:
-        """Settle the items of a sequence. The items after one are joined only if that one ends open: a call has many
+    def _resolve_items(self, items: tuple[Node, ...], rest: Node, resolved_rest: Node) -> Node:
+        """Resolve the items of a sequence. The items after one are joined only if that one ends open: a call has many
         items, and joining the rest for each of them would copy them again and again.
         """
-        settled = [settled_rest]  # from the last to the first
+        resolved = [resolved_rest]  # from the last to the first
         for i in reversed(range(len(items))):
             if _is_open(items[i]):
                 behind = self.sequence(*items[i + 1 :], rest)
-                settled = [self._settle(items[i], behind, self.sequence(*reversed(settled)))]
+                resolved = [self._resolve(items[i], behind, self.sequence(*reversed(resolved)))]
             else:
-                settled.append(self._inside(items[i]))
-        return self.sequence(*reversed(settled))
+                resolved.append(self._inside(items[i]))
+        return self.sequence(*reversed(resolved))
 
     def _inside(self, node: Node) -> Node:
-        """Settle a node that does not end with an open text, so the text after it does not matter."""
-        if node not in self._settled:
+        """Resolve a node that does not end with an open text, so the text after it does not matter."""
+        if node not in self._resolved:
             result = node
             if isinstance(node, Sequence):
-                result = self._settle_items(node.items, self.empty, self.empty)
+                result = self._resolve_items(node.items, self.empty, self.empty)
             elif isinstance(node, Choice):
                 result = self.choice(*(self._inside(item) for item in node.items))
             elif isinstance(node, Repeat):
                 result = self.repeat(self._inside(node.item), node.least, node.most)
             elif isinstance(node, Rule):
-                self._settled[node] = node
-                node.body = self.settle(node.body or self.empty)
-            self._settled[node] = result
-        return self._settled[node]
+                self._resolved[node] = node
+                node.body = self.resolve(node.body or self.empty)
+            self._resolved[node] = result
+        return self._resolved[node]
 
-    def _bounded(self, node: Until, rest: Node, settled_rest: Node) -> Node:
+    def _bounded(self, node: Until, rest: Node, resolved_rest: Node) -> Node:
         if node.seen:
-            raise Unsettled(f"half of a delimiter was taken: {node.seen!r}")
+            raise Unresolved(f"half of a delimiter was taken: {node.seen!r}")
         found: list[Node] = [node] if rest.nullable else []
         for delimiter in node.delimiters:
             left = self.after(rest, delimiter)
             if left is not None:
-                found.append(self.sequence(self.up_to(node.delimiters, delimiter), self.settle(left)))
-        return self.choice(*found) if found else self.sequence(node, settled_rest)
+                found.append(self.sequence(self.up_to(node.delimiters, delimiter), self.resolve(left)))
+        return self.choice(*found) if found else self.sequence(node, resolved_rest)
 
-    def _loop(self, node: Repeat, rest: Node, settled_rest: Node) -> Node:
-        """Settle a repetition of items that end open: after an item comes another one, or the rest."""
+    def _loop(self, node: Repeat, rest: Node, resolved_rest: Node) -> Node:
+        """Resolve a repetition of items that end open: after an item comes another one, or the rest."""
         if node.most is not None or node.least > 1:
-            raise Unsettled("a counted repetition of open text")
+            raise Unresolved("a counted repetition of open text")
         self._n_loops += 1
         plain, loop = Rule(f"loop-{self._n_loops}-plain"), Rule(f"loop-{self._n_loops}")
         plain.body = self.choice(self.sequence(node.item, plain), rest)
         plain.nullable = rest.nullable
-        again = self._settle(node.item, plain, loop)
-        loop.body = self.choice(again, settled_rest)
+        again = self._resolve(node.item, plain, loop)
+        loop.body = self.choice(again, resolved_rest)
         return loop if node.least == 0 else again
 
 
@@ -488,7 +488,7 @@ class Reader:
     """Reads the PEG parser that `apply` returned, as llama.cpp saves it.
 
     `schema_of(name)` returns the JSON schema for a schema node of that name. `content`, if given, replaces the answer's
-    text. `one_call`: a repetition of nothing but calls has only one. Raises: Unsettled.
+    text. `one_call`: a repetition of nothing but calls has only one. Raises: Unresolved.
     """
 
     def __init__(
@@ -519,7 +519,7 @@ class Reader:
         rules = [parser for parser in self._parsers if parser["type"] == "rule" and parser["trigger"]]
         names = sorted({rule["name"] for rule in rules if self._rules.get(rule["name"]) is not None})
         if not names:
-            raise Unsettled("no rule is marked as a trigger's")
+            raise Unresolved("no rule is marked as a trigger's")
         return self._reading(lambda: self._grammar.choice(*(self._rule(name) for name in names)))
 
     def _reading(self, read: Callable[[], Node]) -> Node:
@@ -533,7 +533,7 @@ class Reader:
     def _read(self, index: int) -> Node:
         self._n_nodes += 1
         if self._n_nodes > MAX_NODES:
-            raise Unsettled("the grammar is too large")
+            raise Unresolved("the grammar is too large")
         make, parser = self._grammar, self._parsers[index]
         kind = parser["type"]
         if kind in ("epsilon", "start", "end", "and", "not"):  # lookahead takes no text
@@ -575,7 +575,7 @@ class Reader:
             return self._read(parser["child"])
         if kind in ("rule", "ref"):
             return self._rule(parser["name"])
-        raise Unsettled(f"a parser of an unknown kind, {kind}")
+        raise Unresolved(f"a parser of an unknown kind, {kind}")
 
     def _is_call(self, index: int) -> bool:
         """Whether a parser reads calls, but no content and no thoughts. If each call has tags of its own, llama.cpp's
@@ -607,7 +607,7 @@ class Reader:
                 self._facts.setdefault(name, (False, NONE, NONE))
             return made
         if name not in self._rules:
-            raise Unsettled(f"no rule has the name {name}")
+            raise Unresolved(f"no rule has the name {name}")
         rule = self._made[name] = Rule(name)
         rule.nullable, rule.first, rule.more = self._facts.get(name, (False, NONE, NONE))
         body = self._read(self._parsers[self._rules[name]]["child"])

@@ -23,7 +23,7 @@ from uma_gateway.chat.grammar import (
     Repeat,
     Rule,
     Sequence,
-    Unsettled,
+    Unresolved,
     Until,
     UpTo,
     common_beginning,
@@ -41,7 +41,7 @@ _ANY_TEXT = "(?s:.*)"
 
 
 def write_lark(grammar: Grammar, root: Node) -> str:
-    """Return the Lark text of a settled grammar. Raises: Unsettled."""
+    """Return the Lark text of a resolved grammar. Raises: Unresolved."""
     writer = _Writer(grammar)
     start = writer.body(root)
     return "\n".join(["%llguidance {}", f"start: {start}", *writer.rules, *writer.terminals]) + "\n"
@@ -97,7 +97,7 @@ class _Writer:
             rivals = [*beside, *(first for other in groups if other is not key for first in firsts[other])]
             lexeme, text = make.sequence(*beginning), _last_text(beginning)
             rest = make.choice(*(_behind(make, beginning, parts) for parts in group)) if text else make.empty
-            if text and _ends_for_certain(lexeme, text, rivals) and not _goes_on(lexeme, [rest]):
+            if text and _ends_for_certain(lexeme, text, rivals) and not _can_continue(lexeme, [rest]):
                 found.append([lexeme, self._as_rule(rest)])
             else:
                 found += group
@@ -150,9 +150,9 @@ class _Writer:
         lexeme = make.empty
         waiting = _items(node)
         while waiting:
-            goes_on = lexeme is not make.empty and _goes_on(lexeme, waiting)
+            can_continue = lexeme is not make.empty and _can_continue(lexeme, waiting)
             item = waiting.pop(0)
-            if goes_on:
+            if can_continue:
                 if item.regular:
                     lexeme = make.sequence(lexeme, item)
                     continue
@@ -164,7 +164,7 @@ class _Writer:
             if lexeme is not make.empty:
                 parts.append(lexeme)
             lexeme = make.empty
-            if item.regular and _is_loop(item) and _goes_on(item, waiting):
+            if item.regular and _is_loop(item) and _can_continue(item, waiting):
                 return [*parts, self._loop(item, waiting)]
             if item.regular:
                 lexeme = item
@@ -233,7 +233,7 @@ class _Writer:
             return f"%json {node.schema}"
         if isinstance(node, Rule):
             if node.body is None:
-                raise Unsettled(f"the rule {node.name} has no body")
+                raise Unresolved(f"the rule {node.name} has no body")
             return self.body(node.body)
         if isinstance(node, Repeat):
             inside = self._as_rule(node.item) if isinstance(node.item, (Sequence, Choice)) else node.item
@@ -282,7 +282,7 @@ class _Writer:
             return " | ".join(self._grouped(item) for item in node.items)
         if isinstance(node, Repeat):
             return self._grouped(node.item) + _times(node.least, node.most)
-        raise Unsettled(f"a {type(node).__name__} is not a regular expression")
+        raise Unresolved(f"a {type(node).__name__} is not a regular expression")
 
     def _grouped(self, node: Node) -> str:
         expression = self._expression(node)
@@ -351,7 +351,7 @@ def _is_over(lexeme: Node, text: str) -> bool:
     return isinstance(last, Literal) and (last.text == text or text not in last.text)
 
 
-def _goes_on(lexeme: Node, rest: list[Node]) -> bool:
+def _can_continue(lexeme: Node, rest: list[Node]) -> bool:
     """Whether no cut is possible between the lexeme and the rest."""
     # a lexeme that ends with a delimiter and can continue should do so: the delimiter was then inside the thought
     return runs_into(lexeme, rest) and not _ends_with_delimiter(lexeme)
@@ -413,7 +413,7 @@ def _times(least: int, most: int | None) -> str:
 
 def _until(node: Until) -> str:
     if node.seen:
-        raise Unsettled(f"half of a delimiter was taken: {node.seen!r}")
+        raise Unresolved(f"half of a delimiter was taken: {node.seen!r}")
     if not node.delimiters:
         return f"/{_ANY_TEXT}/"
     return f"/{_ANY_TEXT}/ & ~/{_ANY_TEXT}({_alternatives(node.delimiters)}){_ANY_TEXT}/"

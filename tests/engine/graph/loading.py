@@ -34,7 +34,7 @@ def logits_of(engine: GraphEngine) -> np.ndarray:
     return np.array(rows)
 
 
-def has_arranged() -> bool:
+def has_repacked() -> bool:
     """Whether this processor's kernels have a layout of their own for weights."""
     with closing(Header(DRAFT)) as header:
-        return use_kernels(True) != "" and int(lib.uma_accel_arranged_bytes(header.tensor("token_embd.weight"))) > 0
+        return use_kernels(True) != "" and int(lib.uma_accel_repacked_bytes(header.tensor("token_embd.weight"))) > 0

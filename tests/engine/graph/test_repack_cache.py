@@ -22,14 +22,14 @@ import pytest
 
 from native.build import ROOT
 from tests.engine.graph.conftest import SMALL
-from tests.engine.graph.loading import has_arranged, logits_of, opened
+from tests.engine.graph.loading import has_repacked, logits_of, opened
 from tests.engine.graph.models import MODELS, TYPED
 from uma_core import kept_files
 from uma_core.engine.graph import repack, repack_cache
 from uma_core.engine.graph.engine import GraphEngine
 from uma_core.errors import UmaError
 
-pytestmark = pytest.mark.skipif(not has_arranged(), reason="this processor's kernels arrange nothing")
+pytestmark = pytest.mark.skipif(not has_repacked(), reason="this processor's kernels repack nothing")
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_the_second_start_reads_what_the_first_kept(name: str, written, folder: 
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "mixtral", "mixtral-q4_k"])
-def test_pieces_of_any_size_arrange_the_same(name: str, written, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_of_any_size_repack_the_same(name: str, written, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written((MODELS | TYPED)[name])
     with opened(path, "auto") as engine:
         expected = logits_of(engine)

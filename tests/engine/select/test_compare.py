@@ -138,9 +138,9 @@ def test_a_machine_too_busy_ends_the_measuring_early(monkeypatch: pytest.MonkeyP
 
 
 def test_a_daemon_that_stops_does_not_wait_for_it() -> None:
-    goes_on = iter([True, True, False])
+    should_continue = iter([True, True, False])
     with pytest.raises(UmaError) as caught:
-        measure([FakeEngine(FakeModel())], [Shape(1, 256)], Trial(goes_on=lambda: next(goes_on)))
+        measure([FakeEngine(FakeModel())], [Shape(1, 256)], Trial(should_continue=lambda: next(should_continue)))
     assert caught.value.error is ErrorCode.SHUTTING_DOWN
 
 
@@ -278,7 +278,7 @@ def test_a_graph_engine_that_does_not_open_is_not_taken(room: int, code: ErrorCo
 def test_giving_up_closes_what_is_open() -> None:
     bench, n_asked = Bench(1000, 500), iter(range(10**6))
     with pytest.raises(UmaError) as caught:
-        compare(bench, EngineOptions(engine="auto"), (NEED, NEED), Trial(goes_on=lambda: next(n_asked) < 10))
+        compare(bench, EngineOptions(engine="auto"), (NEED, NEED), Trial(should_continue=lambda: next(n_asked) < 10))
     assert caught.value.error is ErrorCode.SHUTTING_DOWN
     assert bench.open == [] and len(bench.history) == 2
 

@@ -7,7 +7,7 @@ import json
 import pytest
 from llguidance import LLMatcher
 
-from uma_gateway.chat.grammar import Grammar, Node, Unsettled
+from uma_gateway.chat.grammar import Grammar, Node, Unresolved
 from uma_gateway.chat.lark import write_lark
 
 make = Grammar()
@@ -39,16 +39,16 @@ def is_valid(lark: str) -> bool:
     ],
 )
 def test_llguidance_reads_what_is_written(node: Node) -> None:
-    lark = write_lark(make, make.settle(node))
+    lark = write_lark(make, make.resolve(node))
     assert lark.startswith("%llguidance {}\nstart: ") and is_valid(lark), lark
 
 
 def test_equal_parts_are_written_once() -> None:
     part = make.sequence(make.literal("<"), make.json({"type": "integer"}))
-    lark = write_lark(make, make.settle(make.sequence(part, make.literal(";"), part)))
+    lark = write_lark(make, make.resolve(make.sequence(part, make.literal(";"), part)))
     assert lark.count('"integer"') == 1
 
 
 def test_a_delimiter_of_which_half_was_taken_is_not_written() -> None:
-    with pytest.raises(Unsettled):
+    with pytest.raises(Unresolved):
         write_lark(make, make.until(("</a>",), "</"))

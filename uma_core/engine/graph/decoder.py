@@ -63,18 +63,18 @@ class Decoder:
         if status is not DecodeStatus.OK:
             return REFUSED[status]
         scales, active = self._adapters(runs)
-        runs, goes_on = self._with_next(runs) if batch.goes_on and self._ahead.handle else (runs, False)
+        runs, starts_next = self._with_next(runs) if batch.starts_next and self._ahead.handle else (runs, False)
         for run in runs:
             self._pages.reserve(*run)
         for i, sampler in enumerate(samplers):
             self._samplers[i] = ffi.NULL if sampler is None else sampler.handle  # type: ignore[attr-defined]
         self._point_at(batch)
         rows = self._rows
-        rows.n, rows.wake_fd, rows.goes_on = batch.n, batch.wake_fd, goes_on
+        rows.n, rows.wake_fd, rows.starts_next = batch.n, batch.wake_fd, starts_next
         span = self._attention.span(rows, self._pages)
         shape = BatchShape(batch.n, batch.n_rows, self._attention.room(span, batch.n), active, not batch.want_hidden)
         if self._last is None or shape != self._last.batch or span != self._last.span or scales != self._last_scales:
-            self.settle()  # the call that was started ahead uses another graph, which may have to make room
+            self.sync()  # the call that was started ahead uses another graph, which may have to make room
         try:
             self._last = forward = self.forwards.of(shape)
         except UmaError as error:  # no memory for another graph: these rows fail, the others continue
@@ -98,7 +98,7 @@ class Decoder:
         status = STATUS_OF.get(rc, DecodeStatus.FATAL)
         for seq_id, pos0, n in runs:
             if status is DecodeStatus.OK:
-                self.n_kv[seq_id] = pos0 + n - goes_on
+                self.n_kv[seq_id] = pos0 + n - starts_next
             else:
                 self._pages.truncate(seq_id, pos0)
         for each in nexts:
@@ -126,10 +126,10 @@ class Decoder:
             self._rows.wake_fd = wake_fd
             lib.uma_forward_begin_next(self._last.native, self._rows)
 
-    def settle(self) -> None:
+    def sync(self) -> None:
         """Wait for the call that was started ahead, and discard it. Its pages stay with their sequences, uncounted."""
         if self._ahead.is_begun:
-            lib.uma_forward_settle(self._ahead.handle)
+            lib.uma_forward_sync(self._ahead.handle)
 
     def _refusal(self, batch: Batch, runs: list[Run], reading: set[int]) -> DecodeStatus:
         """Refuse bad batches. A batch that would crash C is our bug; one that does not fit is not. C checks tokens."""
@@ -167,12 +167,12 @@ class Decoder:
 
     def draw(self, row: int, sampler: Any) -> int:
         assert self._last is not None
-        self.settle()
+        self.sync()
         return int(lib.uma_forward_draw(self._last.native, row, sampler))
 
     def logits(self, row: int) -> np.ndarray:
         assert self._last is not None
-        self.settle()
+        self.sync()
         return self._last.logits(row)
 
     def hidden(self) -> np.ndarray:
@@ -186,7 +186,7 @@ class Decoder:
         return np.concatenate([rows[wants] if len(rows) > last.batch.n_out else rows for rows in last.kept()], axis=1)
 
     def close(self) -> None:
-        self.settle()
+        self.sync()
         self._ahead.close()
         self.forwards.close()
         self._attention.close()

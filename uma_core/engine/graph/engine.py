@@ -217,15 +217,15 @@ class GraphEngine(GeneratorBase[PrefillSlot]):
         assert self.decoder is not None
         self.decoder.begin_next(wake_fd)
 
-    def settle(self) -> None:
+    def sync(self) -> None:
         assert self.decoder is not None
-        self.decoder.settle()
+        self.decoder.sync()
 
     # resumable prefill
 
     def prefill_open(self, seq_id: SeqId, tokens: np.ndarray, want_logits: bool, hidden: Rows | None = None) -> bool:
         assert self._loaded is not None
-        self.settle()
+        self.sync()
         pages = self._loaded.pages
         assert self.decoder is not None
         scales = self.decoder.scales[seq_id]
@@ -286,7 +286,7 @@ class GraphEngine(GeneratorBase[PrefillSlot]):
 
     def kv_truncate(self, seq_id: SeqId, n: int) -> bool:
         assert self.decoder is not None
-        self.settle()
+        self.sync()
         states = self._pages.states
         if n < self.kv_len(seq_id):
             self.prefill_close(seq_id)
@@ -312,7 +312,7 @@ class GraphEngine(GeneratorBase[PrefillSlot]):
 
     def _append(self, seq_id: SeqId, start: int, n: int) -> None:
         """Make positions start..n writable. Raises: KV_FULL."""
-        self.settle()
+        self.sync()
         if self._slot(seq_id) or self.kv_len(seq_id) != start:
             raise UmaError(ErrorCode.BAD_BATCH, f"sequence {seq_id} does not end at position {start}")
         if not self._pages.has_room([(seq_id, start, n - start)]):
@@ -344,7 +344,7 @@ class GraphEngine(GeneratorBase[PrefillSlot]):
             pages.store.copy(own, new, p0 % PAGE, p0 % PAGE + p1 - p0)
 
         def finish() -> None:
-            self.settle()  # it writes into a page that is shared from now on
+            self.sync()  # it writes into a page that is shared from now on
             if n > own_end:
                 pages.share(src, dst, first, n)
             self._count(dst, n)
@@ -395,7 +395,7 @@ class GraphEngine(GeneratorBase[PrefillSlot]):
         return MemoryUse(self.info.weight_bytes + self.info.adapter_bytes, self._pages.n_bytes, n_compute)
 
     def trim(self) -> int:
-        self.settle()
+        self.sync()
         return self._pages.trim()
 
     def slot_warnings(self) -> int:

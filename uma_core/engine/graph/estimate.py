@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from uma_core.config.options import EngineOptions
 from uma_core.engine.api import MemoryUse
-from uma_core.engine.graph.arranged import arrangeable, bytes_with
 from uma_core.engine.graph.attention import BatchShape
-from uma_core.engine.graph.load import Loaded, Wish, is_arranging, load
+from uma_core.engine.graph.load import Loaded, Wish, is_repacking, load
 from uma_core.engine.graph.mapped import LOAD_MODES
+from uma_core.engine.graph.repacked import bytes_with, repackable
 from uma_core.engine.graph.ticks import tick_shapes
 from uma_core.engine.graph.workspace import new_allocator, staged_bytes
 from uma_core.engine.lib import ffi, lib
@@ -28,7 +28,7 @@ def estimate(path: str, options: EngineOptions, is_stock: bool = False) -> Memor
         shapes = tick_shapes(options.n_seq, loaded.ride_rows, loaded.n_verify)
         ticks = [graph_bytes(loaded, n, n_out) for n, n_out in shapes]
         n_compute += max(ticks) if is_mapped else sum(ticks)  # see forward.Forwards
-        sizes = arrangeable(loaded.header) if is_mapped and is_arranging(loaded.header, options, loaded.kernels) else {}
+        sizes = repackable(loaded.header) if is_mapped and is_repacking(loaded.header, options, loaded.kernels) else {}
         return MemoryUse(bytes_with(loaded.header, sizes), loaded.pages.n_bytes, n_compute)
     finally:
         loaded.close()

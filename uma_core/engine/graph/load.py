@@ -10,7 +10,6 @@ from uma_core.config.options import EngineOptions
 from uma_core.engine.api import Progress
 from uma_core.engine.graph.adapters import Adapters
 from uma_core.engine.graph.arena import Arena
-from uma_core.engine.graph.arranged import arrangeable, bytes_with
 from uma_core.engine.graph.attention import Attention, BatchShape
 from uma_core.engine.graph.cells import Cells
 from uma_core.engine.graph.device import Device, device_of
@@ -21,6 +20,7 @@ from uma_core.engine.graph.masked import Masked
 from uma_core.engine.graph.paged import Paged
 from uma_core.engine.graph.pages import Pages
 from uma_core.engine.graph.repack_cache import RepackCache, folder, key_of
+from uma_core.engine.graph.repacked import bytes_with, repackable
 from uma_core.engine.graph.shape import Shape, Unsupported, shape_of
 from uma_core.engine.graph.states import States
 from uma_core.engine.graph.store import PAGE
@@ -39,7 +39,7 @@ from uma_core.machine import available_bytes
 
 log = logging.getLogger(__name__)
 
-ARRANGED_SHARE = 0.75  # largest part of the available memory for copies; the rest is for KV, graphs and others
+REPACKED_SHARE = 0.75  # largest part of the available memory for copies; the rest is for KV, graphs and others
 # parameters of a context that shows whether llama.cpp can make a graph of a model
 SMALLEST = context_params(
     n_ctx=256, n_batch=32, n_ubatch=32, n_seq_max=1, flash_attn_type=lib.LLAMA_FLASH_ATTN_TYPE_ENABLED, no_perf=True
@@ -142,7 +142,7 @@ def _load(header: Header, options: EngineOptions, wish: Wish, kept: list[Any]) -
         weights = Uploaded(header, device, wish.progress, wish.is_dry)
     else:
         modes = Modes(is_mapped)
-        if not device.is_stock and is_arranging(header, options, kernels):
+        if not device.is_stock and is_repacking(header, options, kernels):
             modes = Modes(is_mapped, n_threads_of(options), _cache(header, vocab.fingerprint, options))
         weights = Mapped(header, device, modes, wish.progress)
     kept.append(weights)
@@ -218,7 +218,7 @@ def attention_over(pages: Pages, shape: Shape, n_rows: int, n_threads: int) -> A
     return Paged(store, shape, n_rows, n_threads)
 
 
-def is_arranging(header: Header, options: EngineOptions, kernels: str) -> bool:
+def is_repacking(header: Header, options: EngineOptions, kernels: str) -> bool:
     """Whether products get copies of the weights that are laid out for them.
 
     They do if our kernels are in use, the options do not ask for the file's own layout, and there is room: unlike a
@@ -227,7 +227,7 @@ def is_arranging(header: Header, options: EngineOptions, kernels: str) -> bool:
     if options.load_mode != "auto" or not kernels:
         return False
     available = available_bytes()
-    return available is None or bytes_with(header, arrangeable(header)) <= ARRANGED_SHARE * available
+    return available is None or bytes_with(header, repackable(header)) <= REPACKED_SHARE * available
 
 
 def check(header: Header, options: EngineOptions) -> Shape:

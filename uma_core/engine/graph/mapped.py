@@ -1,6 +1,6 @@
 """Weights for the CPU, or for a device that reads the CPU's memory: in the file's layout, mapped or read.
 
-Arranged copies of matrices may lie beside them.
+Repacked copies of matrices may lie beside them.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from uma_core.engine.api import Progress
-from uma_core.engine.graph.arranged import EMBEDDING, Arranged, arrangeable, bytes_with
 from uma_core.engine.graph.device import Device
 from uma_core.engine.graph.repack import repack
 from uma_core.engine.graph.repack_cache import RepackCache
+from uma_core.engine.graph.repacked import EMBEDDING, Repacked, bytes_with, repackable
 from uma_core.engine.graph.weights import Weights
 from uma_core.engine.header import Header, TensorPlace
 from uma_core.engine.lib import ffi, lib
@@ -34,7 +34,7 @@ class Modes(NamedTuple):
     """How weights get into memory."""
 
     is_mapped: bool  # False: the file is read
-    n_arranging: int = 0  # threads that lay out copies for the products; 0: there are none
+    n_repacking: int = 0  # threads that lay out copies for the products; 0: there are none
     cache: RepackCache | None = None  # the file that keeps copies between two starts
 
 
@@ -44,41 +44,41 @@ class Mapped(Weights):
     def __init__(self, header: Header, device: Device, modes: Modes, progress: Progress | None) -> None:
         """Raises: MODEL_LOAD_FAILED, INSUFFICIENT_MEMORY."""
         super().__init__(header)
-        sizes = arrangeable(header) if modes.n_arranging else {}
+        sizes = repackable(header) if modes.n_repacking else {}
         self.n_bytes = bytes_with(header, sizes)
         self.source = MAPPED if modes.is_mapped else READ
         self._files: list[_File] = []
-        self._arranged: Arranged | None = None
+        self._repacked: Repacked | None = None
         self._path = header.path
         check_whole(header)
         try:
             for i in range(len(header.paths)):
                 self._files.append(_File(header, i, device, modes.is_mapped, None if sizes else progress))
-                self._files[i].will_need(_unarranged(header, i, sizes))
+                self._files[i].will_need(_not_repacked(header, i, sizes))
             if sizes:
-                self._arranged = Arranged(header, list(sizes))
-                self._arrange(header, modes, progress)
+                self._repacked = Repacked(header, list(sizes))
+                self._repack(header, modes, progress)
         except BaseException:
             self.close()
             raise
 
-    def _arrange(self, header: Header, modes: Modes, progress: Progress | None) -> None:
+    def _repack(self, header: Header, modes: Modes, progress: Progress | None) -> None:
         """Fill the copies from an earlier start's file; else from the model's file, and then keep them in a file."""
-        assert self._arranged is not None
-        cache, n_threads = modes.cache, modes.n_arranging
-        n_kept, begin = len(self._arranged.view()), time.monotonic()
-        if cache is not None and cache.read(self._arranged, n_threads, self._counted(n_kept, progress)):
+        assert self._repacked is not None
+        cache, n_threads = modes.cache, modes.n_repacking
+        n_kept, begin = len(self._repacked.view()), time.monotonic()
+        if cache is not None and cache.read(self._repacked, n_threads, self._counted(n_kept, progress)):
             self.source = KEPT
             _log_speed("read repacked weights", n_kept, begin)
             return
-        n_bytes = sum(header.tensors[name].n_bytes for name in self._arranged.tensors)
+        n_bytes = sum(header.tensors[name].n_bytes for name in self._repacked.tensors)
         done = self._counted(n_bytes + (n_kept if cache is not None else 0), progress)
-        repack(header, self._arranged, n_threads, done)
+        repack(header, self._repacked, n_threads, done)
         self.source = REPACKED
         _log_speed("read and repacked weights", n_bytes, begin)
         if cache is not None:
             begin = time.monotonic()
-            if cache.write(self._arranged, n_threads, done):
+            if cache.write(self._repacked, n_threads, done):
                 _log_speed(f"kept the repacked weights in {cache.path}", n_kept, begin)
 
     def _counted(self, total: int, progress: Progress | None) -> Callable[[int], None]:
@@ -93,15 +93,15 @@ class Mapped(Weights):
         return done
 
     def _laid_out(self, name: str, matrix: Any) -> Any:
-        return self._arranged.tensors.get(name, matrix) if self._arranged else matrix
+        return self._repacked.tensors.get(name, matrix) if self._repacked else matrix
 
     def repacked(self) -> memoryview | None:
-        return self._arranged.view() if self._arranged else None
+        return self._repacked.view() if self._repacked else None
 
     def close(self) -> None:
-        if self._arranged:
-            self._arranged.close()
-            self._arranged = None
+        if self._repacked:
+            self._repacked.close()
+            self._repacked = None
         while self._files:
             self._files.pop().close()
 
@@ -142,7 +142,7 @@ class _File:
         self._memory.close()
 
 
-def _unarranged(header: Header, file: int, sizes: dict[str, int]) -> list[TensorPlace]:
+def _not_repacked(header: Header, file: int, sizes: dict[str, int]) -> list[TensorPlace]:
     """Tensors that are read in the file's layout; the rows of a tied embedding are looked up there."""
     places = (place for place in header.tensors.values() if place.file == file)
     return [place for place in places if place.name not in sizes or place.name == EMBEDDING]

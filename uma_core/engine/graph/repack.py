@@ -1,4 +1,4 @@
-"""Fills arranged matrices from the model's files. Threads read pieces and lay them out, so that loading is as fast as
+"""Fills repacked matrices from the model's files. Threads read pieces and lay them out, so that loading is as fast as
 the disk.
 
 A piece is read into a small buffer, not mapped: repacked weights are then in memory only once, and page faults would
@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from uma_core.engine.graph.arranged import Arranged
 from uma_core.engine.graph.parallel import in_parallel, read_into, will_need
+from uma_core.engine.graph.repacked import Repacked
 from uma_core.engine.header import Header, TensorPlace
 from uma_core.errors import ErrorCode, UmaError
 
@@ -45,21 +45,21 @@ def pieces(place: TensorPlace) -> Iterator[Piece]:
             yield Piece(place, first + offset, min(step, matrix - offset))
 
 
-def repack(header: Header, arranged: Arranged, n_threads: int, done: Callable[[int], None]) -> None:
-    """Read and arrange every matrix of `arranged`. Blocks. `done` gets the number of bytes that were read; it may
+def repack(header: Header, repacked: Repacked, n_threads: int, done: Callable[[int], None]) -> None:
+    """Read and repack every matrix of `repacked`. Blocks. `done` gets the number of bytes that were read; it may
     raise.
 
     Raises: MODEL_LOAD_FAILED.
     """
     files = _Files(header)
     try:
-        in_parallel(lambda piece: _place(files, arranged, piece), files.pieces(arranged), n_threads, done)
+        in_parallel(lambda piece: _place(files, repacked, piece), files.pieces(repacked), n_threads, done)
     finally:
         files.close()
 
 
-def _place(files: _Files, arranged: Arranged, piece: Piece) -> int:
-    arranged.set(piece.place.name, piece.offset, files.read(piece))
+def _place(files: _Files, repacked: Repacked, piece: Piece) -> int:
+    repacked.set(piece.place.name, piece.offset, files.read(piece))
     return piece.n_bytes
 
 
@@ -77,9 +77,9 @@ class _Files:
             self.close()
             raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{path}: {error.strerror}", path=header.path) from error
 
-    def pieces(self, arranged: Arranged) -> Iterator[Piece]:
+    def pieces(self, repacked: Repacked) -> Iterator[Piece]:
         """Yield pieces. Drawing one asks the disk for it."""
-        for name in arranged.tensors:
+        for name in repacked.tensors:
             for piece in pieces(self._header.tensors[name]):
                 will_need(self._fds[piece.place.file], piece.place.offset + piece.offset, piece.n_bytes)
                 yield piece

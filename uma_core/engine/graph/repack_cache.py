@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from uma_core import measured
-from uma_core.engine.graph.arranged import Arranged
 from uma_core.engine.graph.parallel import in_parallel, read_into, will_need
+from uma_core.engine.graph.repacked import Repacked
 from uma_core.engine.header import Header
 from uma_core.engine.lib import lib, text
 from uma_core.errors import ErrorCode
@@ -76,7 +76,7 @@ def key_of(header: Header, fingerprint: str) -> Key:
     """Raises: OSError."""
     facts = [os.stat(path) for path in header.paths]
     stamp = hashlib.sha256(repr([(f.st_size, f.st_mtime_ns) for f in facts]).encode()).hexdigest()[:16]
-    return Key(fingerprint, text(lib.uma_accel_isa()), int(lib.uma_accel_arranged_version()), stamp)
+    return Key(fingerprint, text(lib.uma_accel_isa()), int(lib.uma_accel_repacked_version()), stamp)
 
 
 def folder() -> Path:
@@ -104,7 +104,7 @@ class RepackCache:
     def path(self) -> Path:
         return self.folder / self.key.file_name
 
-    def read(self, arranged: Arranged, n_threads: int, done: Done) -> bool:
+    def read(self, repacked: Repacked, n_threads: int, done: Done) -> bool:
         """Fill the memory from the file. False: no file can be used, and the memory may hold anything. Blocks."""
         try:
             fd = open_ours(str(self.path))
@@ -117,7 +117,7 @@ class RepackCache:
             _warn(f"{self.path} is not a regular file of this user alone: left as it is, not used")
             return False
         try:
-            _fill(fd, self.key, arranged, n_threads, done)
+            _fill(fd, self.key, repacked, n_threads, done)
             with contextlib.suppress(OSError):
                 os.utime(fd)  # the order of removal
                 self.tidy(os.fstat(fd).st_size)
@@ -131,11 +131,11 @@ class RepackCache:
             os.close(fd)
         return False
 
-    def write(self, arranged: Arranged, n_threads: int, done: Done) -> bool:
+    def write(self, repacked: Repacked, n_threads: int, done: Done) -> bool:
         """Write the memory to the file. False: the log has a warning. Blocks until the disk has the file."""
-        view = arranged.view()
+        view = repacked.view()
         spans = list(_spans(len(view)))
-        at = len(_head(self.key, arranged, [0] * len(spans)))  # where the weights begin
+        at = len(_head(self.key, repacked, [0] * len(spans)))  # where the weights begin
         if at + len(view) > self.most_bytes:
             _warn(f"the repacked weights take {len(view) >> 20} MiB, more than engine.repack_cache_mb: not kept")
             return False
@@ -155,7 +155,7 @@ class RepackCache:
             with replacing(str(self.path)) as fd:
                 _reserve(fd, at + len(view))
                 in_parallel(put, spans, n_threads, done)
-                _write_all(fd, memoryview(_head(self.key, arranged, sums)), 0)
+                _write_all(fd, memoryview(_head(self.key, repacked, sums)), 0)
             return True
         except OSError as error:
             _warn(f"keeping the repacked weights in {self.folder}: {error.strerror}: not kept")
@@ -202,11 +202,11 @@ class RepackCache:
                 log.info("%s was removed: %s", name, cause)
 
 
-def _fill(fd: int, key: Key, arranged: Arranged, n_threads: int, done: Done) -> None:
+def _fill(fd: int, key: Key, repacked: Repacked, n_threads: int, done: Done) -> None:
     """Raises: Damaged, OSError."""
-    view = arranged.view()
+    view = repacked.view()
     spans = list(_spans(len(view)))
-    sums, at = _read_head(fd, key, arranged, len(spans))
+    sums, at = _read_head(fd, key, repacked, len(spans))
     if os.fstat(fd).st_size != at + len(view):
         raise Damaged("truncated")
 
@@ -231,19 +231,19 @@ def _spans(n_bytes: int) -> Iterator[Span]:
         yield Span(number, offset, min(PIECE_BYTES, n_bytes - offset))
 
 
-def _facts(key: Key, arranged: Arranged) -> dict[str, Any]:
+def _facts(key: Key, repacked: Repacked) -> dict[str, Any]:
     """Facts that must be the same for the bytes to mean the same."""
-    return {"key": list(key), "bytes": len(arranged.view()), "tensors": [list(place) for place in arranged.places()]}
+    return {"key": list(key), "bytes": len(repacked.view()), "tensors": [list(place) for place in repacked.places()]}
 
 
-def _head(key: Key, arranged: Arranged, sums: list[int]) -> bytes:
+def _head(key: Key, repacked: Repacked, sums: list[int]) -> bytes:
     """Make a file's beginning. Its length does not depend on the sums."""
-    header = json.dumps({**_facts(key, arranged), "crc32": [f"{value:08x}" for value in sums]}).encode()
+    header = json.dumps({**_facts(key, repacked), "crc32": [f"{value:08x}" for value in sums]}).encode()
     head = _FIXED.pack(MAGIC, VERSION, len(header), hashlib.sha256(header).digest()) + header
     return head + bytes(-len(head) % ALIGNMENT)
 
 
-def _read_head(fd: int, key: Key, arranged: Arranged, n_sums: int) -> tuple[list[int], int]:
+def _read_head(fd: int, key: Key, repacked: Repacked, n_sums: int) -> tuple[list[int], int]:
     """Return the checksums, and the offset of the weights. Raises: Damaged, OSError."""
     fixed = bytearray(_FIXED.size)
     if not read_into(fd, memoryview(fixed), 0):
@@ -261,7 +261,7 @@ def _read_head(fd: int, key: Key, arranged: Arranged, n_sums: int) -> tuple[list
         sums = [int(value, 16) for value in fields.pop("crc32")]
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise Damaged("damaged") from error
-    if fields != _facts(key, arranged) or len(sums) != n_sums:
+    if fields != _facts(key, repacked) or len(sums) != n_sums:
         raise Damaged("of other weights or another layout")
     size = _FIXED.size + n
     return sums, size + -size % ALIGNMENT

@@ -306,7 +306,7 @@ class EncoderEngine(EngineBase):
     def begin_next(self, wake_fd: int) -> None:
         """Do nothing: there are no decode calls."""
 
-    def settle(self) -> None:
+    def sync(self) -> None:
         """Do nothing: no call is started ahead."""
 
     def logits(self, row: int) -> np.ndarray:

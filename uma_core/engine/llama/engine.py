@@ -214,7 +214,7 @@ class LlamaEngine(GeneratorBase[PrefillSlot]):
     def begin_next(self, wake_fd: int) -> None:
         """Do nothing: with an eval callback, llama_decode returns only when all is computed."""
 
-    def settle(self) -> None:
+    def sync(self) -> None:
         """Do nothing: no call is started ahead."""
 
     # resumable prefill

@@ -116,7 +116,7 @@ def _compare(
         engines["graph"] = open_as("graph")
         times += measure(list(engines.values()), shapes, trial)
     except UmaError as error:
-        if not trial.goes_on():
+        if not trial.should_continue():
             raise
         return Choice("llama", error.message), error.error is ErrorCode.CONFIG_INVALID
     llama, graph = times
@@ -204,7 +204,7 @@ def _measure(engines: Sequence[Engine], shape: Shape, trial: Trial) -> list[list
             engine.fake_context(seq_id, shape.n_kv)
     while not all(map(_is_agreed, calls)) and len(calls[0]) < (N_AGREE if sum(calls[0]) > SHAPE_NS else N_MOST):
         for engine, done in zip(engines, calls, strict=True):
-            if not trial.goes_on():
+            if not trial.should_continue():
                 raise UmaError(ErrorCode.SHUTTING_DOWN)
             done.append(_call(engine, shape, len(done)))
     return calls

@@ -15,5 +15,5 @@ class Trial:
     # whether this much memory can be loaded without evicting anything, into a device with this many free bytes (None:
     # into the machine's memory)
     fits: Callable[[MemoryUse, int | None], bool] = lambda need, free: True
-    goes_on: Callable[[], bool] = lambda: True  # False: the daemon stops
+    should_continue: Callable[[], bool] = lambda: True  # False: the daemon stops
     tell: Callable[[str], None] = lambda doing: None  # reports progress to clients that wait

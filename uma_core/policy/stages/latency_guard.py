@@ -83,7 +83,7 @@ class Gap(NamedTuple):
 
     def why_rarely(self, ns: int) -> str:
         """Why work of `ns` is forced only after RARELY times `starvation_ticks` rounds; empty if it is not."""
-        return ", since with the round it exceeds the long limit" if self.limits.patience(ns) > 1 else ""
+        return ", since with the round it exceeds the long limit" if self.limits.starvation_factor(ns) > 1 else ""
 
     def extra_ns(self, rows: list[SessionView]) -> int:
         """Time that these background rows add to the streams' own round."""
@@ -198,7 +198,7 @@ def _rows(gap: Gap, wanted: list[SessionView]) -> Grant:
     chosen, too_many = _most(gap, wanted, limit)
     oldest = min(wanted, key=lambda v: (v.t_last_ns, v.sid))
     need = gap.extra_ns(chosen or [oldest])
-    n_rounds, n_most = _rounds_without(gap, wanted, gap.limits.patience(need))
+    n_rounds, n_most = _rounds_without(gap, wanted, gap.limits.starvation_factor(need))
     kind, why, wait = gap.kind_of(need, gap.room), "", ""
     if not chosen:
         kind, wait = Kind.NOTHING, f", {n_rounds} rounds without a token"
@@ -251,16 +251,16 @@ def _prompt(gap: Gap, item: PlanItem, view: SessionView, chat: SessionView | Non
     # A restored beginning is copied into the prefill slot before the chunk's first piece. A run that is too short for a
     # piece can do that, so the prompt is forced one starvation bound later.
     is_copying = view.n_cached > 0 and view.n_past > 0 and bool(view.n_chunk) and not view.chunk_fraction
-    patience = gap.limits.patience(need)
+    starvation_factor = gap.limits.starvation_factor(need)
     if kind is Kind.LONG:
         note, grant = gap.spending(f"{what} ", need, room), Grant(kind, (), item, room.in_long_ns)
-    elif is_starved(gap.state, view, patience + is_copying):
+    elif is_starved(gap.state, view, starvation_factor + is_copying):
         note, grant = f", one {what} against starvation: {why}, {idle}", Grant(Kind.FORCED, (), item, min_pieces=1)
     elif is_copying:
         note = f", no piece, but time to copy its restored beginning: {why}"
         grant = Grant(usual, (), item, room.in_everyday_ns, holds_prompt=True)
     else:
-        n_rounds = patience * gap.state.config.starvation_ticks
+        n_rounds = starvation_factor * gap.state.config.starvation_ticks
         rounds = f"{n_rounds * gap.sessions.round_ns / 1e6:.0f} ms ({n_rounds} rounds{gap.why_rarely(need)})"
         note, grant = f" waits: {why}, {idle}, forced after {rounds}", Grant(holds_prompt=True)
     return grant._replace(need_ns=need, notes=(*notes, f"latency_guard: prompt {item.sid}{note}"))

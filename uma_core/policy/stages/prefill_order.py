@@ -50,7 +50,7 @@ def _is_forced(state: SchedulerState, view: SessionView) -> bool:
         return True
     n, cost = view.n_chunk or min(state.cost.chunks[0], view.n_left), state.cost
     need = cost.piece_ns(n, view.n_past) if state.device.n_prefill_slots else cost.prefill_ns(n, view.n_past)
-    return is_starved(state, view, tbt_limits(state, index_of(state)).patience(need))
+    return is_starved(state, view, tbt_limits(state, index_of(state)).starvation_factor(need))
 
 
 def _why_first(state: SchedulerState, ordered: list[SessionView], key: Key) -> str:

@@ -33,7 +33,7 @@ class TbtLimits(NamedTuple):
     # Otherwise 0, because every gap has it.
     host_ns: int = 0
 
-    def patience(self, ns: int) -> int:
+    def starvation_factor(self, ns: int) -> int:
         """Multiples of `starvation_ticks` after which work of `ns` is forced.
 
         Work between a long gap's room and the long limit fits no long gap, but is forced as often as smaller work.

@@ -35,7 +35,7 @@ READ_BYTES = 1 << 16
 # limits for one client, whichever comes first, so that others get their turn
 MESSAGES_PER_TURN = 32
 TURN_NS = 1_000_000
-SETTLE_NS = 50_000_000  # silence after which fewer than four bytes cannot be a frame header any more
+SILENCE_NS = 50_000_000  # silence after which fewer than four bytes cannot be a frame header any more
 HANG_UP_CHECK_NS = 250_000_000  # how often to look for a hang-up while nothing is read from a client
 LINGER_NS = 1_000_000_000  # how long to discard what the peer still sends after an error
 RETRY_NS = 10_000_000  # after the kernel ran out of memory for a write; it keeps reporting the socket as writable then
@@ -184,7 +184,7 @@ class Client:
                 self._is_pump_due = True
                 self._owner.loop.call_soon(self._pump_again)
             if self.connection.is_ambiguous:
-                self._arm("settle", SETTLE_NS, self._settle)
+                self._arm("disambiguate", SILENCE_NS, self._disambiguate)
 
     def _pump_again(self) -> None:
         self._is_pump_due = False
@@ -209,8 +209,8 @@ class Client:
         """Whether unsent replies have piled up, because a client sends requests faster than it reads the replies."""
         return len(self._tx) > self._owner.ipc().tx_soft_bytes
 
-    def _settle(self) -> None:
-        self.connection.settle()
+    def _disambiguate(self) -> None:
+        self.connection.disambiguate()
         self.pump()
 
     # writing

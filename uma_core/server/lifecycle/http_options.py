@@ -22,13 +22,13 @@ OF_THIS_PROCESS = ("/dev/fd/", "/dev/std", "/proc/self/")  # paths that mean som
 CHECK_S = 20.0  # for the gateway to check its options, which normally takes a fraction of a second
 
 
-def check_http(options: HttpOptions, patience_s: float = 0.0) -> None:
+def check_http(options: HttpOptions, retry_s: float = 0.0) -> None:
     """Check, before the gateway is started, what would end it each time: its options and its address.
 
     Blocks: reads its file, has the gateway check its options, looks up a name. Raises: CONFIG_INVALID.
     """
     check_http_options(options)
-    _check_address(options, patience_s)
+    _check_address(options, retry_s)
 
 
 def check_http_options(options: HttpOptions) -> None:
@@ -77,12 +77,12 @@ def flags(options: HttpOptions) -> list[str]:
     return [*config, "--host", options.host, "--port", str(options.port)]
 
 
-def _check_address(options: HttpOptions, patience_s: float) -> None:
-    """Check that the gateway can listen. Retries for `patience_s`: a killed daemon's gateway may still hold the port.
+def _check_address(options: HttpOptions, retry_s: float) -> None:
+    """Check that the gateway can listen. Retries for `retry_s`: a killed daemon's gateway may still hold the port.
 
     Blocks for a name lookup. Raises: CONFIG_INVALID.
     """
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + retry_s
     while options.port:
         try:
             _listen_once(options)

@@ -25,8 +25,8 @@ class Reader(Protocol):
         """Continue without the source, whose cells can no longer be trusted."""
 
 
-class Holding:
-    """One sequence."""
+class Resident:
+    """The resident prefix of one sequence."""
 
     __slots__ = (
         "end",
@@ -108,13 +108,13 @@ class Holding:
         return 0
 
 
-def n_shared(holdings: Iterable[Holding]) -> int:
+def n_shared(residents: Iterable[Resident]) -> int:
     """Return the number of tokens that several sequences hold, each counted once. Cost: one step per node above the
     ends.
     """
     nodes: set[Node] = set()
-    for holding in holdings:
-        for node in holding.end.up() if holding.end is not None else ():
+    for resident in residents:
+        for node in resident.end.up() if resident.end is not None else ():
             if node in nodes:
                 break  # this node's parents are counted too
             nodes.add(node)

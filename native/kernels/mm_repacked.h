@@ -1,4 +1,4 @@
-// Weights are arranged when a model is loaded: they are stored in the order in which a product reads them, so that no
+// Weights are repacked when a model is loaded: they are stored in the order in which a product reads them, so that no
 // call has to transpose anything.
 //
 // Panels of V_LANES weight rows follow each other; the last one is padded with zeros. A panel holds its scales, padded
@@ -11,9 +11,9 @@
 // With 6 bits, 16 columns (groups 0 to 3) take 2 vectors with groups k and k + 2, then one with the high pairs: bits
 // 2 g and 2 g + 1 are for group g.
 //
-// Any change of this layout must raise UMA_ARRANGED_VERSION, because files of arranged weights are kept between starts.
-#ifndef UMA_MM_ARRANGED_H
-#define UMA_MM_ARRANGED_H
+// Any change of this layout must raise UMA_REPACKED_VERSION, because files of repacked weights are kept between starts.
+#ifndef UMA_MM_REPACKED_H
+#define UMA_MM_REPACKED_H
 
 #include "cpu.h"
 #include "mm_acts.h"
@@ -30,27 +30,27 @@
 enum { AHEAD = 12288, SOON = 2048 };
 
 // bytes of 32 columns
-static inline size_t arranged_run(enum uma_type type) { return (size_t)uma_type_info(type).bits * 4 * V_LANES; }
+static inline size_t repacked_run(enum uma_type type) { return (size_t)uma_type_info(type).bits * 4 * V_LANES; }
 
 static inline size_t block_scales_bytes(enum uma_type type) {
     const struct uma_type_info info = uma_type_info(type);
     return (size_t)(2 * info.n_halves + info.n_bytes) * V_LANES;
 }
 
-static inline size_t arranged_scales(enum uma_type type, int64_t n_in) {
+static inline size_t repacked_scales(enum uma_type type, int64_t n_in) {
     return ((size_t)(n_in / uma_type_info(type).block) * block_scales_bytes(type) + 63) & ~(size_t)63;
 }
 
-static inline size_t arranged_panel(enum uma_type type, int64_t n_in) {
-    return arranged_scales(type, n_in) + (size_t)(n_in / 32) * arranged_run(type);
+static inline size_t repacked_panel(enum uma_type type, int64_t n_in) {
+    return repacked_scales(type, n_in) + (size_t)(n_in / 32) * repacked_run(type);
 }
 
-static size_t mm_arranged_bytes(enum uma_type type, int64_t n_out, int64_t n_in) {
+static size_t mm_repacked_bytes(enum uma_type type, int64_t n_out, int64_t n_in) {
     if (uma_is_float(type) || n_in % uma_type_info(type).block) return 0;
-    return (size_t)((n_out + V_LANES - 1) / V_LANES) * arranged_panel(type, n_in);
+    return (size_t)((n_out + V_LANES - 1) / V_LANES) * repacked_panel(type, n_in);
 }
 
-// -- arranging: one lane of one block
+// -- repacking: one lane of one block
 
 static void put_scales(const struct uma_type_info * info, const struct block_scales * s, int lane, uint8_t * to) {
     for (int i = 0; i < info->n_halves; i++) memcpy(to + (size_t)(i * V_LANES + lane) * 2, s->halves + i, 2);
@@ -91,16 +91,16 @@ static void put_16_of_6_bits(const uint8_t * v, int lane, uint8_t * to) {
     put_lane(bytes, 3, lane, to);
 }
 
-static void mm_arrange(enum uma_type type, int64_t n_out, int64_t n_in, const void * weights, size_t stride,
-    void * arranged) {
+static void mm_repack(enum uma_type type, int64_t n_out, int64_t n_in, const void * weights, size_t stride,
+    void * repacked) {
     const struct uma_type_info info = uma_type_info(type);
-    const size_t panel = arranged_panel(type, n_in), run = arranged_run(type);
+    const size_t panel = repacked_panel(type, n_in), run = repacked_run(type);
     for (int64_t out = 0; out < n_out; out++) {
         const uint8_t * w = (const uint8_t *)weights + (size_t)out * stride;
-        uint8_t * to = (uint8_t *)arranged + (size_t)(out / V_LANES) * panel;
+        uint8_t * to = (uint8_t *)repacked + (size_t)(out / V_LANES) * panel;
         const int lane = (int)(out % V_LANES);
         if (lane == 0 && n_out - out < V_LANES) memset(to, 0, panel);
-        uint8_t * scales = to, * q = to + arranged_scales(type, n_in);
+        uint8_t * scales = to, * q = to + repacked_scales(type, n_in);
         for (int64_t b = 0; b < n_in / info.block; b++, w += info.block_bytes, scales += block_scales_bytes(type)) {
             struct block_scales s;
             uint8_t v[Q8_K_WEIGHTS];
@@ -120,17 +120,17 @@ static void mm_arrange(enum uma_type type, int64_t n_out, int64_t n_in, const vo
 
 // -- reading
 
-static inline const uint8_t * arranged_at(const struct uma_mm * mm, int64_t out) {
-    return (const uint8_t *)mm->w + (size_t)(out / V_LANES) * arranged_panel(mm->type, mm->n_in);
+static inline const uint8_t * repacked_at(const struct uma_mm * mm, int64_t out) {
+    return (const uint8_t *)mm->w + (size_t)(out / V_LANES) * repacked_panel(mm->type, mm->n_in);
 }
 
 // `n` panels are multiplied at once. Each of them prefetches its counterpart among the `n` panels that follow.
-static void start_arranged(const struct uma_mm * mm, int64_t out, int n, struct panel * p) {
-    const size_t panel = arranged_panel(mm->type, mm->n_in), begin = arranged_scales(mm->type, mm->n_in),
+static void start_repacked(const struct uma_mm * mm, int64_t out, int n, struct panel * p) {
+    const size_t panel = repacked_panel(mm->type, mm->n_in), begin = repacked_scales(mm->type, mm->n_in),
         ahead = panel < begin + AHEAD ? panel : begin + AHEAD, soon = ahead < begin + SOON ? ahead : begin + SOON;
     for (int i = 0; i < n; i++) {
         p[i].lead = (size_t)(n - 1) * panel + ahead - soon;
-        p[i].ahead = (uintptr_t)arranged_at(mm, out + i * V_LANES) + (size_t)(n - 1) * panel + ahead;
+        p[i].ahead = (uintptr_t)repacked_at(mm, out + i * V_LANES) + (size_t)(n - 1) * panel + ahead;
     }
 }
 
@@ -208,17 +208,17 @@ static inline void open_scales_of(enum uma_type type, const uint8_t * scales, in
 
 // Prepares columns col..col+n-1 of the panel that starts at weight row `out`. They are multiplied in place, or unpacked
 // to bytes.
-static void open_arranged(const struct uma_mm * mm, int64_t out, int64_t col, int64_t n, bool is_in_place,
+static void open_repacked(const struct uma_mm * mm, int64_t out, int64_t col, int64_t n, bool is_in_place,
     struct panel * p) {
     const enum uma_type type = mm->type;
     const struct uma_type_info info = uma_type_info(type);
-    const uint8_t * scales = arranged_at(mm, out) + (size_t)(col / info.block) * block_scales_bytes(type);
-    const uint8_t * q = arranged_at(mm, out) + arranged_scales(type, mm->n_in) + (size_t)(col / 32)
-        * arranged_run(type);
+    const uint8_t * scales = repacked_at(mm, out) + (size_t)(col / info.block) * block_scales_bytes(type);
+    const uint8_t * q = repacked_at(mm, out) + repacked_scales(type, mm->n_in) + (size_t)(col / 32)
+        * repacked_run(type);
     if (is_summed_by_block(mm)) p->scales = scales;
     else open_scales_of(type, scales, n / info.block, p);
     if (uma_has_table(type)) p->table = table_of(type);
-    const int per_32 = (int)(arranged_panel(type, mm->n_in) / (size_t)(mm->n_in / 32));
+    const int per_32 = (int)(repacked_panel(type, mm->n_in) / (size_t)(mm->n_in / 32));
     if (is_in_place) {
         p->q = q;
         p->is_fetching = 1;
@@ -227,7 +227,7 @@ static void open_arranged(const struct uma_mm * mm, int64_t out, int64_t col, in
         return;
     }
     p->q = p->unpacked;
-    for (int64_t b = 0; b < n / 32; b++, q += arranged_run(type)) {
+    for (int64_t b = 0; b < n / 32; b++, q += repacked_run(type)) {
         fetch_ahead(p, per_32);
         if (info.bits != 6) {
             open_32(type, p, q, b * 8);

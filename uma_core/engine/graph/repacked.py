@@ -1,7 +1,7 @@
 """Matrices, also those of experts, laid out in the order in which our products read them, in large pages of memory of
 their own.
 
-Rules: only a product may read an arranged matrix; rows of the embedding are looked up in the file's layout.
+Rules: only a product may read a repacked matrix; rows of the embedding are looked up in the file's layout.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ EMBEDDING = "token_embd.weight"
 LOOKED_UP = "per_layer_token_embd.weight"  # only its rows are looked up
 
 
-def arrangeable(header: Header) -> dict[str, int]:
-    """Tensors that products read and our kernels arrange on this processor, with their bytes when arranged."""
-    sizes = {name: int(lib.uma_accel_arranged_bytes(header.tensor(name))) for name in header.tensors}
+def repackable(header: Header) -> dict[str, int]:
+    """Tensors that products read and our kernels repack on this processor, with their bytes when repacked."""
+    sizes = {name: int(lib.uma_accel_repacked_bytes(header.tensor(name))) for name in header.tensors}
     is_tied = "output.weight" not in header.tensors
     return {name: size for name, size in sizes.items() if size and name != LOOKED_UP and (name != EMBEDDING or is_tied)}
 
 
 def bytes_with(header: Header, sizes: dict[str, int]) -> int:
-    """Bytes of all weights when these are arranged; a tied embedding is in memory twice."""
+    """Bytes of all weights when these are repacked; a tied embedding is in memory twice."""
     return sum(sizes.values()) + sum(
         place.n_bytes for name, place in header.tensors.items() if name not in sizes or name == EMBEDDING
     )
 
 
 class Place(NamedTuple):
-    """Where an arranged tensor lies in the memory."""
+    """Where a repacked tensor lies in the memory."""
 
     name: str
     type: int
@@ -42,8 +42,8 @@ class Place(NamedTuple):
     offset: int
 
 
-class Arranged:
-    """Owns the memory of arranged tensors, which `set` fills.
+class Repacked:
+    """Owns the memory of repacked tensors, which `set` fills.
 
     Call `close` only after every graph that reads them is gone.
     """
@@ -57,16 +57,16 @@ class Arranged:
             name: lib.ggml_new_tensor_3d(self._context, t.type, t.ne[0], t.ne[1], t.ne[2])
             for name, t in sources.items()
         }
-        self._buffer = lib.ggml_backend_alloc_ctx_tensors_from_buft(self._context, lib.uma_accel_arranged_type())
+        self._buffer = lib.ggml_backend_alloc_ctx_tensors_from_buft(self._context, lib.uma_accel_repacked_type())
         if not self._buffer:
             lib.ggml_free(self._context)
-            raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory to arrange the weights in")
+            raise UmaError(ErrorCode.INSUFFICIENT_MEMORY, "no memory to repack the weights in")
         lib.ggml_backend_buffer_set_usage(self._buffer, lib.GGML_BACKEND_BUFFER_USAGE_WEIGHTS)
 
     def set(self, name: str, offset: int, data: memoryview) -> None:
-        """Arrange rows of a tensor; `data` has them in the file's layout, from byte `offset` of the tensor on.
+        """Repack rows of a tensor; `data` has them in the file's layout, from byte `offset` of the tensor on.
 
-        They begin and end at a multiple of 64 rows of a matrix, or end with one. Different threads may arrange
+        They begin and end at a multiple of 64 rows of a matrix, or end with one. Different threads may repack
         different rows.
         """
         lib.ggml_backend_tensor_set(self.tensors[name], ffi.from_buffer(data), offset, len(data))

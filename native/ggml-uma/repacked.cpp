@@ -1,5 +1,5 @@
-// Memory for arranged weights. Writing a tensor arranges it; it cannot be read back.
-#include "arranged.h"
+// Memory for repacked weights. Writing a tensor repacks it; it cannot be read back.
+#include "repacked.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -31,8 +31,8 @@ void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, 
         const int64_t matrix = row / n_out, first = row % n_out;
         n = std::min(end - row, n_out - first);
         GGML_ASSERT(first % table->panel == 0 && (n % table->panel == 0 || first + n == n_out));
-        char * to = static_cast<char *>(tensor->data) + size_t(matrix) * table->arranged_bytes(type, n_out, n_in);
-        table->arrange(type, n, n_in, from, row_bytes, to + table->arranged_bytes(type, first, n_in));
+        char * to = static_cast<char *>(tensor->data) + size_t(matrix) * table->repacked_bytes(type, n_out, n_in);
+        table->repack(type, n, n_in, from, row_bytes, to + table->repacked_bytes(type, first, n_in));
     }
 }
 
@@ -57,17 +57,17 @@ ggml_backend_buffer_t allocate(ggml_backend_buffer_type_t type, size_t size) {
 
 size_t alignment(ggml_backend_buffer_type_t) { return 64; }
 
-size_t allocated_bytes(ggml_backend_buffer_type_t, const ggml_tensor * tensor) { return uma_arranged_bytes(tensor); }
+size_t allocated_bytes(ggml_backend_buffer_type_t, const ggml_tensor * tensor) { return uma_repacked_bytes(tensor); }
 
 }  // namespace
 
-const ggml_backend_buffer_type_i uma_arranged_interface = {
+const ggml_backend_buffer_type_i uma_repacked_interface = {
     name, allocate, alignment, nullptr, allocated_bytes, nullptr };
 
-size_t uma_arranged_bytes(const ggml_tensor * weights) {
+size_t uma_repacked_bytes(const ggml_tensor * weights) {
     const uma_type type = uma_type_of(weights->type);
     // products of a single row would be slower than ggml's, or have not been measured
     if (uma_kernels()->mm->min_rows > 1) return 0;
     if (type == UMA_N_TYPES || weights->ne[3] != 1) return 0;
-    return uma_kernels()->mm->arranged_bytes(type, weights->ne[1], weights->ne[0]) * size_t(weights->ne[2]);
+    return uma_kernels()->mm->repacked_bytes(type, weights->ne[1], weights->ne[0]) * size_t(weights->ne[2]);
 }
