@@ -179,7 +179,7 @@ def test_a_newcomer_waits_for_cells_that_an_ended_request_is_still_filling() -> 
         cost=slow,
     )
     w.submit("short", text(500), max_tokens=1, priority=Priority.INTERACTIVE)
-    until(w, lambda: w.cache.is_flushing)
+    until(w, lambda: w.cache.has_steps)
     assert w.finals["short"].reason is FinishReason.LENGTH
     w.submit("large", text(600, 1), max_tokens=400, priority=Priority.INTERACTIVE)
     w.run()

@@ -192,7 +192,7 @@ def check_idle(world: World) -> None:
     """Check that nothing runs: no protection, no reservation and no reader is left over."""
     cache, table = world.cache, world.executor.table
     for _ in range(1000):
-        if not cache.is_flushing:
+        if not cache.has_steps:
             break
         world.tick()
     assert table.free_seqs == list(range(world.model.n_seq_max)) and table.n_cells_reserved == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -54,8 +55,15 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
 @pytest.fixture
 def clean(engine: Engine) -> Iterator[Engine]:
     """The engine with all sequences empty, before the test and after it."""
+    with emptied(engine):
+        yield engine
+
+
+@contextmanager
+def emptied(engine: Engine) -> Iterator[None]:
+    """All sequences are empty, before the block and after it."""
     empty(engine)
-    yield engine
+    yield
     empty(engine)
 
 

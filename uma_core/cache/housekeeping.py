@@ -31,8 +31,8 @@ class Housekeeper:
     def idle(self) -> float | None:
         """Do a slice of work. Returns the seconds until there may be more; None: none before the next request."""
         cache, now = self._cache, self._cache.clock.now_ns()
-        cache.flush(now + SLICE_NS)
-        if cache.is_flushing:
+        cache.step(now + SLICE_NS)
+        if cache.has_steps:
             return 0.0
         cache.store.poll(False)
         cache.store.ram.make_room(0)  # a budget that became smaller while sessions kept the bytes
@@ -76,7 +76,7 @@ class Housekeeper:
         self.stop()
         cache = self._cache
         deadline = cache.clock.now_ns() + int(timeout_s * NS_PER_S)
-        cache.flush(deadline)
+        cache.step(deadline)
         if cache.store.disk is None:
             return
         cache.store.look_again(max(0.0, (deadline - cache.clock.now_ns()) / NS_PER_S) * LOOK_SHARE)

@@ -491,21 +491,21 @@ class PrefixCache:
         self._lingering[seq_id] = session, transfer
 
     @property
-    def is_flushing(self) -> bool:
+    def has_steps(self) -> bool:
         return bool(self._lingering or self._leaving)
 
-    def flush(self, until_ns: int) -> None:
+    def step(self, until_ns: int) -> None:
         """Continue with lingering sequences, and with those that make room."""
         self._leaving.step(until_ns)
         for seq_id, (session, transfer) in list(self._lingering.items()):
             try:
                 if transfer.step(until_ns):
-                    self._flushed(session, seq_id)
+                    self._stop_lingering(session, seq_id)
             except UmaError:  # the answer has ended, so only the cache loses something
                 log.exception("the content of sequence %d is not kept", seq_id)
-                self._flushed(session, seq_id, is_whole=False)
+                self._stop_lingering(session, seq_id, is_whole=False)
 
-    def _flushed(self, session: Session, seq_id: int, is_whole: bool = True) -> None:
+    def _stop_lingering(self, session: Session, seq_id: int, is_whole: bool = True) -> None:
         _, transfer = self._lingering.pop(seq_id)
         transfer.close()
         self.engine.prefill_close(seq_id)

@@ -48,7 +48,9 @@ from uma_core.types import FinishReason, Phase, Priority
 
 log = logging.getLogger(__name__)
 
-FLUSH_NS = 200_000  # per tick, to copy the last chunk of ended sessions: their sequences are free once it has arrived
+LAST_CHUNK_NS = (
+    200_000  # per tick, to copy the last chunk of ended sessions: their sequences are free once it has arrived
+)
 FLUSH_MOST_NS = 250_000_000  # how late metrics may be while a plan is repeated ...
 FLUSH_TICKS = 16  # ... also in ticks: booking many at once would be a pause by itself
 
@@ -227,7 +229,7 @@ class Executor:
         if not is_busy:
             self.calls.t_returned_ns = 0
         self._learn(state, plan)
-        is_steady = not (self.slots.can_shift or self.cache.is_flushing)
+        is_steady = not (self.slots.can_shift or self.cache.has_steps)
         self._n_repeats, self._n_changes = plan.n_repeats if is_steady else 0, n_changes
         return is_busy
 
@@ -330,11 +332,11 @@ class Executor:
         if sliced is not None:
             self.calls.prefill(*sliced, plan, self.cost)
         moving = [s for s in self.table if s.transfer is not None]
-        until = self._clock.now_ns() + max(plan.transfer_ns, FLUSH_NS)
+        until = self._clock.now_ns() + max(plan.transfer_ns, LAST_CHUNK_NS)
         if moving:
             self.calls.transfers(moving, plan.transfer_ns)
-        self.cache.flush(until)
-        return bool(groups or sliced or embeds or moving or plan.admit or plan.park or self.cache.is_flushing)
+        self.cache.step(until)
+        return bool(groups or sliced or embeds or moving or plan.admit or plan.park or self.cache.has_steps)
 
     def _run_draft_model(self, plan: Plan, speculator: Speculator) -> None:
         """Let the draft model draft. Its tokens are verified in the next tick."""

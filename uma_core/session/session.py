@@ -76,7 +76,7 @@ ATTRIBUTES = (
     "group id index is_forced is_kv_good is_plain is_private is_shifting is_silent is_waiting priority logprob_sum "
     "logprobs looks_up matcher message_ends model_drafts n_accepted n_cached n_cells n_chunk n_drafted n_dropped "
     "n_folded n_full n_given n_head n_max n_model_begun n_past n_prompt n_rereads n_rest n_seen "
-    "n_looked_up n_told n_unverified parked parts phase pid preserved_tokens prompt reason request restore_ns sampler "
+    "n_counted n_told n_unverified parked parts phase pid preserved_tokens prompt reason request restore_ns sampler "
     "scoring seed seq_id sid speculates stop_tokens t_admitted_ns t_back_ns t_first_ns t_held_ns t_last_ns "
     "t_progress_ns t_queued_ns t_received_ns text thinking transfer uid was_forced"
 )
@@ -148,7 +148,7 @@ class Session:
         self.n_model_begun = -1  # `n_rereads` when that was opened; -1: it can be opened
         self.draft_rates: tuple[float, ...] = ()  # probability that each token drafted now is drawn
         self.ahead = 0.0  # tokens gained by drafts, less those that longer steps cost
-        self.n_looked_up = 0  # generated tokens that `ahead` includes
+        self.n_counted = 0  # generated tokens that `ahead` includes
         self.n_drafted = self.n_accepted = 0  # draft tokens that were verified, and those of them that were accepted
         self.n_unverified = 0  # positions of its sequence after n_past: drafts not accepted yet
         self.n_told = 0  # generated tokens that the events of its text stand for

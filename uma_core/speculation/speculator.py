@@ -102,7 +102,7 @@ class Speculator:
         self._history.feed()
         for session in self._live.values():
             if session.phase is Phase.DECODE:
-                _update(session, stretch)
+                _count_ahead(session, stretch)
                 self._update(session)
                 if session.draft.survival:
                     best = max(best, session.draft.survival[0])
@@ -205,12 +205,12 @@ class Speculator:
             session.model_drafts = None
 
 
-def _update(session: Session, stretch: float) -> None:
+def _count_ahead(session: Session, stretch: float) -> None:
     """Add to `ahead` the extra tokens of the last step, less those that the step's length cost."""
-    n_new = len(session.generated) - session.n_looked_up
+    n_new = len(session.generated) - session.n_counted
     if n_new > 0:
         session.ahead = max(0.0, min(AHEAD_MOST, session.ahead + n_new - 1 - stretch))
-        session.n_looked_up += n_new
+        session.n_counted += n_new
 
 
 def _known(session: Session) -> Sequence[TokenId]:

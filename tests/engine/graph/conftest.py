@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.engine.conftest import DRAFT, OPTIONS, empty
+from tests.engine.conftest import DRAFT, OPTIONS, emptied
 from tests.engine.graph.models import Model, write
 from uma_core.config.options import EngineOptions
 from uma_core.engine.api import Batch
@@ -61,9 +61,8 @@ def opened(request: pytest.FixtureRequest) -> Iterator[GraphEngine]:
 
 @pytest.fixture
 def engine(opened: GraphEngine) -> Iterator[GraphEngine]:
-    empty(opened)
-    yield opened
-    empty(opened)
+    with emptied(opened):
+        yield opened
 
 
 def batch_of(*rows: tuple[int, int, int]) -> Batch:

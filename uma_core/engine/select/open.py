@@ -76,11 +76,8 @@ def _choose(options: EngineOptions, path: str, in_use: str) -> tuple[EngineOptio
         if header.arch in ONLY_DRAFT:  # llama.cpp opens some, but alone they write nonsense
             raise UmaError(ErrorCode.MODEL_LOAD_FAILED, f"{path}: {ONLY_DRAFT[header.arch]}", path=path)
         options, note = as_trained(options, header.n_ctx_trained)
-        return (
-            options,
-            choose(header, options, in_use) if options.engine == "auto" else Choice(options.engine, ""),
-            note,
-        )
+        choice = choose(header, options, in_use) if options.engine == "auto" else Choice(options.engine, "")
+        return options, choice, note
 
 
 def as_trained(options: EngineOptions, n_trained: int) -> tuple[EngineOptions, str]:

@@ -40,14 +40,16 @@ def test_a_streamed_completion_says_what_the_whole_one_says(gateway):
     assert "[DONE]" not in answer.data
 
 
-@pytest.mark.parametrize(
-    ("path", "fields"),
-    [
-        ("/completion", {"prompt": "hello " * 300, "n_predict": 3}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello " * 300}], "max_tokens": 3}),
-        ("/v1/completions", {"prompt": "hello " * 301, "max_tokens": 3}),
-    ],
-)
+def long_asks(word: str) -> list[tuple[str, dict[str, object]]]:
+    """A prompt that is read in several chunks, for each endpoint. Another `word`: nothing of it is cached."""
+    return [
+        ("/completion", {"prompt": f"{word} " * 300, "n_predict": 3}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": f"{word} " * 300}], "max_tokens": 3}),
+        ("/v1/completions", {"prompt": f"{word} " * 301, "max_tokens": 3}),
+    ]
+
+
+@pytest.mark.parametrize(("path", "fields"), long_asks("hello"))
 def test_a_stream_tells_how_far_its_prompt_is_read(gateway, path, fields):
     events = gateway.post(path, stream=True, return_progress=True, **fields).events
     told = [event["prompt_progress"] for event in events if "prompt_progress" in event]
@@ -58,14 +60,7 @@ def test_a_stream_tells_how_far_its_prompt_is_read(gateway, path, fields):
     assert not any("prompt_progress" in event for event in silent)
 
 
-@pytest.mark.parametrize(
-    ("path", "fields"),
-    [
-        ("/completion", {"prompt": "hallo " * 300, "n_predict": 3}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hallo " * 300}], "max_tokens": 3}),
-        ("/v1/completions", {"prompt": "hallo " * 301, "max_tokens": 3}),
-    ],
-)
+@pytest.mark.parametrize(("path", "fields"), long_asks("hallo"))
 def test_a_prompt_s_figures_come_with_its_progress(gateway, path, fields):
     events = gateway.post(path, stream=True, return_progress=True, timings_per_token=True, **fields).events
     told = [(event["prompt_progress"], event["timings"]) for event in events if "prompt_progress" in event]
