@@ -1,4 +1,4 @@
-# Everything runs inside .venv, which is made on first use. `make help` lists the targets.
+# Everything runs inside .venv, which is made on first use. `make` builds; `make help` lists the targets.
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -14,6 +14,7 @@ PURE := $(addprefix tests/,arch bindings config constraint executor gateway/chat
 # daemon's imports would take 2.1 s instead of 0.7, Ray's 6.8 s instead of 2.6 (AMD EPYC).
 unexport PYTHONDONTWRITEBYTECODE
 
+.DEFAULT_GOAL := build
 .PHONY: help venv build ext demo test test-deps portable check fuzz audit conversations differential perf gen size \
 	clean distclean
 
