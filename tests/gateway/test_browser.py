@@ -6,6 +6,7 @@ The pages fetch nothing from elsewhere.
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -445,6 +446,22 @@ def test_a_restart_of_the_daemon_is_seen_live(serve: Any, before: Any, tabs: Tab
     expect(state).to_contain_text("unreachable")
     serve()
     expect(state).to_have_text("ready")
+
+
+def test_the_dashboard_shows_what_drafts_brought(gateway: GatewayProcess, tabs: Tabs) -> None:
+    with urllib.request.urlopen(f"{gateway.url}/uma/events", timeout=WAIT_S) as stream:
+        now = json.loads(stream.readline().removeprefix(b"data:"))
+    assert set(now["speculation"]["drafted"]) >= {"lookup", "draft"}
+    now["speculation"]["drafted"].update(lookup=1400, draft=20)
+    now["speculation"]["accepted"].update(lookup=1200, draft=5)
+    now["speculation"]["saved_ms"].update(lookup=3210.0, draft=-40.0)
+    event = f"data: {json.dumps(now)}\n\n"
+    page = tabs.new()
+    page.route("**/uma/events", lambda route: route.fulfill(content_type="text/event-stream", body=event))
+    page.goto(f"{gateway.url}/dashboard")
+    expect(page.locator("#drafts")).to_have_text(
+        "Accepted draft tokens: lookup 1,200 of 1,400 (saved 3.2 s), draft 5 of 20 (lost 40 ms)."
+    )
 
 
 def test_a_stream_that_the_gateway_ends_is_asked_for_again_at_once(gateway: GatewayProcess, tabs: Tabs) -> None:

@@ -426,6 +426,18 @@ function drawCache(now) {
   );
 }
 
+function drawDrafts({ speculation = {} }) {
+  const { drafted = {}, accepted = {}, saved_ms: saved = {} } = speculation;
+  const words = Object.entries(drafted)
+    .filter(([, count]) => count)
+    .map(([source, count]) => {
+      const kept = saved[source] ?? 0;
+      const time = kept ? ` (${kept < 0 ? "lost" : "saved"} ${span(Math.abs(kept))})` : "";
+      return `${source} ${number(accepted[source])} of ${number(count)}${time}`;
+    });
+  say(element("drafts"), words.length ? `Accepted draft tokens: ${words.join(", ")}.` : "");
+}
+
 const GUARD = {
   off: "Off: this configuration has no latency guard.",
   idle: "Idle: there is no interactive stream to protect.",
@@ -550,6 +562,7 @@ function draw(now) {
   if (now.state === "unreachable") return;
   tiles(now);
   drawCharts(now);
+  drawDrafts(now);
   drawWaits(now);
   drawKv(now);
   drawCache(now);
