@@ -78,7 +78,11 @@ MECHANISMS: dict[str, Mechanism] = {
         Mechanism(
             "begin-together", "chats that begin together", ((_P + "pipeline", "begin_together", lambda state: state),)
         ),
-        Mechanism("rarely", "coarse pieces are forced more rarely", ((_P + "tbt.limits", "RARELY", 1),)),
+        Mechanism(
+            "rarely",
+            "coarse pieces are forced more rarely",
+            ((_P + "tbt.limits", "RARELY", 1), (_P + "repeat", "RARELY", 1)),
+        ),
         Mechanism("mixed-batches", "prompt rows in the streams' own call", ((_P + "chunks", "mixed_rows", _none),)),
         Mechanism(
             "mixed-cost", "learned cost of mixed rows", ((_P + "cost.learn", "_with_mixed", lambda model, *_: model),)

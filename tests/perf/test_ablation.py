@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -16,12 +17,29 @@ from perf.servers import Settings, UmaServer
 from perf.simulated import Point, survey
 from tests.forks import server_of
 from tests.perf.without import CASE
+from uma_core import policy
 
 
 @pytest.mark.parametrize("name", [name for name, mechanism in ablation.MECHANISMS.items() if mechanism.is_simulated])
 def test_without_any_of_them_everybody_is_served(name: str) -> None:
     """Each runs in a separate process, in which the mechanism is gone for good. Its replacement must be there."""
     assert server_of("tests.perf.without").start("tests.perf.without", [name], stderr=2).wait(120) == 0
+
+
+def test_a_mechanism_is_off_wherever_it_is_read() -> None:
+    """A module that imported the name would keep the old value."""
+    folder = Path(policy.__path__[0])
+    importers: dict[tuple[str | None, str], set[str]] = {}
+    for path in folder.rglob("*.py"):
+        module = ".".join(("uma_core", "policy", *path.relative_to(folder).with_suffix("").parts))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for alias in node.names if isinstance(node, ast.ImportFrom) else ():
+                importers.setdefault((node.module, alias.name), set()).add(module)
+    another_role = {"uma_core.policy.stages.prefill_budget"}  # it sizes chunks by the steps of a short prompt
+    for mechanism in ablation.MECHANISMS.values():
+        modules = {module for module, _, _ in mechanism.patches}
+        for module, name, _ in mechanism.patches:
+            assert importers.get((module, name), set()) - modules <= another_role, (mechanism.name, name)
 
 
 def test_figures_say_what_moved_and_where() -> None:

@@ -17,7 +17,7 @@ from uma_core.policy.order import in_turn, is_starved, n_rounds_without
 from uma_core.policy.plan import Plan, PlanItem, PrefillMode, TbtDecision
 from uma_core.policy.rows import added_ns, decode_items
 from uma_core.policy.state import SchedulerState, SessionView
-from uma_core.policy.tbt.controller import LONG_GAP, RESERVE, learn, room_below, room_of
+from uma_core.policy.tbt.controller import LONG_GAP, learn, room_below, room_of
 from uma_core.policy.tbt.limits import TbtLimits, tbt_limits
 
 # Least time for transfers in a tick that moves KV or reads a prompt: one slice of cells, so that a chunk's KV can move.
@@ -289,8 +289,8 @@ def _awaited_room(gap: Gap, item: PlanItem, view: SessionView, chat: SessionView
         return room, Kind.NORMAL, ()
     due = f"due in {due_ns / 1e6:.0f} ms" if due_ns > 0 else f"overdue by {-due_ns / 1e6:.0f} ms"
     left = f"{left_ns / 1e6:.0f} ms are left to read"
-    limit, reserve = urgent_limit_ns(state, limits), RESERVE if due_ns > 0 else 0.0
-    raised = max(plain, room_below(limit, limits, gap.memory, reserve) - gap.transfer_ns)
+    below_ns = room_below(urgent_limit_ns(state, limits), limits, gap.memory, is_overdue=due_ns <= 0)
+    raised = max(plain, below_ns - gap.transfer_ns)
     note = f"latency_guard: prompt {item.sid} is urgent, {due}, {left}: room {raised / 1e6:.3f} instead of "
     return Room(raised, raised, is_most=due_ns <= 0), Kind.URGENT, (note + f"{plain / 1e6:.3f}",)
 
