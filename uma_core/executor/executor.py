@@ -48,9 +48,8 @@ from uma_core.types import FinishReason, Phase, Priority
 
 log = logging.getLogger(__name__)
 
-LAST_CHUNK_NS = (
-    200_000  # per tick, to copy the last chunk of ended sessions: their sequences are free once it has arrived
-)
+# per tick, to copy the last chunk of ended sessions: their sequences are free once it has arrived
+LAST_CHUNK_NS = 200_000
 FLUSH_MOST_NS = 250_000_000  # how late metrics may be while a plan is repeated ...
 FLUSH_TICKS = 16  # ... also in ticks: booking many at once would be a pause by itself
 
