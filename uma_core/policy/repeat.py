@@ -22,9 +22,9 @@ from uma_core.policy.tbt.limits import RARELY
 def n_repeats(state: SchedulerState, plan: Plan) -> int:
     """How many further ticks may repeat this plan; 0 unless it serves all streaming chats and nothing else."""
     index = index_of(state)
-    has_drafts = bool(plan.drafting) or any(item.n_tokens > 1 for item in plan.items)
-    is_awaited = has_drafts or any((index.waiting, index.moving, plan.admit, plan.park))
-    if not index.interactive or len(plan.items) != len(index.interactive) or is_awaited:
+    serves_chats_alone = index.interactive and len(plan.items) == len(index.interactive)
+    has_drafts = plan.drafting or any(item.n_tokens > 1 for item in plan.items)
+    if not serves_chats_alone or has_drafts or any((index.waiting, index.moving, plan.admit, plan.park)):
         return 0
     # one quantum at most: within it, charges change no order, and the plan's limits do not grow old
     n_most = FAIR_QUANTUM_NS // index.round_ns
