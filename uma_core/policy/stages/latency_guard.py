@@ -185,7 +185,7 @@ def _transfer(state: SchedulerState, index: SessionIndex, room: Room) -> tuple[i
     n_ubatch = state.device.n_ubatch
     n_cells = sum(n_ubatch if v.n_past else max(v.n_prompt, n_ubatch) for v in index.moving)
     need = max(SLICE_NS, state.cost.transfer_ns(n_cells * state.device.kv_bytes_per_cell))
-    ns = min(room.in_long_ns if not index.interactive or index.arriving else room.in_everyday_ns, need)
+    ns = min(room.in_long_ns if index.arriving else room.in_everyday_ns, need)
     return ns, Kind.LONG if ns > room.in_everyday_ns else Kind.NORMAL if ns else Kind.NOTHING
 
 
@@ -301,7 +301,7 @@ def _applied(gap: Gap, plan: Plan, grant: Grant) -> Plan:
     items = plan.decodes
     if len(items) != len(gap.sessions.interactive) + len(rows):
         items = decode_items(gap.state, gap.sessions.interactive, rows)
-    run_ns, quantum = grant.run_ns, 0
+    run_ns, quantum_ns = grant.run_ns, 0
     if item is not None:
         if item.mode is PrefillMode.MIXED:
             item = item._replace(call=items[0].call)
@@ -309,13 +309,13 @@ def _applied(gap: Gap, plan: Plan, grant: Grant) -> Plan:
             item = item._replace(call=1 + max((i.call for i in items), default=-1))
             run_ns = 0
         else:
-            quantum = gap.state.cost.piece_ns(item.n_tokens, prompt_view(gap.state, item.sid).n_past)
+            quantum_ns = grant.need_ns  # of one piece
         items = (*items, item)
     least = SLICE_NS if item is not None or gap.sessions.moving else 0
     return plan._replace(
         items=items,
         run_ns=run_ns,
-        quantum_ns=quantum,
+        quantum_ns=quantum_ns,
         min_pieces=grant.min_pieces,
         transfer_ns=max(gap.transfer_ns, least),
         notes=plan.notes + grant.notes,
