@@ -4,9 +4,9 @@ A first token is due `slo.target_ttft_ms` after its request was queued. Without 
 time that its prompt takes alone; a short prompt may take longer, because nobody notices a few steps of a stream.
 
 1. Beside streams, a prompt that would be late with everyday gaps gets long ones. A few long gaps among many short ones
-   leave the streams' p95 as it is; gaps of medium length throughout would raise it. Once the first token
-   is overdue, its gaps are filled up to the long limit, without RESERVE: with it, a late chat beside three streams on a
-   GPU with llama.cpp's kernels waits a third longer; without it they pause a tenth longer.
+   leave the streams' p95 as it is; gaps of medium length throughout would raise it. Once the first token is overdue,
+   its gaps are filled up to the long limit, without RESERVE: with it, a late chat beside three streams on a GPU with
+   llama.cpp's kernels waits a third longer; without it they pause a tenth longer.
 2. While nothing streams, a chat whose prompt has been read waits for the next chat's prompt, if that can be read within
    TOGETHER times the waiting chat's usual target. If the chat began at once, that prompt would lengthen its gaps.
 """
@@ -65,13 +65,11 @@ def due_in_ns(state: SchedulerState, chat: SessionView, step_ns: int) -> int:
     return chat.t_queued_ns + target_ns(state, chat, step_ns) - state.now_ns
 
 
-def is_late(due_ns: int, left_ns: int, round_ns: int, usual: tuple[int, int]) -> bool:
-    """Whether a first token that is due in `due_ns` would be late if everyday gaps were to read `left_ns` (rule 1).
-
-    `usual`: the prompt's time in an everyday gap, and the time that chunks would take to read the same tokens.
+def is_late(due_ns: int, left_ns: int, gap_ns: int, read_ns: int) -> bool:
+    """Whether a first token that is due in `due_ns` would be late if everyday gaps of `gap_ns` each read `read_ns` of
+    the `left_ns` that its prompt still takes (rule 1).
     """
-    n_gaps = max(0, due_ns) // max(1, round_ns + usual[0])
-    return left_ns > n_gaps * usual[1]
+    return left_ns > max(0, due_ns) // max(1, gap_ns) * read_ns
 
 
 def begin_together(state: IndexedState) -> IndexedState:

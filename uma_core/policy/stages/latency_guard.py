@@ -239,12 +239,12 @@ def _prompt(gap: Gap, item: PlanItem, view: SessionView, chat: SessionView | Non
     """Grant prompt work in an everyday gap (in an urgent one, if `chat` would be late), else in a long one, else one
     forced piece, else nothing.
     """
-    room, usual, notes = _awaited_room(gap, item, view, chat) if chat is not None else (gap.room, Kind.NORMAL, ())
+    room, fitting, notes = _awaited_room(gap, item, view, chat) if chat is not None else (gap.room, Kind.NORMAL, ())
     item, need = sized(gap.state, item, view, room)
     kind = gap.kind_of(need, room)
     if kind is Kind.NORMAL:
         run_ns = need if item.mode is PrefillMode.MIXED else room.in_everyday_ns
-        return Grant(usual, (), item, run_ns, need_ns=need, notes=notes)
+        return Grant(fitting, prefill=item, run_ns=run_ns, need_ns=need, notes=notes)
     what = "piece" if item.mode is PrefillMode.SLICED else f"whole chunk of {item.n_tokens}"  # mixed rows always fit
     why = gap.refusal(what, need, room)
     idle = f"{(gap.state.now_ns - view.t_progress_ns) / 1e6:.0f} ms without progress"
@@ -253,16 +253,19 @@ def _prompt(gap: Gap, item: PlanItem, view: SessionView, chat: SessionView | Non
     is_copying = view.n_cached > 0 and view.n_past > 0 and bool(view.n_chunk) and not view.chunk_fraction
     starvation_factor = gap.limits.starvation_factor(need)
     if kind is Kind.LONG:
-        note, grant = gap.spending(f"{what} ", need, room), Grant(kind, (), item, room.in_long_ns)
+        note = gap.spending(f"{what} ", need, room)
+        grant = Grant(kind, prefill=item, run_ns=room.in_long_ns)
     elif is_starved(gap.state, view, starvation_factor + is_copying):
-        note, grant = f", one {what} against starvation: {why}, {idle}", Grant(Kind.FORCED, (), item, min_pieces=1)
+        note = f", one {what} against starvation: {why}, {idle}"
+        grant = Grant(Kind.FORCED, prefill=item, min_pieces=1)
     elif is_copying:
         note = f", no piece, but time to copy its restored beginning: {why}"
-        grant = Grant(usual, (), item, room.in_everyday_ns, holds_prompt=True)
+        grant = Grant(fitting, prefill=item, run_ns=room.in_everyday_ns, holds_prompt=True)
     else:
         n_rounds = starvation_factor * gap.state.config.starvation_ticks
         rounds = f"{n_rounds * gap.sessions.round_ns / 1e6:.0f} ms ({n_rounds} rounds{gap.why_rarely(need)})"
-        note, grant = f" waits: {why}, {idle}, forced after {rounds}", Grant(holds_prompt=True)
+        note = f" waits: {why}, {idle}, forced after {rounds}"
+        grant = Grant(holds_prompt=True)
     return grant._replace(need_ns=need, notes=(*notes, f"latency_guard: prompt {item.sid}{note}"))
 
 
@@ -280,12 +283,13 @@ def _awaited_room(gap: Gap, item: PlanItem, view: SessionView, chat: SessionView
         view = view._replace(n_prompt=view.n_past + view.n_chunk)  # the slot is free after this chunk
     sample, need = sized(state, item, view, room)
     left_ns = left_to_read_ns(state, view)
+    # the prompt's time in an everyday gap, and the time in which chunks would read the same tokens
     if sample.mode is PrefillMode.MIXED:
-        usual_ns, work_ns = need, left_ns * sample.n_tokens // view.n_left
+        taken_ns, read_ns = need, left_ns * sample.n_tokens // view.n_left
     else:
-        usual_ns = work_ns = room.in_everyday_ns // max(1, need) * need  # whole pieces
+        taken_ns = read_ns = room.in_everyday_ns // max(1, need) * need  # whole pieces
     due_ns = due_in_ns(state, chat, limits.step_ns)
-    if not is_late(due_ns, left_ns, limits.round_ns, (usual_ns, work_ns)):
+    if not is_late(due_ns, left_ns, limits.round_ns + taken_ns, read_ns):
         return room, Kind.NORMAL, ()
     due = f"due in {due_ns / 1e6:.0f} ms" if due_ns > 0 else f"overdue by {-due_ns / 1e6:.0f} ms"
     left = f"{left_ns / 1e6:.0f} ms are left to read"
