@@ -13,14 +13,10 @@ time that its prompt takes alone; a short prompt may take longer, because nobody
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from uma_core.policy.index import IndexedState, SessionIndex
+from uma_core.policy.state import SchedulerState, SessionView
+from uma_core.policy.tbt.limits import TbtLimits
 from uma_core.types import Priority
-
-if TYPE_CHECKING:
-    from uma_core.policy.state import SchedulerState, SessionView
-    from uma_core.policy.tbt.limits import TbtLimits
 
 # Beside streams, a prompt may take STRETCH times its own prefill time, a short one STEPS steps of one stream (0.5 s on
 # the 2-core CPU). Half of either: TBT +2 and +1 %, TTFT -1 and -4 %. Twice STRETCH: TTFT +4 %.

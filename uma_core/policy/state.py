@@ -6,14 +6,12 @@ Views hold counts and timestamps, never token lists. The time comes in as `now_n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from uma_core.policy.config import SchedulerConfig
+from uma_core.policy.cost.model import CostModel
 from uma_core.policy.memory import PolicyMemory
 from uma_core.types import AdapterSet, Phase, Priority
-
-if TYPE_CHECKING:
-    from uma_core.policy.cost.model import CostModel
 
 
 class SessionView(NamedTuple):
