@@ -1,8 +1,9 @@
 """The policy as a pipeline: named stages, each a pure function of (state, plan), run in order.
 
-Rules: `learn` takes in what the last tick measured; all stages learn before any of them runs. `run` may add, shrink,
-reorder or drop items and set budgets, and says so in `plan.notes`. `seal` looks at the finished plan. A stage keeps its
-memory in its own field of `plan.memory`, and tells the other stages only through the plan.
+Rules: `learn` comes before every `run`, for what several stages read: the charges by client. (What one stage alone
+learns from the last tick, it learns in its `run`.) `run` may add, shrink, reorder or drop items and set budgets, and
+says so in `plan.notes`. `seal` looks at the finished plan. A stage keeps its memory in its own field of `plan.memory`,
+and tells the other stages only through the plan.
 """
 
 from __future__ import annotations
