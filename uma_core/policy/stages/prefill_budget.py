@@ -37,20 +37,26 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
 def _sliced(state: SchedulerState, plan: Plan, index: SessionIndex, item: PlanItem) -> Plan:
     view = prompt_view(state, item.sid)
     budget = state.config.tick_budget_ns
-    others_ns = rows_time(state, index.decodes) if plan.decodes else budget  # streams alternate with runs, or transfers
-    period_ns = _share_ns(state, others_ns)
-    run_ns = budget if not plan.decodes and (index.moving or plan.restore) else max(budget, period_ns)
+    # runs alternate with rounds of the background streams, else with transfers
+    period_ns = _share_ns(state, rows_time(state, index.decodes) if plan.decodes else budget)
     if _goes_first(index, view):
         plan, left_ns = _held_back(state, plan, index, period_ns)
         run_ns = left_ns if left_ns > 0 else period_ns
+    elif not plan.decodes and (index.moving or plan.restore):  # KV waits for the end of the run
+        run_ns = budget
+    else:
+        run_ns = max(budget, period_ns)
     # beside a chat the guard chooses the size
     if not view.n_chunk and not (index.round_ns and "latency_guard" in state.config.stages):
         item = resized(item, view, _bearable(state, view, chunk_limit(state)))
-    quantum = min(PIECE_NS, run_ns)
     # deep in a context a piece may be longer than any run
     is_coarse = state.cost.piece_ns(item.n_tokens, view.n_past) > run_ns
     return plan._replace(
-        items=(*plan.decodes, item), run_ns=run_ns, quantum_ns=quantum, min_pieces=int(is_coarse), transfer_ns=budget
+        items=(*plan.decodes, item),
+        run_ns=run_ns,
+        quantum_ns=min(PIECE_NS, run_ns),
+        min_pieces=int(is_coarse),
+        transfer_ns=budget,
     )
 
 
