@@ -82,10 +82,8 @@ def _admit(
     why = f"at most {n_most} background prompts hold sequences"
     for view in ordered:
         is_background_prompt = view.priority is Priority.BACKGROUND and view.phase is Phase.QUEUED
-        if is_background_prompt and n_prompts_left <= 0:
-            continue
         is_chat = view.priority is Priority.INTERACTIVE
-        if chats_only and not is_chat:
+        if (is_background_prompt and n_prompts_left <= 0) or (chats_only and not is_chat):
             continue
         need = cells_needed(view, device)
         if not free or (device.is_unified and need > n_cells):

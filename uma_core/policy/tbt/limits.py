@@ -54,8 +54,9 @@ def tbt_limits(state: SchedulerState, index: SessionIndex) -> TbtLimits:
 
 def _limit(steps: float, part: float, step_ns: int, round_ns: int) -> int:
     """One stream's limit is `steps` steps. The round of several streams may leave nothing below that. The limit is then
-    a multiple of the round. Its factor grows with the round, from 1 to 1 + part x (steps - 1). The limit is at most
-    `steps` rounds, and never falls when `steps` rises.
+    a multiple of the round. Its factor grows with the round, from 1 to 1 + part x (steps - 1), which it reaches where
+    the round exceeds a step by `far_ns`: at 1.4 steps for the everyday limit, at 3 for the long one. The limit is at
+    most `steps` rounds, and never falls when `steps` rises.
 
     With a round of 1.15 steps the limit stays at 1.2 steps: 1.1 rounds would stretch every gap beyond each stream's own
     limit.
@@ -69,9 +70,10 @@ def seal(state: SchedulerState, plan: Plan) -> Plan:
     """Write into the finished plan how long its gap and its tick may take. Metrics and status judge by these limits,
     even with the guard switched off.
 
-    Beside a chat, the tick's limit is the everyday limit, or round plus run if the guard granted more, plus the time
-    of drafts. With background streams only, it is the tick budget, or round plus run if that is longer. If no session
-    decodes, it is 0, because a new request ends the tick.
+    Beside a chat, a gap's limit is `guard_cap` times the gap without other work (round, host, error), and the tick's is
+    the everyday limit, or round plus run if the guard granted more. Drafts lengthen both. With background streams only,
+    the tick's limit is the tick budget, or round plus run if that is longer. If no session decodes, it is 0, because a
+    new request ends the tick.
     """
     index = index_of(state)
     if index.round_ns:
