@@ -26,6 +26,11 @@ def test_indexing_changes_nothing_but_speed():
     assert indexed(indexed(state)) is not state and indexed(kept := indexed(state)) is kept
 
 
+def test_a_changed_copy_is_sorted_again():
+    state = indexed(state_of(talking(0), reading(1)))
+    assert index_of(state._replace(sessions=state.sessions[:1])).prompts == []
+
+
 @pytest.mark.parametrize(
     ("view", "lists"),
     [

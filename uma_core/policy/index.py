@@ -7,7 +7,7 @@ Rules: the index depends on the state alone. `IndexedState` keeps it, so that al
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from uma_core.policy.plan import PlanItem
 from uma_core.policy.state import SchedulerState, SessionView, sharing
@@ -40,6 +40,9 @@ class IndexedState(SchedulerState):
     """A SchedulerState that remembers its index. It compares, prints and replays like the plain one."""
 
     index_: SessionIndex
+
+    def _replace(self, **fields: Any) -> IndexedState:  # a changed copy is sorted again
+        return indexed(SchedulerState(*self)._replace(**fields))
 
 
 def indexed(state: SchedulerState) -> IndexedState:
