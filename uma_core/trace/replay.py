@@ -51,7 +51,7 @@ def shown(lines: Iterable[str], tick: int | None, settings: Mapping[str, Any]) -
         shown_tick = {
             "tick": state.tick,
             "now_ns": state.now_ns,
-            "sessions": [_changed_fields(view) for view in state.sessions],
+            "sessions": [_changed_fields(view, state.now_ns) for view in state.sessions],
             "learned": _learned(state),
             **explain(plan),
             "n_repeats": plan.n_repeats,
@@ -75,7 +75,12 @@ def _learned(state: SchedulerState) -> dict[str, Any]:
     }
 
 
-def _changed_fields(view: SessionView) -> dict[str, Any]:
-    """Return the fields of a session that differ from the defaults, by name."""
-    fields = {k: v for k, v in view._asdict().items() if v != SessionView._field_defaults.get(k)}
+def _changed_fields(view: SessionView, now_ns: int) -> dict[str, Any]:
+    """Return the fields of a session that differ from the defaults, by name; times as ms before the tick."""
+    fields: dict[str, Any] = {}
+    for name, value in view._asdict().items():
+        if name.startswith("t_"):  # 0: that has not happened
+            name, value = f"{name[2:-3]}_ms_ago", round((now_ns - value) / 1e6, 3) if value else None
+        if value != SessionView._field_defaults.get(name):
+            fields[name] = value
     return fields | {"priority": view.priority.name.lower(), "phase": view.phase.name.lower()}
