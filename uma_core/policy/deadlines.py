@@ -56,11 +56,6 @@ def urgent_limit_ns(state: SchedulerState, limits: TbtLimits) -> int:
     return max(limits.long_ns, int(OWN_CALL_ROUNDS * limits.round_ns))
 
 
-def due_in_ns(state: SchedulerState, chat: SessionView, step_ns: int) -> int:
-    """Time left until the chat's first token is due; negative: it is overdue. `step_ns`: a step of one stream."""
-    return chat.t_queued_ns + target_ns(state, chat, step_ns) - state.now_ns
-
-
 def is_late(due_ns: int, left_ns: int, gap_ns: int, read_ns: int) -> bool:
     """Whether a first token that is due in `due_ns` would be late if everyday gaps of `gap_ns` each read `read_ns` of
     the `left_ns` that its prompt still takes (rule 1).

@@ -10,7 +10,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from uma_core.policy.chunks import Room, sized
-from uma_core.policy.deadlines import due_in_ns, is_first_awaited, is_late, left_to_read_ns, urgent_limit_ns
+from uma_core.policy.deadlines import is_first_awaited, is_late, left_to_read_ns, target_ns, urgent_limit_ns
 from uma_core.policy.index import SessionIndex, index_of, prompt_view
 from uma_core.policy.memory import TbtMemory
 from uma_core.policy.order import in_turn, is_starved, n_rounds_without
@@ -288,7 +288,7 @@ def _awaited_room(gap: Gap, item: PlanItem, view: SessionView, chat: SessionView
         taken_ns, read_ns = need, left_ns * sample.n_tokens // view.n_left
     else:
         taken_ns = read_ns = room.in_everyday_ns // max(1, need) * need  # whole pieces
-    due_ns = due_in_ns(state, chat, limits.step_ns)
+    due_ns = chat.t_queued_ns + target_ns(state, chat, limits.step_ns) - state.now_ns  # below 0: it is overdue
     if not is_late(due_ns, left_ns, limits.round_ns + taken_ns, read_ns):
         return room, Kind.NORMAL, ()
     due = f"due in {due_ns / 1e6:.0f} ms" if due_ns > 0 else f"overdue by {-due_ns / 1e6:.0f} ms"
