@@ -26,7 +26,7 @@ from uma_core.policy.cost.calibrate import (
     PIECE,
     SHORT,
     TRANSFER,
-    Sample,
+    Shape,
     calibration_shapes,
     fit,
     guess,
@@ -155,7 +155,7 @@ def device_of(engine: FakeEngine, free: tuple[int, ...], n_cells_free: int) -> D
 
 def calibrate(cost: FakeCost, device: DeviceView) -> CostModel:
     """Return the model that calibration would measure on this device."""
-    samples = []
+    times = {}
     for kind, n, kv in calibration_shapes(device):
         ns = {
             DECODE: cost.decode_ns([(1, kv)] * n) if kind == DECODE else 0.0,
@@ -163,10 +163,10 @@ def calibrate(cost: FakeCost, device: DeviceView) -> CostModel:
             TRANSFER: cost.copy_ns(n),
             MIXED: cost.decode_ns([(1, SHORT), (n - 1, kv)]) if kind == MIXED else 0.0,
         }[kind]
-        samples.append(Sample(kind, n, kv, int(ns)))
+        times[Shape(kind, n, kv)] = int(ns)
         if kind == CHUNK and device.n_prefill_slots and not kv:
-            samples.append(Sample(PIECE, n, 0, int(cost.piece_ns(n, 0))))
-    return fit(samples, device)
+            times[Shape(PIECE, n, 0)] = int(cost.piece_ns(n, 0))
+    return fit(times, device)
 
 
 class Sim:

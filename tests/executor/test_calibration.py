@@ -12,7 +12,7 @@ from uma_core.clock import ManualClock
 from uma_core.engine.fake.cost import CPU_SHAPE, FakeCost
 from uma_core.engine.fake.engine import FakeEngine, FakeModel
 from uma_core.executor import calibration
-from uma_core.executor.calibration import calibrate, is_calm, samples_of, time_shapes
+from uma_core.executor.calibration import calibrate, is_calm, shortest, time_shapes
 from uma_core.executor.executor import device_view
 from uma_core.policy.cost.calibrate import DECODE, MIXED, SHORT, Shape, fit
 from uma_core.policy.cost.model import CostModel
@@ -23,7 +23,7 @@ def test_rows_of_drafts_are_timed_where_there_are_fewer_sequences(n_seq: int) ->
     clock = ManualClock(1)
     engine = FakeEngine(FakeModel(n_seq_max=n_seq, n_ctx=4096 * n_seq), CPU_SHAPE, clock)
     device = device_view(engine)
-    model = fit(samples_of(time_shapes(engine, device, clock), device), device)
+    model = fit(shortest(time_shapes(engine, device, clock), device), device)
     batch_ns = {n: model.decode_ns(n, 64 * n) for n in (1, 2, 4, 8)}
     assert max(model.decode.sizes) >= device.n_verify_rows == 16
     assert batch_ns[8] < 6 * batch_ns[1], "not in proportion: eight rows read the weights once"
@@ -113,7 +113,7 @@ def test_prices_do_not_depend_on_the_moment_at_which_each_was_timed(
     for clock in (ManualClock(1), _Drifting(1)):
         engine = FakeEngine(FakeModel(n_seq_max=4, n_ctx=16384), _slowed(slower), clock)
         device = device_view(engine)
-        models.append(fit(samples_of(time_shapes(engine, device, clock), device), device))
+        models.append(fit(shortest(time_shapes(engine, device, clock), device), device))
     for n in (1, 2, 3, 4, 6, 8, 16):
         assert models[1].decode_ns(n, 0) == pytest.approx(models[0].decode_ns(n, 0), rel=0.01)
     for n in (1, 3, 7, 15):
@@ -125,6 +125,6 @@ def test_a_large_model_does_not_start_minutes_later() -> None:
     clock = ManualClock(1)
     engine = FakeEngine(FakeModel(n_seq_max=4, n_ctx=16384), _slowed(10.0), clock)
     device = device_view(engine)
-    model = fit(samples_of(time_shapes(engine, device, clock), device), device)
+    model = fit(shortest(time_shapes(engine, device, clock), device), device)
     assert clock.now_ns() < 12_000_000_000
     assert model.prefill_ns(512, 0) == pytest.approx(10 * 1350e6, rel=0.1)

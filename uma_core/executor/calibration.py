@@ -19,7 +19,6 @@ from uma_core.policy.cost.calibrate import (
     PIECE,
     SHORT,
     TRANSFER,
-    Sample,
     Shape,
     calibration_shapes,
     fit,
@@ -73,7 +72,7 @@ def calibrate(engine: Engine, device: DeviceView, clock: Clock, mode: str) -> Co
         )
         return guess(device)
     times = time_shapes(engine, device, clock)
-    model = fit(samples_of(times, device), device)
+    model = fit(shortest(times, device), device)
     if is_calm(times):
         _save(name, model)
     else:
@@ -134,13 +133,13 @@ def _is_long(chunk: Shape, times: dict[Shape, list[Times]]) -> bool:
     return chunk.n_rows * times[first][0][0] > LONGEST_CHUNK_NS * first.n_rows
 
 
-def samples_of(times: dict[Shape, list[Times]], device: DeviceView) -> list[Sample]:
+def shortest(times: dict[Shape, list[Times]], device: DeviceView) -> dict[Shape, int]:
     """Return each shape's shortest time, and the longest piece of the prompts' chunks. Pure."""
-    samples = [Sample(*shape, ns=min(ns for ns, _ in of)) for shape, of in times.items()]
+    least = {shape: min(ns for ns, _ in of) for shape, of in times.items()}
     if device.n_prefill_slots:
         chunks = [(shape, of) for shape, of in times.items() if shape.kind == CHUNK and not shape.n_kv]
-        samples += [Sample(PIECE, shape.n_rows, 0, min(piece for _, piece in of)) for shape, of in chunks]
-    return samples
+        least |= {shape._replace(kind=PIECE): min(piece for _, piece in of) for shape, of in chunks}
+    return least
 
 
 def _decode(engine: Engine, shape: Shape, device: DeviceView, clock: Clock) -> Times:

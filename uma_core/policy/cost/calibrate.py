@@ -6,7 +6,7 @@ first, and `fit` derives missing ones from their neighbours.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from uma_core.policy.cost.curve import Curve, fit_curve, slope_of
@@ -33,20 +33,11 @@ class Shape(NamedTuple):
     n_kv: int
 
 
-class Sample(NamedTuple):
-    """A shape, and the time that it took."""
-
-    kind: str
-    n_rows: int
-    n_kv: int
-    ns: int
-
-
 def calibration_shapes(device: DeviceView) -> list[Shape]:
     """List what to time, the most informative first.
 
     `decode`: one call of n_rows rows, each with n_kv cells, of as many sequences as there are. `prefill`: one chunk
-    after n_kv cells. If prefill is resumable, the engine cuts it as finely as it can, and its longest piece is a sample
+    after n_kv cells. If prefill is resumable, the engine cuts it as finely as it can, and its longest piece is a time
     of kind `piece`. `transfer`: moving n_rows bytes. `mixed`: one call of n_rows rows, one of them a stream's, the
     others a prompt's after n_kv cells.
     """
@@ -81,10 +72,10 @@ def _fits(shape: Shape, device: DeviceView) -> bool:
     return longest <= device.n_ctx_seq and n_copies * -(-longest // PAGE) * PAGE <= device.n_ctx
 
 
-def fit(samples: Iterable[Sample], device: DeviceView) -> CostModel:
-    """Turn timings into a cost model. Shapes without samples come from `guess(device)`, scaled to the samples."""
+def fit(times: Mapping[Shape, int], device: DeviceView) -> CostModel:
+    """Turn times in ns into a cost model. Shapes without one come from `guess(device)`, scaled to the others."""
     by_kind: dict[str, dict[int, list[tuple[int, float]]]] = {}
-    for kind, n_rows, n_kv, ns in samples:
+    for (kind, n_rows, n_kv), ns in times.items():
         cells = n_kv * n_rows if kind == DECODE else n_kv
         by_kind.setdefault(kind, {}).setdefault(n_rows, []).append((cells, float(ns)))
     start = guess(device)
@@ -166,7 +157,7 @@ def _fit_decode(points: dict[int, list[tuple[int, float]]], start: CostModel, de
 
 
 def _fit_prefill(points: dict[int, list[tuple[int, float]]], decode: Curve, start: CostModel) -> Curve:
-    """Fit the prefill curve. A chunk of one token is a decode row. Without samples, decode timings scale the guess."""
+    """Fit the prefill curve. A chunk of one token is a decode row. Without times, those of decode scale the guess."""
     if not points:
         return _scaled(start.prefill, decode.base[0] / start.decode.base[0])
     if 1 not in points and decode.sizes[0] == 1:
