@@ -115,7 +115,7 @@ def test_a_call_with_mixed_rows_is_booked_as_it_was_predicted() -> None:
     cost = guess(device_view(FakeEngine(MIXES)))._replace(mixed=Curve((1, 8), (1e6, 3e6), (100.0, 800.0)))
     accounting = Accounting(Meters(new_registry()))
     people = [SimpleNamespace(client=1), SimpleNamespace(client=2)]
-    accounting.notes.append((people, 8, 50, 7, 20, 0, False, DecodeOutcome(DecodeStatus.OK, [1], 4_000_000, 0)))  # type: ignore[arg-type]
+    accounting.unbooked.append((people, 8, 50, 7, 20, 0, False, DecodeOutcome(DecodeStatus.OK, [1], 4_000_000, 0)))  # type: ignore[arg-type]
     (report,) = accounting.flush(cost)
     assert report.predicted_ns == cost.decode_ns(1, 50) + cost.mixed_ns(1, 7, 20) > cost.decode_ns(1, 50)
     assert (report.n_rows, report.n_mixed, report.n_kv) == (8, 7, 70) and report.mixed_ns == cost.mixed_ns(1, 7, 20)

@@ -1,4 +1,4 @@
-"""Costs of calls. They are noted between two decode calls, where a cache miss prolongs every gap, and booked later.
+"""Costs of calls. They are listed between two decode calls, where a cache miss prolongs every gap, and booked later.
 
 Rules: compute thread only. Metrics, client shares and the cost model learn of a call when `Accounting.flush` is
 called.
@@ -27,13 +27,13 @@ CLIENTS_MOST = 512
 # One decode call: sessions, rows, KV cells of its decode rows, prompt rows and the cells before them, ns since the
 # previous call returned (0: other work came between them), whether the engine had started it ahead, outcome. A plain
 # tuple, because it is made between two calls.
-Note = tuple[Sequence[Session], int, int, int, int, int, bool, DecodeOutcome]
+MeasuredCall = tuple[Sequence[Session], int, int, int, int, int, bool, DecodeOutcome]
 
 
 class Verified(NamedTuple):
     """The drafts of one decode call: each with how many of its tokens had rows, and how many of those were accepted."""
 
-    note: Note
+    call: MeasuredCall
     n_kv: int  # KV cells that the streams' own rows read
     drafts: Sequence[tuple[Draft, int, int]]
 
@@ -43,7 +43,7 @@ class Accounting:
 
     def __init__(self, meters: Meters) -> None:
         self.client_ns: dict[int, int] = {}
-        self.notes: list[Note] = []
+        self.unbooked: list[MeasuredCall] = []
         self.verified: list[Verified] = []
         self._meters = meters
         self._reports: list[CallReport] = []
@@ -56,19 +56,19 @@ class Accounting:
         self._charge([session], report.elapsed_ns)
 
     def flush(self, cost: CostModel) -> tuple[CallReport, ...]:
-        """Book all notes. Returns the reports since the last time, each with the prediction of the cost model that
+        """Book all calls. Returns the reports since the last time, each with the prediction of the cost model that
         planned it.
         """
-        notes, self.notes = self.notes, []
-        reports = [self._book(note, cost) for note in notes] + self._reports
+        calls, self.unbooked = self.unbooked, []
+        reports = [self._book(call, cost) for call in calls] + self._reports
         verified, self.verified = self.verified, []
         for each in verified:
             self._book_drafts(each, cost)
         self._reports = []
         return tuple(reports)
 
-    def _book(self, note: Note, cost: CostModel) -> CallReport:
-        sessions, n_rows, n_kv, n_prompt, n_past, since_ns, is_ahead, outcome = note
+    def _book(self, call: MeasuredCall, cost: CostModel) -> CallReport:
+        sessions, n_rows, n_kv, n_prompt, n_past, since_ns, is_ahead, outcome = call
         meters, call_ns = self._meters, outcome.call_ns
         n_decoded = n_rows - n_prompt
         predicted, mixed_ns = cost.call_ns(n_decoded, n_kv, n_prompt, n_past)
@@ -88,7 +88,7 @@ class Accounting:
         """Divide the call's measured time as the cost model does: what it would have taken without drafts, and the rest
         that their rows added. So a call that other programs disturbed costs drafts no more than its own share.
         """
-        _, n_rows, n_kv, n_prompt, n_past, _, _, outcome = verified.note
+        _, n_rows, n_kv, n_prompt, n_past, _, _, outcome = verified.call
         n_drafts = sum(n for _, n, _ in verified.drafts)
         n_streams = n_rows - n_prompt - n_drafts
         with_drafts_ns, _ = cost.call_ns(n_streams + n_drafts, n_kv, n_prompt, n_past)

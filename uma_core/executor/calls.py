@@ -212,7 +212,7 @@ class Calls:
         t_before, self.t_returned_ns = self.t_returned_ns, t0 + outcome.call_ns
         self._t_logits_ns = self.t_returned_ns
         since_ns = t0 - t_before if t_before else 0
-        self.accounting.notes.append(
+        self.accounting.unbooked.append(
             (sessions, self._batch.n, self._n_kv, n_prompt, n_read, since_ns, t0 < t_asked, outcome)
         )
         self._tokens = outcome.tokens
@@ -263,7 +263,7 @@ class Calls:
         if drafted:
             drafts = self._verify(rows, tokens, {session.sid: item.n_tokens for item, session in drafted}, known, now)
             accounting = self.accounting
-            accounting.verified.append(Verified(accounting.notes[-1], self._n_kv - n_draft_kv, drafts))
+            accounting.verified.append(Verified(accounting.unbooked[-1], self._n_kv - n_draft_kv, drafts))
             return
         for session, token in zip(rows, tokens, strict=True):
             if session.sid not in known:

@@ -18,7 +18,7 @@ from uma_core.types import FinishReason
 log = logging.getLogger(__name__)
 
 CLOSE_S = 3.0  # for all engines to keep snapshots at the end; less than the daemon waits for this thread
-RETRY_S = 0.005  # sessions wait, but no plan could serve them: time (aging, hysteresis) may change that
+RETRY_S = 0.005  # sessions wait, but no plan could serve them: time (aging) may change that
 
 
 class ComputeThread:
