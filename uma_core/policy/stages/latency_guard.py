@@ -199,15 +199,14 @@ def _rows(gap: Gap, wanted: list[SessionView]) -> Grant:
     oldest = min(wanted, key=lambda v: (v.t_last_ns, v.sid))
     need = gap.extra_ns(chosen or [oldest])
     n_rounds, n_most = _rounds_without(gap, wanted, gap.limits.starvation_factor(need))
-    kind, why, wait = gap.kind_of(need, gap.room), "", ""
-    if not chosen:
-        kind, wait = Kind.NOTHING, f", {n_rounds} rounds without a token"
-        if n_rounds >= n_most:
-            chosen, kind, why = [oldest], Kind.FORCED, ", against starvation"
-        else:
-            wait += f", forced after {n_most}{gap.why_rarely(need)}"
-    elif kind is Kind.LONG:
-        why = gap.spending("", need, gap.room)
+    waited = f", {n_rounds} rounds without a token"
+    if chosen:
+        kind, wait = gap.kind_of(need, gap.room), ""
+        why = gap.spending("", need, gap.room) if kind is Kind.LONG else ""
+    elif n_rounds >= n_most:
+        chosen, kind, why, wait = [oldest], Kind.FORCED, ", against starvation", waited
+    else:
+        kind, why, wait = Kind.NOTHING, "", f"{waited}, forced after {n_most}{gap.why_rarely(need)}"
     if too_many:
         why += ": " + gap.refusal(f"{len(too_many)} of them", gap.extra_ns(too_many), gap.room)
     notes = (f"latency_guard: {len(chosen)} of {len(wanted)} background streams{why}{wait}",) if why or wait else ()
