@@ -129,6 +129,12 @@ class TestWithoutResumablePrefill:
         plan = run(state_of(reading(1, n_prompt=3000), reading(2, n_prompt=3000), n_prefill_slots=0, n_batch=600))
         assert 512 <= sum(i.n_tokens for i in plan.items) <= 600
 
+    def test_a_note_says_what_left_prompts_out(self):
+        several = [reading(sid, n_prompt=3000) for sid in (1, 2, 3)]
+        assert "1 of 3 prompts fit 512 tokens" in run(state_of(*several, n_prefill_slots=0, n_batch=512)).notes[-1]
+        plan = run(state_of(reading(1, n_prompt=20), reading(2, BACK), reading(3, BACK), n_prefill_slots=0))
+        assert "1 of 3 prompts: background ones wait for a chat's" in plan.notes[-1]
+
     @pytest.mark.parametrize(("spent", "grows"), [(20 * MS, True), (45 * MS, None), (90 * MS, False)])
     def test_the_token_budget_follows_measured_time(self, spent, grows):
         reports = (report(Phase.PREFILL, 32, spent, spent),)

@@ -109,7 +109,7 @@ def _in_calls(state: SchedulerState, plan: Plan, index: SessionIndex, prompts: t
         period_ns = _share_ns(state, rows_time(state, index.decodes))
         plan, _ = _held_back(state, plan, index, period_ns)
         budget = max(budget, _within(state.cost, first.n_past, period_ns))
-    n_left = budget if index.decodes else state.device.n_batch
+    n_left = n_most = budget if index.decodes else state.device.n_batch
     for item in prompts:
         view = prompt_view(state, item.sid)
         is_behind_a_chat = view.priority is Priority.BACKGROUND and first.priority is Priority.INTERACTIVE
@@ -119,7 +119,8 @@ def _in_calls(state: SchedulerState, plan: Plan, index: SessionIndex, prompts: t
         kept.append(resized(item, view, n))
         n_left -= n
     if len(kept) < len(prompts):
-        plan = plan.note(f"prefill_budget: {len(kept)} of {len(prompts)} prompts fit {budget} tokens")
+        why = f" fit {n_most} tokens" if n_left <= 0 else ": background ones wait for a chat's"
+        plan = plan.note(f"prefill_budget: {len(kept)} of {len(prompts)} prompts{why}")
     plan = plan._replace(items=plan.decodes + tuple(kept), transfer_ns=state.config.tick_budget_ns)
     return plan.remember(prefill_budget=learned)
 
