@@ -32,6 +32,11 @@ class TestBeginningTogether:
         assert streaming(begun(0), begun(1), reading(2, n_prompt=50)) == []
         assert streaming(begun(0), reading(1, n_prompt=2000, n_past=1900, n_chunk=100, chunk_fraction=0.9)) == []
 
+    def test_a_note_says_who_waits(self):
+        state = state_of(begun(0), begun(1), reading(2, n_prompt=50))
+        assert "deadlines: wait to begin with the next chat: 0, 1" in compose(SchedulerConfig().stages)(state).notes
+        assert not compose(SchedulerConfig().stages)(state_of(begun(0), talking(1))).notes
+
     def test_it_does_not_wait_for_long(self):
         assert streaming(begun(0), reading(1, n_prompt=3000)) == [0]
         assert streaming(begun(0, t_queued_ns=NOW - int(TOGETHER * STEPS) * SOLO), reading(1, n_prompt=50)) == [0]

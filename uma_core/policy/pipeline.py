@@ -70,8 +70,11 @@ class Pipeline(NamedTuple):
     stages: tuple[StageSpec, ...]
 
     def __call__(self, state: SchedulerState) -> Plan:
-        state = begin_together(indexed(state))
-        plan = Plan(memory=state.memory)
+        given = indexed(state)
+        state, plan = begin_together(given), Plan(memory=state.memory)
+        if state is not given:
+            waiting = ", ".join(str(v.sid) for v in given.index_.streams)
+            plan = plan.note(f"deadlines: wait to begin with the next chat: {waiting}")
         for stage in self.stages:
             plan = stage.learn(state, plan)
         for stage in self.stages:
