@@ -47,6 +47,11 @@ class TestPromptBesideAChat:
         assert plan.run_ns <= 0.2 * SOLO < plan.quantum_ns, "copies in slices, no piece of the chunk"
         assert run(state_of(talking(0), restored._replace(t_progress_ns=NOW - 2 * STARVED))).min_pieces == 1
 
+    def test_a_note_names_the_prompts_for_which_a_gap_has_no_place(self):
+        prompts = [reading(sid, BACK, n_prompt=20) for sid in (1, 2, 3)]
+        plan = run(state_of(talking(0), *prompts, n_prefill_slots=0))
+        assert "latency_guard: wait, since a gap reads one prompt: 2, 3" in plan.notes
+
     def test_a_starved_prompt_is_forced_one_piece(self):
         paused = reading(1, BACK, n_prompt=1200, n_chunk=256, chunk_fraction=0.2, t_progress_ns=NOW - STARVED)
         plan = run(state_of(talking(0), paused))

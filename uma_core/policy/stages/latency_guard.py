@@ -102,12 +102,14 @@ def run(state: SchedulerState, plan: Plan) -> Plan:
         in_everyday_ns=max(0, room.in_everyday_ns - transfer_ns), in_long_ns=max(0, room.in_long_ns - transfer_ns)
     )
     gap = Gap(state, index, limits, memory, room, transfer_ns)
-    item = plan.prompts[0] if plan.prompts else None
+    item, *others = plan.prompts or (None,)
     planned = {i.sid for i in plan.decodes}
     wanted = [v for v in index.background if v.sid in planned]
     grant = _divide(gap, item, wanted)
     grant = grant._replace(kind=max(grant.kind, kind))
     plan = _applied(gap, plan, grant)
+    if others:  # without prefill slots
+        plan = plan.note(f"latency_guard: wait, since a gap reads one prompt: {', '.join(str(i.sid) for i in others)}")
     plan = plan._replace(guard=_decision(gap, grant, len(grant.rows) < len(wanted)))
     return plan.remember(latency_guard=_remembered(gap, plan, grant))
 
