@@ -161,6 +161,16 @@ def test_the_draft_model_drafts_what_pays() -> None:
     assert not planned(state(*many, draft_token_ns=2 * MS)).drafting, "a token of the draft model delays all three"
 
 
+def test_a_stream_that_is_not_in_the_step_does_not_make_it_dearer() -> None:
+    config = SchedulerConfig(max_background_decoders=1, guard_cap=1.6)
+    chat, worker = talking(0, draft_rates=(0.6, 0.4, 0.25, 0.15)), talking(1, BACK)
+    for ms, drafting in ((3, ((0, 1),)), (5, ())):  # of the draft model for a token
+        for n_past in (100, 90_000):
+            left_out = talking(2, BACK, n_past=n_past)
+            plan = planned(state(chat, worker, left_out, draft_token_ns=ms * MS, config=config))
+            assert [i.sid for i in plan.decodes] == [0, 1] and plan.drafting == drafting
+
+
 @pytest.mark.parametrize("survival", [(), (0.95, 0.9)])
 def test_beside_background_streams_alone_the_draft_model_takes_no_longer_than_a_tick(survival):
     """This also holds in a tick that verifies drafts, because a chat may arrive."""

@@ -212,7 +212,7 @@ def _draft(state: SchedulerState, plan: Plan, room_ns: int) -> Plan:
         return plan
     if plan.guard is None:  # a chat that arrives waits for no more than a tick
         room_ns = min(room_ns, state.config.tick_budget_ns)
-    n, n_kv = len(planned), sum(v.n_past for v in index.decodes)
+    n, n_kv = len(planned), sum(v.n_past for v in views_of(state, plan.decodes))
     step_ns = state.cost.decode_ns(n, n_kv)
     wanted, total_ns = [], 0
     for view in views:  # find the number of drafts of this stream that gives the most tokens per ns
