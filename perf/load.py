@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import string
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 _ALPHABET = string.ascii_letters + string.digits + "     ,."
@@ -83,7 +83,6 @@ class Sizing:
     scale: int = 1
     is_quick: bool = False
     seed: int = 1
-    options: dict[str, str] = field(default_factory=dict)  # options of single scenarios, as NAME.OPTION=VALUE
 
 
 def scaled(asks: tuple[Ask, ...], scale: int) -> tuple[Ask, ...]:

@@ -1,6 +1,7 @@
 """Draws two pictures per scenario from its CSV files: when each stream's tokens arrived, and how long the gaps were.
 
-matplotlib is an extra; without it there are no pictures, and nothing else changes.
+They show the loaded phase: the last one, if there are several. matplotlib is an extra; without it there are no
+pictures, and nothing else changes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from perf.results import TOKENS, Results, csv_name, read_tokens
+from perf.scenarios.base import SOLO_AGAIN
 
 _COLOURS = ("#1f77b4", "#999999")  # interactive streams, and others
 
@@ -36,9 +38,9 @@ def draw(results: Results, folder: Path) -> list[Path]:
     return written
 
 
-def _last_phase(streams: dict[str, Any]) -> str:
-    """Return the last phase: scenarios end with their loaded phase."""
-    return str(list(streams)[-1]).partition("/")[0]
+def _loaded_phase(streams: dict[str, Any]) -> str:
+    """Return the last phase, but for the stream alone after it."""
+    return [phase for name in streams if (phase := name.partition("/")[0]) != SOLO_AGAIN][-1]
 
 
 def _timeline(scenario: str, data: dict[str, Any], folder: Path) -> Path:
@@ -46,7 +48,7 @@ def _timeline(scenario: str, data: dict[str, Any], folder: Path) -> Path:
 
     figure, axes = plt.subplots(len(data), 1, figsize=(11, 1 + 2.2 * len(data)), sharex=True, squeeze=False)
     for axis, (label, streams) in zip(axes[:, 0], data.items(), strict=True):
-        phase = _last_phase(streams)
+        phase = _loaded_phase(streams)
         shown = {name: value for name, value in streams.items() if name.startswith(phase + "/")}
         for y, (is_interactive, times) in enumerate(shown.values()):
             axis.plot(
@@ -64,7 +66,7 @@ def _histogram(scenario: str, data: dict[str, Any], folder: Path) -> Path:
 
     figure, axis = plt.subplots(figsize=(8, 4))
     for label, streams in data.items():
-        phase = _last_phase(streams)
+        phase = _loaded_phase(streams)
         shown = [
             times
             for name, (is_interactive, times) in streams.items()

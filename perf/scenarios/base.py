@@ -9,6 +9,7 @@ from typing import ClassVar, Protocol
 from perf.load import Ask, Needs, Phase, Sizing
 from perf.stats import PhaseLog, StreamLog, mean_of, stream_figures
 
+SOLO_AGAIN = "solo-again"  # the phase after the loaded ones
 Logs = Mapping[str, PhaseLog]  # phase name -> what happened
 Figures = dict[str, float]
 
@@ -40,12 +41,12 @@ def between_solos(solo: tuple[Ask, ...], *phases: Phase) -> list[Phase]:
     """Return the phases, with a stream alone before the first and after the last of them, because the memory of a
     shared machine may become 1.3 times faster or slower within seconds.
     """
-    return [Phase("solo", solo), *phases, Phase("solo-again", solo)]
+    return [Phase("solo", solo), *phases, Phase(SOLO_AGAIN, solo)]
 
 
 def solos(logs: Logs, name: str) -> tuple[StreamLog, StreamLog]:
     """Return the logs of that stream alone, before and after the phases."""
-    return logs["solo"][name], logs["solo-again"][name]
+    return logs["solo"][name], logs[SOLO_AGAIN][name]
 
 
 def solo_figures(logs: Logs, name: str, prefix: str = "") -> Figures:

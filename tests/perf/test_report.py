@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from perf import findings, plots, report, scorecard
 from perf.criteria import Criterion, judge
 from perf.results import csv_name, merge, write_tokens
-from perf.stats import PhaseLog
+from perf.stats import PhaseLog, StreamLog
 from tests.perf.made import make, rows
 from tests.perf.test_results import logs
 
@@ -102,3 +103,14 @@ def test_plots_of_what_csv_holds(tmp_path: Path) -> None:
     write_tokens(tmp_path / "tokens" / csv_name("idle", "uma", 0), {"idle": PhaseLog(0, ())})
     assert [path.name for path in plots.draw(results, tmp_path)] == ["storm-timeline.png", "storm-gaps.png"]
     assert all(path.stat().st_size > 1000 for path in (tmp_path / "plots").iterdir())
+
+
+def test_plots_show_the_load_and_not_the_stream_alone_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    shown: dict[str, Any] = {}
+    monkeypatch.setattr(plots, "_save", lambda figure, path: shown.setdefault(path.name, figure))
+    chat, prompt = StreamLog("chat", True, 4, 2, 0, (1, 2), 2), StreamLog("storm0", False, 4, 1, 0, (1,), 1)
+    phases = {"solo": PhaseLog(0, (chat,)), "loaded": PhaseLog(0, (chat, prompt)), "solo-again": PhaseLog(0, (chat,))}
+    write_tokens(tmp_path / "tokens" / csv_name("storm", "uma", 0), phases)
+    plots.draw(make({"storm": {"uma": rows("p95_x", 1.0)}}), tmp_path)
+    assert [label.get_text() for label in shown["storm-timeline.png"].axes[0].get_yticklabels()] == ["chat", "storm0"]
