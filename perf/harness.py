@@ -128,7 +128,7 @@ class Harness:
                 if not self._has_time(job):
                     late.add(job)
                     self._results.notes.append(
-                        f"{job.scenario}: {repeat} of {job.repeats} repeats before the time was up"
+                        f"{job.scenario}: the time was up before repeat {repeat + 1} of {job.repeats}"
                     )
                     continue
                 self._run_job(job, repeat, servers)
@@ -188,8 +188,9 @@ def run_phase(server: Server, phase: Phase, seed: str) -> PhaseLog:
         gc.enable()
     after = server.usage()
     client_s, server_s = time.process_time() - client, after.cpu_s - before.cpu_s
-    foreign = max(0.0, machine_cpu_s() - machine - client_s - server_s)
-    changed = {k: v - counters.get(k, 0.0) for k, v in server.counters().items()}
+    foreign = max(machine_cpu_s() - machine - client_s - server_s, 0.0)  # in this order NaN stays NaN
+    # without the first counts, those since the server's start would pass for the phase's
+    changed = {k: v - counters.get(k, 0.0) for k, v in server.counters().items()} if counters else {}
     time.sleep(_SETTLE_S)
     return PhaseLog(driver.t_start, tuple(streams), server_s, client_s, foreign, after.rss_mb, driver.t_end, changed)
 

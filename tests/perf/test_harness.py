@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,9 @@ import pytest
 from perf import harness, report
 from perf.driver import Endpoint, frames_endpoint
 from perf.harness import Harness, Job, Plan
-from perf.load import Sizing
+from perf.load import Ask, Phase, Sizing
 from perf.results import Results, load
-from perf.servers import Server, ServerError, Settings
+from perf.servers import Server, ServerError, Settings, running
 from tests.perf.fake_server import frame, uds_server, uma_script
 
 
@@ -160,4 +161,25 @@ def test_time_limit_leaves_whole_repeats_and_says_so(tmp_path: Path, socket_path
     with uds_server(socket_path):
         results, _ = run(made, plan_of(tmp_path, Job("solo", ("a",), 3), max_minutes=0.0))
     assert results.cells == {}
-    assert results.notes == ["solo: 0 of 3 repeats before the time was up"]
+    assert results.notes == ["solo: the time was up before repeat 1 of 3"]
+
+
+def test_what_the_system_does_not_say_is_unknown_not_nothing(
+    tmp_path: Path, socket_path: Path, made: list[Scripted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(harness, "machine_cpu_s", lambda: math.nan)
+    with uds_server(socket_path):
+        results, _ = run(made, plan_of(tmp_path, Job("solo", ("uma",), 1)))
+    assert math.isnan(results.cells["solo"]["uma"].figures[0]["foreign_cores"])
+
+
+def test_counts_since_the_start_do_not_pass_for_those_of_a_phase(
+    tmp_path: Path, socket_path: Path, made: list[Scripted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first look may fail, for example when a busy server does not answer in time."""
+    looks = iter([{}, {"tokens_total": 9000.0}, {"tokens_total": 9016.0}])
+    monkeypatch.setattr(Scripted, "counters", lambda self: next(looks))
+    server = Scripted("uma", Settings(tmp_path / "m.gguf", 1, 1, 512), tmp_path)
+    with uds_server(socket_path), running([server]):
+        phase = Phase("warm-up", (Ask("warm", 8, 16),))
+        assert [harness.run_phase(server, phase, seed).counters for seed in "ab"] == [{}, {"tokens_total": 16.0}]
