@@ -150,25 +150,26 @@ class Server(ABC):
 
 @contextlib.contextmanager
 def running(servers: list[Server]) -> Iterator[list[Server]]:
-    """Start all servers, and stop all of them in any case: SIGTERM to this process ends the servers too."""
-    with asked_to_end():
-        try:
-            for server in servers:
-                server.start()
-            yield servers
-        finally:
-            for server in servers:
-                server.stop()
+    """Start all servers, and stop all of them in any case: a request to end this process ends the servers too."""
+    with asked_to_end(), contextlib.ExitStack() as stack:
+        for server in servers:
+            stack.callback(server.stop)  # of all, even if an impatient second Ctrl-C interrupts one of these calls
+            server.start()
+        yield servers
 
 
 @contextlib.contextmanager
 def asked_to_end() -> Iterator[None]:
-    """Turn SIGTERM into an exception inside, so that the processes that this one started can be ended first."""
-    previous = signal.signal(signal.SIGTERM, _leave)
+    """Turn SIGTERM, and the SIGHUP of a terminal that is closed, into an exception inside, so that the processes that
+    this one started can be ended first. A signal that is ignored, as under nohup, stays ignored.
+    """
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, _leave) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _leave(number: int, frame: object) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from perf.proc import Resident, resident, usage
+from perf.servers import asked_to_end
 from uma_ctl.client import Client, Event
 from uma_ctl.errors import CtlError
 
@@ -172,11 +173,12 @@ def running(n_seq: int = 4, *flags: str) -> Iterator[Daemon]:
     """A daemon in a temporary folder; both are gone afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="uma-r-"))
     daemon = Daemon(folder, n_seq)
-    try:
-        daemon.start(*flags)
-        yield daemon
-    finally:
-        daemon.stop()
-        KEPT_LOG.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(daemon.log_path, KEPT_LOG)  # of the last trial, to be read if it failed
-        shutil.rmtree(folder)
+    with asked_to_end():
+        try:
+            daemon.start(*flags)
+            yield daemon
+        finally:
+            daemon.stop()
+            KEPT_LOG.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(daemon.log_path, KEPT_LOG)  # of the last trial, to be read if it failed
+            shutil.rmtree(folder)

@@ -113,15 +113,45 @@ def test_servers_are_stopped_and_gone(tmp_path: Path) -> None:
         _ = server.pid
 
 
-def test_a_request_to_end_us_ends_the_servers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_request_to_end_us_ends_the_servers(tmp_path: Path, number: signal.Signals) -> None:
     server = Sleeper(tmp_path, "import time; time.sleep(60)", True)
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(SystemExit), running([server]):
-        pid = server.pid
-        signal.raise_signal(signal.SIGTERM)
-    with pytest.raises(ProcessLookupError):
-        usage(pid)
-    assert signal.getsignal(signal.SIGTERM) is before
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        with pytest.raises(SystemExit), running([server]):
+            pid = server.pid
+            signal.raise_signal(number)
+        with pytest.raises(ProcessLookupError):
+            usage(pid)
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, before)
+
+
+def test_under_nohup_the_end_of_the_terminal_ends_nothing(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with running([Sleeper(tmp_path, "import time; time.sleep(60)", True)]):
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_second_interrupt_leaves_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    servers: list[Server] = [Sleeper(tmp_path, "import time; time.sleep(60)", True) for _ in range(3)]
+    stop = servers[1].stop
+
+    def interrupted() -> None:
+        stop()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(servers[1], "stop", interrupted)
+    with pytest.raises(KeyboardInterrupt), running(servers):
+        pids = [server.pid for server in servers]
+        raise KeyboardInterrupt
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            usage(pid)
 
 
 def test_allocator_warnings_are_counted_from_the_log(tmp_path: Path) -> None:
