@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from perf.engines import decode_call
 from perf.gguf_file import model_file
 from perf.stats import Spread, spread
 from uma_core.config.options import EngineOptions
@@ -76,7 +77,7 @@ def _turns(
 def _step(engine: GraphEngine, batch: Batch) -> int:
     batch.clear()
     batch.add(1, 0, 0, True)
-    ns = engine.decode(batch, [None]).call_ns
+    ns = decode_call(engine, batch)
     engine.kv_truncate(0, 0)
     return ns
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from perf.engines import decode_call
 from perf.gguf_file import model_file
 from uma_core.config.options import EngineOptions
 from uma_core.engine.api import Batch
@@ -79,7 +80,7 @@ def measure(model: str, options: EngineOptions, depth: int, rounds: int) -> Foun
         else:
             for seq_id in seq_ids:
                 batch.add(seq_id + 1, depth, seq_id, True)
-        ns = engine.decode(batch, [None] * batch.n_rows).call_ns
+        ns = decode_call(engine, batch)
         for seq_id in seq_ids:
             engine.kv_truncate(seq_id, depths[seq_id])
         return ns / 1e6

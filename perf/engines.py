@@ -15,7 +15,7 @@ import numpy as np
 from perf.gguf_file import model_file
 from perf.stats import percentile
 from uma_core.config.options import EngineOptions
-from uma_core.engine.api import Batch, Engine, Transfer
+from uma_core.engine.api import Batch, DecodeStatus, Engine, Transfer
 from uma_core.engine.kernels import ALL_KERNELS
 from uma_core.engine.lib import lib
 from uma_core.engine.select.open import open_engine
@@ -139,7 +139,7 @@ class Bench:
         else:
             for seq_id in range(case.n):
                 batch.add(seq_id + 1, case.n_kv, seq_id, True)
-        ns = engine.decode(batch, [None] * batch.n_rows).call_ns
+        ns = decode_call(engine, batch)
         for seq_id in set(batch.seq_id[: batch.n].tolist()):
             engine.kv_truncate(seq_id, case.n_kv)
         return ns
@@ -147,6 +147,13 @@ class Bench:
     def close(self) -> None:
         for engine in self.engines.values():
             engine.close()
+
+
+def decode_call(engine: Engine, batch: Batch) -> int:
+    """Run a call and return its ns. A call that fails is soon over: it must not count as a fast one."""
+    outcome = engine.decode(batch, [None] * batch.n_rows)
+    assert outcome.status is DecodeStatus.OK, outcome.status.name
+    return outcome.call_ns
 
 
 def _finish(transfer: Transfer) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from perf.engines import Bench, Case
+from perf.engines import Bench, Case, decode_call
 from perf.gguf_file import ensure
 from perf.greedy import OURS, compare, noise
 from perf.perplexity import ENGINES, perplexities
@@ -253,14 +253,14 @@ def _loaded(arguments: argparse.Namespace) -> Iterator[tuple[str, Engine, np.nda
 def _read(engine: Engine, seq_id: int, tokens: np.ndarray) -> int:
     batch = Batch(len(tokens))
     batch.extend(tokens, engine.kv_len(seq_id), seq_id, True)
-    engine.decode(batch, [None])
+    decode_call(engine, batch)
     return seq_id
 
 
 def _step(engine: Engine, seq_id: int, token: int) -> np.ndarray:
     batch = Batch(1)
     batch.add(token, engine.kv_len(seq_id), seq_id, True)
-    engine.decode(batch, [None])
+    decode_call(engine, batch)
     return np.array(engine.logits(0))
 
 
@@ -270,7 +270,7 @@ def _verify(engine: Engine, tokens: list[int]) -> np.ndarray:
     n = engine.kv_len(0)
     batch.add(tokens[0], n, 0, True)
     batch.verify(tokens[1:], n + 1, 0, WANT_LOGITS)
-    engine.decode(batch, [None] * len(tokens))
+    decode_call(engine, batch)
     return np.stack([np.array(engine.logits(row)) for row in range(len(tokens))])
 
 

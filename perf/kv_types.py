@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 import numpy as np
 
+from perf.engines import decode_call
 from perf.perplexity import log_softmax
 from uma_core.config.options import EngineOptions
 from uma_core.engine.api import Batch, Engine
@@ -63,11 +64,11 @@ def _follow(engine: Engine, window: np.ndarray) -> Iterator[np.ndarray]:
     engine.kv_truncate(0, 0)
     batch = Batch(N_READ)
     batch.extend(window[:N_READ], 0, 0, False)
-    engine.decode(batch, [])
+    decode_call(engine, batch)
     for i in range(N_READ, len(window) - 1):
         batch.clear()
         batch.add(int(window[i]), i, 0, True)
-        engine.decode(batch, [None])
+        decode_call(engine, batch)
         yield log_softmax(engine.logits(0))
 
 
