@@ -38,12 +38,15 @@ class Reached:
 def measure(model: str, threads: int, rounds: int, isa: str = "auto") -> Reached:
     """Measure one stream at the beginning of its context.
 
-    Blocks: a load, then some hundreds of ms a round. Raises: ValueError if nothing is repacked.
+    Blocks: a load, then some hundreds of ms a round. Raises: ValueError if nothing is repacked, or if a step reads
+    only some of the weights.
     """
     path = model_file(model)
     options = EngineOptions(engine="graph", threads=threads, n_seq=1, n_ctx=512, prefill_lanes=0, isa=isa)
     engine = GraphEngine(str(path), options)
     try:
+        if engine.info.n_expert:
+            raise ValueError("a step reads only some of the experts: its bytes are not those of the weights")
         memory = engine.repacked_memory()
         if memory is None:
             raise ValueError("this processor's kernels repack nothing: the products read the file's pages")
