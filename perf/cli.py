@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -513,6 +514,10 @@ def answers(
     rows = [row for path in tasks for row in _tasks(path) if row["kind"] in kinds.split(",")]
     if not rows:
         raise click.BadParameter(f"no task is of the kind {kinds.replace(',', ' or ')}", param_hint="--kinds")
+    n_least = max(streams) * len(streams) * repeats  # with fewer, some streams would have nothing to answer
+    few = [f"{n} of {kind}" for kind, n in Counter(row["kind"] for row in rows).items() if n < n_least]
+    if few:
+        raise click.UsageError(f"these --streams and --repeats need {n_least} tasks of each kind; {', '.join(few)}")
     named = answering.labels(draft)
     found: dict[tuple[str, int, str], list[answering.Figures]] = {}
     try:

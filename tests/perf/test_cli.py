@@ -53,3 +53,11 @@ def test_tasks_of_no_wanted_kind_are_said_before_anything_starts(tmp_path: Path)
     path.write_text('{"kind": "edit", "messages": [], "answer": ""}\n')
     result = CliRunner().invoke(cli.main, ["answers", str(path), str(path), "--kinds", "tools,json"])
     assert result.exit_code == 2 and "no task is of the kind tools or json" in result.output
+
+
+def test_too_few_tasks_are_said_before_anything_starts(tmp_path: Path) -> None:
+    """Two streams would have nothing to answer, and the rate is that of all four."""
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(2 * '{"kind": "edit", "messages": [], "answer": ""}\n')
+    result = CliRunner().invoke(cli.main, ["answers", str(path), str(path), "--streams", "4", "--repeats", "1"])
+    assert result.exit_code == 2 and "need 4 tasks of each kind; 2 of edit" in result.output
