@@ -40,6 +40,7 @@ from perf.results import MixedCommits, Results, commit_id, load, machine_facts
 from perf.scenarios import SCENARIOS
 from perf.servers import ServerError
 from perf.shapes import SHAPES
+from perf.stats import median, spread
 from uma_core.errors import UmaError
 
 ENGINES = ("auto", "llama", "graph")
@@ -487,7 +488,7 @@ def replay(
         if each == replaying.OFF and c.n_streams == 1 and not c.has_storm
         for row in found
     ]
-    alone_ms = sorted(solo)[len(solo) // 2] if solo else float("nan")
+    alone_ms = median(solo)
     click.echo(f"times are in steps; a step of one stream without drafts takes {alone_ms:.2f} ms")
     for case in cases:
         click.echo(replaying.words(case, rows[case, mode], rows[case, replaying.OFF], alone_ms))
@@ -554,7 +555,6 @@ def cluster(repeats: int) -> None:
     repeat.
     """
     from perf.cluster import rate
-    from perf.stats import spread
 
     found: dict[int, list[float]] = {1: [], 2: []}
     for i in range(repeats):

@@ -108,12 +108,14 @@ class Replayer:
             for sock in select.select(list(sockets), [], [], 0.05)[0]:
                 i, buffer = sockets[sock]
                 data, now = sock.recv(1 << 16), time.monotonic_ns()
+                if not data:
+                    raise OSError(f"{case.name}: the daemon hung up")
                 buffer += data
                 for event in _events(buffer):
                     if event.get("event") == "token":
                         times[i].append(now)
                         tokens[i].append(event["token_id"])
-                    elif event.get("event") in ("eos", "error") or not data:
+                    elif event.get("event") in ("eos", "error"):
                         if event.get("reason") != "length" or tokens[i] != self._texts[asked[i]][2][: len(tokens[i])]:
                             raise OSError(f"{case.name}: not the recorded answer: {event}")
                         for name in usage:

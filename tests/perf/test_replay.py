@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from perf import drafts, replay
 from perf.recorded import N_TURNS, WORKLOADS, Recorded, recorded
 from perf.replayed import Replay, Spelling, constraint_of, seed_of, vocabulary
+from tests.perf.fake_server import uds_server
 from uma_core.constraint.grammar import Grammar
 from uma_core.constraint.matcher import Matcher
 from uma_core.constraint.vocabulary import Vocabulary
@@ -100,6 +103,12 @@ def test_a_slow_answer_counts_for_as_long_as_it_took() -> None:
     second = 1_000_000_000
     assert replay.pace([(0, second, 11)]) == 10
     assert replay.pace([(0, second, 11), (5 * second, 15 * second, 11)]) == pytest.approx(20 / 11)
+
+
+def test_a_daemon_that_hangs_up_is_said_at_once(socket_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "TIMEOUT_S", 1.0)
+    with uds_server(socket_path, lambda request: [b""]), pytest.raises(OSError, match="hung up"):
+        replay.Replayer(str(socket_path)).measure(replay.Case("prose", 1, False), "off", 0)
 
 
 def test_words_compare_with_one_stream_without_drafts() -> None:
