@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import fcntl
+from types import SimpleNamespace
 
 import click
 import pytest
 
-from perf.reliability import promises, report
+from perf.reliability import promises, report, short
 from perf.reliability.tally import MAX_KEPT, Tally
 from perf.reliability.turns import Turns
+from tests.perf.fake_server import frame, uds_server
 
 JUNIT = """<testsuites><testsuite>
 <testcase name="test_a_storm_costs_nobody[x]" time="1.5"/>
@@ -87,6 +89,16 @@ DRAINS = {
     "n_violations": 0,
     "violations": [],
 }
+THOUSANDS = {
+    "n": 1000,
+    "rss_mb": [100.0, 101.0, 101.0],
+    "descriptors": [17, 17],
+    "kv_reserved": 0,
+    "n_violations": 0,
+    "violations": [],
+}
+STATUS = {"status_ms": {"p50": 10.0, "p99": 20.0, "max": 25.0}, "longest_call_ms": 2000.0}
+TRIED = {"reloads": RELOADS, "drains": DRAINS, "thousands": THOUSANDS, "status_latency": STATUS}
 
 
 @pytest.mark.parametrize(
@@ -99,12 +111,38 @@ DRAINS = {
         ("drains", {}, True),
         ("drains", {"n_accepted": 0, "n_ended": 0}, False),
         ("drains", {"n_ended": 39}, False),
+        ("thousands", {}, True),
+        ("thousands", {"descriptors": [17, 16]}, True),  # the first count met a connection that was closing
+        ("thousands", {"descriptors": [17, 18]}, False),
+        ("status_latency", {}, True),
+        ("status_latency", {"longest_call_ms": 40.0}, False),  # no call was long
     ],
 )
 def test_what_nobody_tried_is_not_kept(trial, seen, is_kept):
-    results = {"machine": machine(), trial: {**{"reloads": RELOADS, "drains": DRAINS}[trial], **seen}}
+    results = {
+        "machine": machine(),
+        trial: {**TRIED[trial], **seen},
+    }
     assert report.is_kept(results) is is_kept
     assert ("**no**" in report.page(results)) is not is_kept
+
+
+def test_the_page_says_which_trials_are_of_another_commit():
+    ran = {"date": "2026-01-01", "commit": "abc"}
+    results = {"machine": machine(), "drains": DRAINS | ran, "status_latency": STATUS | ran}
+    assert "earlier runs" not in report.page(results)
+    results["drains"] |= {"date": "2025-12-24", "commit": "old"}
+    assert "Kept from earlier runs: drains (2025-12-24, commit old)." in report.page(results)
+
+
+@pytest.mark.parametrize(("reason", "n_violations"), [("length", 0), ("draining", 1)])
+def test_a_request_that_is_not_answered_counts(socket_path, reason, n_violations):
+    def script(request):
+        usage = {"completion_tokens": 0}
+        return [frame({"id": request["id"], "event": "eos", "reason": reason, "text": "", "usage": usage})]
+
+    with uds_server(socket_path, script):
+        assert len(short._requests(SimpleNamespace(path=str(socket_path)), 1)) == n_violations
 
 
 def test_broken_promises_are_all_counted_and_the_first_kept():
