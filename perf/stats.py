@@ -161,7 +161,7 @@ def stream_figures(stream: StreamLog, prefix: str = "") -> dict[str, float]:
         "ttf5_ms": stream.ttf5_ms,
         "itl_p50_ms": percentile(gaps, 50),
         "itl_p95_ms": percentile(gaps, 95),
-        "itl_p99_ms": percentile(gaps, 99),
+        "itl_p99_ms": percentile(gaps, 99) if len(gaps) >= 100 else math.nan,  # of fewer: about the longest
         "pause_3s_ms": stream.worst_ms(EARLY_MS),
         "pause_ms": stream.worst_ms(),
         "stream_ms": stream.stream_ms,

@@ -86,6 +86,12 @@ def test_short_stream_has_nan_not_zero() -> None:
     assert math.isnan(stream([], done_ms=5).ttft_ms)
 
 
+def test_a_p99_needs_a_hundred_gaps() -> None:
+    """Of fewer it would lie between the two longest."""
+    few, enough = (stream([10 * i for i in range(1, n + 2)]) for n in (99, 100))
+    assert math.isnan(stream_figures(few)["itl_p99_ms"]) and stream_figures(enough)["itl_p99_ms"] == 10
+
+
 def test_against_solo_counts_pauses_in_solo_steps() -> None:
     solo = stream([100 + 16 * i for i in range(20)])
     loaded = stream([150 + 32 * i for i in range(20)])
