@@ -44,8 +44,8 @@ class Schemas:
         free, held = logs["free"], logs["held"]
         return {
             **stream_figures(held["chat"]),
-            **against_solo(held["chat"], free["chat"]),  # the chat beside the free streams stands for the solo run
             **stream_figures(free["chat"], "free_"),
+            **against_solo(held["chat"], free["chat"], prefix="free_"),
             "alone_speed_x": ratio(_pace(logs["alone"].named("alone")), _pace(logs["alone_held"].named("alone"))),
             "streams_speed_x": ratio(_pace(free.named("stream")), _pace(held.named("stream"))),
             **phase_figures(held),

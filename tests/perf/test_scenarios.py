@@ -9,10 +9,12 @@ import pytest
 
 from perf.criteria import ON_CPU, ON_GPU, RATES, of_weights
 from perf.load import Ask, Phase, Sizing, prompt, scaled
+from perf.report import scenario_table
 from perf.scenarios import SCENARIOS
 from perf.scenarios.base import Scenario
 from perf.shapes import SHAPES
 from perf.stats import PhaseLog, StreamLog
+from tests.perf.made import make
 
 EVERY = list(SCENARIOS.values())
 MS = 1_000_000
@@ -137,7 +139,9 @@ def test_schemas_as_documented_and_what_it_measures() -> None:
     logs |= {"free": played(by_name["free"], 10), "held": played(by_name["held"], 11)}
     figures = scenario.measure(logs)
     assert figures["alone_speed_x"] == pytest.approx(0.5) and figures["streams_speed_x"] == pytest.approx(10 / 11)
-    assert figures["p95_x"] == pytest.approx(1.1)
+    assert figures["free_p95_x"] == pytest.approx(1.1) and "p95_x" not in figures, "it never ran alone"
+    table = scenario_table(make({"schemas": {"uma": [figures]}}), "schemas")
+    assert "| inter-token p95, x beside free streams | 1.10 |" in table
 
 
 def test_rates_measure_a_prompt_one_stream_and_several() -> None:
