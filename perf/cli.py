@@ -281,15 +281,15 @@ def stages(stages: tuple[str, ...], names: tuple[str, ...], **options: Any) -> N
     help="Use the real daemon, interleaved with the complete one, instead of the simulator.",
 )
 @click.option("--constants", "are_constants", is_flag=True, help="Halve and double the policy's tuned numbers instead.")
-@_count("--seeds", 4, "Simulations of each case on a noisy machine.")
-@_count("--processes", 2, "Simulations to run at once.")
+@_count("--seeds", 4, "In the simulator: runs of each case on a noisy machine.")
+@_count("--processes", 2, "In the simulator: runs at once.")
 @click.option(
     "--scenario",
     "names",
     multiple=True,
     default=("storm", "two-chats", "paste", "chain", "mixed", "crowd"),
     show_default=True,
-    help="Scenarios to run. Repeatable.",
+    help="With --daemon: scenarios to run. Repeatable.",
 )
 @_shared
 def ablate(
@@ -301,7 +301,10 @@ def ablate(
     names: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Switch off one of the scheduler's MECHANISMS (default: all) at a time, and report which figures that moves."""
+    """Switch off one of the scheduler's MECHANISMS (default: all) at a time, and report which figures that moves.
+
+    The simulator has its own cases and machines: the options of servers, such as --model, are for --daemon.
+    """
     from perf.ablation import MECHANISMS, constants, moved, row, simulate
 
     if are_constants and (mechanisms or is_daemon):
@@ -309,12 +312,15 @@ def ablate(
     unknown = [name for name in mechanisms if name not in MECHANISMS]
     if unknown:
         raise click.BadParameter(f"no mechanism {', '.join(unknown)}; known: {', '.join(MECHANISMS)}")
+    real = [name for name in mechanisms if not MECHANISMS[name].is_simulated]
+    if real and not is_daemon:
+        raise click.UsageError(f"the simulator does not show the effect of {', '.join(real)}: --daemon does")
     _check_names(names, tuple(SCENARIOS))
     chosen = mechanisms or tuple(name for name, m in MECHANISMS.items() if is_daemon or m.is_simulated)
     if is_daemon:
         labels = (OURS, *(f"{OURS}:without-{name}" for name in chosen))
         _execute(
-            _plan(tuple(Job(name, labels, max(5, options["repeats"])) for name in names), options),
+            _plan(tuple(Job(name, labels, options["repeats"]) for name in names), options),
             ON_CPU,
             options["beside"],
         )
@@ -325,10 +331,9 @@ def ablate(
         click.echo("| constant | change | what moves |\n| --- | --- | --- |")
         found = simulate(cases, seeds, processes)
     else:
-        simulated = [name for name in chosen if MECHANISMS[name].is_simulated]
-        rows = [(name, MECHANISMS[name].what) for name in simulated]
+        rows = [(name, MECHANISMS[name].what) for name in chosen]
         click.echo("| mechanism | what | without it |\n| --- | --- | --- |")
-        found = simulate(simulated, seeds, processes)
+        found = simulate(chosen, seeds, processes)
     whole = next(found)
     for (name, what), figures in zip(rows, found, strict=True):
         click.echo(row(name, what, moved(whole, figures)))

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from perf import ablation
+from perf import ablation, cli
 from perf.ablation import Constant, constants
 from perf.cli import main
+from perf.harness import Plan
 from perf.servers import Settings, UmaServer
 from perf.simulated import Point, survey
 from tests.forks import server_of
@@ -69,6 +70,19 @@ def test_unknown_mechanisms_are_refused() -> None:
     result = CliRunner().invoke(main, ["ablate", "turbo"])
     assert result.exit_code == 2 and "no mechanism turbo" in result.output
     assert ablation.main(["turbo", "daemon"]) == 2
+
+
+def test_what_the_simulator_cannot_show_is_refused_there() -> None:
+    result = CliRunner().invoke(main, ["ablate", "error", "ahead"])
+    assert result.exit_code == 2 and "does not show the effect of ahead: --daemon does" in result.output
+
+
+def test_a_daemon_is_measured_as_often_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[Plan] = []
+    monkeypatch.setattr(cli, "_execute", lambda plan, *_: plans.append(plan))
+    assert CliRunner().invoke(main, ["ablate", "error", "--daemon", "--repeats", "2"]).exit_code == 0
+    assert {job.repeats for job in plans[0].jobs} == {2}
+    assert {job.labels for job in plans[0].jobs} == {("uma", "uma:without-error")}
 
 
 @pytest.mark.parametrize("other", ["error", "--daemon"])
