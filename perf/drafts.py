@@ -1,7 +1,7 @@
 """Replays recorded texts through the lookups: what they would have drafted, how much of it holds, and which constants
 suit.
 
-No engine and no clock: the policy gives rows to drafts, and a call takes the time in `PRICES`, in steps of one row.
+No engine and no clock: the policy gives rows to drafts, and a call takes the time that is given for its rows.
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ from uma_core.types import Phase, TokenId
 MS = 1_000_000
 STEP_NS = 16 * MS
 CELL_NS = 500.0  # a thousand positions add 3 % to a step
-# calls of this many rows, in steps of one: 0.5B Q8_0 on two cores of a Xeon
-PRICES = {2: 1.05, 4: 1.17, 8: 1.37, 16: 2.0}
 N_VERIFY_ROWS = 16
 N_TOKENS = 256  # of each answer
 POLICY = compose(DEFAULT_STAGES)

@@ -20,6 +20,7 @@ from uma_core.speculation.acceptance import Acceptance
 from uma_core.types import SamplingParams
 
 ANSWER = [70, 71, 72, 73, 74, 75]
+PRICES = {2: 1.05, 4: 1.17, 8: 1.37, 16: 2.0}
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ def test_what_a_schema_forces_is_what_was_recorded() -> None:
 
 
 def test_the_study_counts_what_holds() -> None:
-    cost, prompt = drafts.cost_of(drafts.PRICES), np.arange(50, dtype=np.int32)
+    cost, prompt = drafts.cost_of(PRICES), np.arange(50, dtype=np.int32)
     copied, new = (
         drafts.Text(Recorded("edit", "", ""), prompt, list(range(begin, begin + 35))) for begin in (10, 1000)
     )
@@ -92,7 +93,7 @@ def test_the_study_replays_several_streams_at_once() -> None:
     """Each stream gets its own tokens. A stream that copies is faster beside one that does not copy than it is without
     drafts.
     """
-    cost, prompt = drafts.cost_of(drafts.PRICES), np.arange(50, dtype=np.int32)
+    cost, prompt = drafts.cost_of(PRICES), np.arange(50, dtype=np.int32)
     texts = [drafts.Text(Recorded("edit", "", ""), prompt, answer) for answer in (list(range(10, 45)), [999] * 5)]
     tally = drafts.Tally()
     drafts.play(texts, Acceptance(), cost, tally)
