@@ -29,6 +29,7 @@ from perf.criteria import (
     labels_for,
     of_many_streams,
     of_weights,
+    on_gpu,
     with_isa,
 )
 from perf.gguf_file import ensure, model_file
@@ -233,7 +234,8 @@ def accept(
 ) -> None:
     """Run the acceptance table and print a verdict per row; exit status 1 when a row is missed."""
     repeats = 1 if quick else options["repeats"]
-    rows = for_engine(engine)
+    on_one = on_gpu(engine) if options["gpu_layers"] else for_engine(engine)
+    rows = tuple(c for c in on_one if c.figure != "steady_x_bare")  # bare calls are measured by perf/gpu.py only
     smaller = (row for isa in isas for row in with_isa(isa, rows))
     criteria = (*rows, *(ON_HTTP if has_http else ()), *smaller)
     judged = tuple(dict.fromkeys(c.scenario for c in criteria))

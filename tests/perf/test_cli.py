@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from perf import cli
+from perf import cli, scorecard
+from perf.criteria import Criterion
+from perf.harness import Plan
+from perf.results import Results
+from tests.perf.made import make
 
 
 @pytest.mark.parametrize("arguments", [["run", "strom"], ["accept", "--only", "solo", "--only", "strom"]])
@@ -61,3 +65,17 @@ def test_too_few_tasks_are_said_before_anything_starts(tmp_path: Path) -> None:
     path.write_text(2 * '{"kind": "edit", "messages": [], "answer": ""}\n')
     result = CliRunner().invoke(cli.main, ["answers", str(path), str(path), "--streams", "4", "--repeats", "1"])
     assert result.exit_code == 2 and "need 4 tasks of each kind; 2 of edit" in result.output
+
+
+def test_a_gpu_is_judged_by_its_own_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As its pages and `python -m perf report` judge it."""
+    found: list[Criterion] = []
+
+    def executed(plan: Plan, criteria: tuple[Criterion, ...], *_: object) -> Results:
+        found.extend(criteria)
+        return make({})
+
+    monkeypatch.setattr(cli, "_execute", executed)
+    CliRunner().invoke(cli.main, ["accept", "--gpu-layers", "-1"])
+    judged = scorecard.criteria_of(make({"storm": {"uma": []}}, gpu_layers=-1))
+    assert found == [c for c in judged if c.figure != "steady_x_bare"]
