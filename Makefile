@@ -70,8 +70,8 @@ conversations: ext ## compare logits after a cached beginning with those of full
 differential: ext ## build the pinned llama-server, record its replies for the tests, list the gateway's differences
 	$(PY) -m tests.gateway.differential
 
-perf: ext ## measure; writes perf/out
-	$(PY) -m perf
+perf: ext ## measure beside llama-server, and judge each promise; writes perf/out
+	$(PY) -m perf accept
 
 gen: ext ## regenerate the bindings' list and the reference tables in docs/
 	$(PY) -m bindings.generate

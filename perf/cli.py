@@ -543,7 +543,7 @@ def answers(
     callback=_prices,
     default="2:1.05,4:1.17,8:1.37,16:2",
     show_default=True,
-    help="Time of a call with this many rows, in steps of one row (default: 0.5B Q8_0 on two cores of a Xeon).",
+    help="Time of a call with this many rows, in steps of one row; the default is 0.5B Q8_0's on two cores of a Xeon.",
 )
 def drafts(prices: dict[int, float]) -> None:
     """Replay recorded texts through the lookups and the policy, without an engine. Prints the gain of four streams and

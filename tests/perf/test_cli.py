@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from click.testing import CliRunner
 from perf import cli, scorecard
 from perf.criteria import Criterion
 from perf.harness import Plan
-from perf.results import Results
+from perf.results import ROOT, Results
 from tests.perf.made import make
 
 
@@ -65,6 +66,11 @@ def test_too_few_tasks_are_said_before_anything_starts(tmp_path: Path) -> None:
     path.write_text(2 * '{"kind": "edit", "messages": [], "answer": ""}\n')
     result = CliRunner().invoke(cli.main, ["answers", str(path), str(path), "--streams", "4", "--repeats", "1"])
     assert result.exit_code == 2 and "need 4 tasks of each kind; 2 of edit" in result.output
+
+
+def test_make_perf_measures() -> None:
+    (command,) = re.findall(r"^\t\$\(PY\) -m perf(.*)$", (ROOT / "Makefile").read_text(), re.M)
+    assert command.split() == ["accept"] and "accept" in cli.main.commands
 
 
 def test_a_gpu_is_judged_by_its_own_rows(monkeypatch: pytest.MonkeyPatch) -> None:
