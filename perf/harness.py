@@ -157,7 +157,9 @@ class Harness:
         self._slowest_s[job.scenario] = max(self._slowest_s.get(job.scenario, 0.0), time.monotonic() - begin)
 
     def _measure(self, scenario: Scenario, server: Server, repeat: int) -> dict[str, PhaseLog]:
-        """Run all phases; once more if other programs were busy on the machine. A server that dies fails the run."""
+        """Run all phases; once more if other programs were busy on the machine, unless a stream was lost: that counts.
+        A server that dies fails the run.
+        """
         seed = f"{self._plan.sizing.seed}/{repeat}/{scenario.name}"
         for attempt in range(self._plan.n_retries + 1):
             logs = {}
@@ -169,7 +171,7 @@ class Harness:
                 (log.foreign_cpu_s * 1000.0 / log.makespan_ms for log in logs.values() if log.makespan_ms > 500.0),
                 default=0.0,
             )
-            if not noise > self._plan.quiet_cores:
+            if not noise > self._plan.quiet_cores or any(log.n_failed for log in logs.values()):
                 break
             self._say(f"  {scenario.name} #{repeat + 1} {server.label}: others used {noise:.2f} cores")
         return logs

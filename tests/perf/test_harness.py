@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,21 @@ def test_failed_stream_is_an_error_with_its_place(tmp_path: Path, socket_path: P
     (error,) = results.cells["solo"]["uma"].errors
     assert error == "repeat 0: solo/chat: E_RUNTIME_001 broken"
     assert results.cells["solo"]["uma"].figures[0]["failed_n"] == 1
+
+
+@pytest.mark.parametrize("n_lost", [0, 1])
+def test_a_repeat_beside_other_programs_is_repeated_but_hides_no_lost_stream(
+    tmp_path: Path, socket_path: Path, made: list[Scripted], n_lost: int
+) -> None:
+    def script(request: dict[str, object]) -> list[bytes]:
+        is_lost = request["id"] == "chat" and [r["id"] for r in server.requests].count("chat") <= n_lost
+        return uma_script({**request, "max_tokens": 3} if is_lost else request)
+
+    plan = replace(plan_of(tmp_path, Job("solo", ("uma",), 1)), quiet_cores=-1.0)  # never quiet enough
+    with uds_server(socket_path, script) as server:
+        results, _ = run(made, plan)
+    assert results.cells["solo"]["uma"].figures[0]["failed_n"] == n_lost
+    assert [r["id"] for r in server.requests].count("chat") == 2 - n_lost
 
 
 def test_an_answer_that_is_short_is_an_error_in_whatever_phase(
