@@ -31,12 +31,13 @@ from perf.load import Sizing
 from perf.peer_build import SERVER, TARGETS, collect, peer_flags, unpack
 from perf.peers import OURS, make_server
 from perf.results import Results, commit_id, machine_facts
+from perf.scenarios import SCENARIOS
 from perf.servers import ServerError
 
 ROOT = Path(__file__).resolve().parent.parent
 HOME = Path(os.environ.get("UMA_GPU_DIR") or Path.home() / "uma-gpu")
 PREFIX = Path(os.environ.get("UMA_LLAMA_DIR") or HOME / "llama-cuda")
-SCENARIOS = ("storm", "paste", "throughput", "solo")
+USUAL = ("storm", "paste", "throughput", "solo")  # scenarios
 GPU_LAYERS = -1
 
 
@@ -147,7 +148,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Build and measure on a machine with CUDA.")
     parser.add_argument("phase", choices=("build", "measure", "all", "graph"))
     parser.add_argument("--model", default="8b-q8_0")
-    parser.add_argument("--scenarios", nargs="+", default=list(SCENARIOS))
+    parser.add_argument("--scenarios", nargs="+", default=list(USUAL), choices=tuple(SCENARIOS))
     parser.add_argument(
         "--engine",
         choices=("auto", "graph"),

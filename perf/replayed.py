@@ -71,9 +71,8 @@ class Replay:
     def __init__(self, engine: Engine, answers: dict[int, list[TokenId]]) -> None:
         """`answers`: by seed. Changes `engine`."""
         self._answers = answers
-        self._next: dict[
-            int, tuple[Any, list[TokenId], list[int]]
-        ] = {}  # by identity of a sampler, which is kept here too
+        # by identity of a sampler, which is kept here too
+        self._next: dict[int, tuple[Any, list[TokenId], list[int]]] = {}
         self._sampler, self._decode, self._draw = engine.sampler, engine.decode, engine.draw
         self._prefill_sample = engine.prefill_sample
         changed: Any = engine

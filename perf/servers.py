@@ -63,7 +63,7 @@ class Server(ABC):
         self.log_path = folder / f"{file_name(label)}.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
-        self._is_known = False  # it was started before
+        self._was_started = False
         self.cwd: Path | None = None
 
     @abstractmethod
@@ -92,8 +92,8 @@ class Server(ABC):
     def start(self) -> None:
         """Start the server. Blocks until it answers. Raises: ServerError."""
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        self._log = self.log_path.open("ab" if self._is_known else "wb")  # a restart appends to its log
-        self._is_known = True
+        self._log = self.log_path.open("ab" if self._was_started else "wb")  # a restart appends to its log
+        self._was_started = True
         self._process = subprocess.Popen(
             self.command(),
             env=self.environ(),
@@ -212,7 +212,7 @@ class UmaServer(Server):
         return command + self._variant_flags()
 
     def start(self) -> None:
-        if not self._is_known:  # files of an earlier run must not count for this one
+        if not self._was_started:  # files of an earlier run must not count for this one
             shutil.rmtree(self._cache_dir, ignore_errors=True)
         super().start()
 

@@ -28,10 +28,8 @@ KEPT_LOG = Path("perf/out/reliability.log")
 
 BASE: dict[str, dict[str, Any]] = {
     "engine": {"threads": 1, "n_ctx": 4096, "n_ubatch": 128, "calibrate": "off"},
-    "cache": {
-        "ram_mb": 32,
-        "disk_mb": 128,
-    },  # full within minutes: from then on its index takes the same memory
+    # full within minutes: from then on the cache's index takes the same memory
+    "cache": {"ram_mb": 32, "disk_mb": 128},
     "limits": {"max_sessions": 24, "queue_interactive": 16, "queue_background": 16},
     "ipc": {"tx_soft_bytes": 8192, "tx_hard_bytes": 65536, "write_timeout_ms": 3000},
 }
