@@ -24,6 +24,7 @@ RESULTS = "results.json"
 TOKENS = "tokens"  # folder of the CSV files
 CSV_FIELDS = ("session_id", "token_idx", "ts_ms", "is_interactive")
 ROOT = Path(__file__).resolve().parent.parent
+_CHANGED = "+changes"  # ends a commit's name if files differed from it: two such names may stand for different code
 
 
 @dataclass(slots=True)
@@ -120,11 +121,11 @@ def merge(runs: Sequence[Results]) -> list[Results]:
         if key not in out:
             out[key] = Results(run.machine, run.commit, run.date, dict(run.settings))
         joined = out[key]
-        if run.commit != joined.commit:
+        if joined.cells and (run.commit != joined.commit or not run.commit or run.commit.endswith(_CHANGED)):
             raise MixedCommits(
                 f"{', '.join(run.cells)} on {run.machine.get('cpu')} is of commit {run.commit or 'unknown'}, "
-                f"{', '.join(joined.cells)} of "
-                f"{joined.commit or 'unknown'}: a table holds one commit, so measure all of it again, or leave one out"
+                f"{', '.join(joined.cells)} of {joined.commit or 'unknown'}: a table holds one commit, without "
+                "changes, so measure all of it again, or leave one out"
             )
         joined.settings |= run.settings
         for scenario, row in run.cells.items():
@@ -238,7 +239,7 @@ def commit_id() -> str:
     if not commit:
         return os.environ.get("UMA_PERF_COMMIT", "")
     is_dirty = bool(_output(["git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no"]))
-    return commit + ("+changes" if is_dirty else "")
+    return commit + (_CHANGED if is_dirty else "")
 
 
 def _read(path: str) -> str:

@@ -75,6 +75,10 @@ def test_no_table_mixes_commits(tmp_path: Path) -> None:
         cli.main, ["scorecard", str(tmp_path / "a"), str(tmp_path / "b"), "--docs", str(tmp_path)]
     )
     assert result.exit_code == 1 and "a table holds one commit" in result.output
+    for unsure in ("abc+changes", ""):
+        first.commit = second.commit = unsure
+        with pytest.raises(MixedCommits, match="without changes"):
+            merge([first, second])
     second.settings["gpu_layers"] = -1
     assert len(merge([first, second])) == 2, "another machine or setting is another table"
 
