@@ -175,7 +175,7 @@ class Driver:
         if stream is None:
             if tick.kind == "error" and not tick.name:  # of the connection, not of a single request
                 for each in list(link.live.values()):
-                    self._end(each, tick.detail)
+                    self._refuse(each, tick.detail)
             return
         if tick.kind == "token":
             stream.t_tokens.append(now)
@@ -184,13 +184,19 @@ class Driver:
             return
         del link.live[tick.name]
         stream.n_reported = tick.n_tokens
-        self._end(stream, tick.detail if tick.kind == "error" else "")
+        if tick.kind == "error":
+            self._refuse(stream, tick.detail)
+        else:
+            self._end(stream, "")
+
+    def _refuse(self, stream: _Stream, error: str) -> None:
+        self._end(stream, "" if stream.ask.burden else error)  # a burden has done its work when it is refused
 
     def _end(self, stream: _Stream, error: str) -> None:
         if stream.t_done:
             return
         stream.t_done = time.monotonic_ns()
-        stream.error = "" if stream.ask.burden else error
+        stream.error = error
         for gate in ("first", "done"):  # a failed request must not keep others waiting for ever
             self._pass_gate(stream.ask.name, gate, stream.t_done)
 

@@ -52,7 +52,7 @@ class FrameParser:
         return out
 
     def feed_eof(self) -> list[Tick]:
-        return [Tick("", "error", "connection closed")]
+        return []
 
     @staticmethod
     def _tick(event: dict[str, Any]) -> Tick | None:

@@ -141,3 +141,16 @@ def test_http_refusal_names_its_status(status: int) -> None:
 def test_nobody_listens(socket_path: Path) -> None:
     (log,) = Driver(frames_endpoint(str(socket_path)), Phase("p", (Ask("a", 4, 3),)), "seed").run()
     assert log.error.startswith("cannot send")
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [(frame({"id": "text", "event": "error", "code": "E_REQUEST_001", "message": "too long"}), ""), (b"", "closed")],
+    ids=["refused", "not answered"],
+)
+def test_a_burden_may_be_refused_but_must_be_answered(socket_path: Path, answer: bytes, error: str) -> None:
+    """Otherwise a chat beside a request that was never read would seem to bear it well."""
+    with uds_server(socket_path, lambda request: [answer]):
+        phase = Phase("p", (Ask("text", 1, 1, burden="text"),), timeout_s=20.0)
+        (log,) = Driver(frames_endpoint(str(socket_path)), phase, "seed").run()
+    assert log.is_complete is not bool(error) and error in log.error
