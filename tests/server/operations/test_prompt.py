@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from uma_core.errors import ErrorCode, UmaError
-from uma_core.server.operations.prompt import echo_text, encode
+from uma_core.server.operations import prompt
+from uma_core.server.operations.prompt import apply_template, echo_text, encode
 from uma_core.types import Request
 
 
@@ -92,6 +93,18 @@ def test_what_a_template_cannot_do(fake_text, template, message):
     with pytest.raises(UmaError, match=message) as caught:
         encode(fake_text, chat("x"))
     assert caught.value.error is ErrorCode.TEMPLATE_FAILED
+
+
+def test_a_template_that_never_ends_is_told_so(fake_text, monkeypatch):
+    monkeypatch.setattr(prompt, "TEMPLATE_S", 0.05)
+    loops = "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}"
+    fake_text.template = "{{ messages[0].content }}" + loops
+    for work in (lambda: encode(fake_text, chat("x")), lambda: apply_template(fake_text, [{"content": "x"}], True)):
+        with pytest.raises(UmaError, match="it computes for more than") as caught:
+            work()
+        assert caught.value.error is ErrorCode.TEMPLATE_FAILED
+    fake_text.template = "{{ messages[0].content }}{% if not add_generation_prompt %}" + loops + "{% endif %}"
+    assert encode(fake_text, chat("x", "y")).message_ends == (), "they are only a help for the cache"
 
 
 def test_the_dialect_of_models_templates(fake_text):

@@ -14,17 +14,19 @@ from typing import Any, NamedTuple, NoReturn, cast
 import jinja2
 import numpy as np
 from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.server.io.ports import Reading, TextPort
 from uma_core.server.operations.embedding import input_tokens
 from uma_core.server.operations.infill import gap_tokens, infill_tokens
 from uma_core.server.operations.sampling import check_ids
+from uma_core.server.operations.template_time import TimedEnvironment, limited
 from uma_core.types import Request, TokenId
 
 ENDS_MAX_MESSAGES = 64  # with more, message ends are not computed: that takes a second tokenisation
 ENDS_MAX_BYTES = 1 << 16
+# for a template to write a chat, besides a millisecond for each message: a thousand times what the slowest known takes
+TEMPLATE_S = 2.0
 
 
 class Encoded(NamedTuple):
@@ -73,12 +75,13 @@ def echo_text(text: TextPort, request: Request) -> str:
 
 def _encode_chat(text: Reading, messages: list[dict[str, Any]]) -> Encoded:
     template = ChatTemplate.of(text)
-    rendered = template.render(messages, True)
-    has_bos = bool(template.bos) and rendered.startswith(template.bos)
-    tokens = text.tokenize(rendered, not has_bos, True)
-    if len(messages) > ENDS_MAX_MESSAGES or len(rendered) > ENDS_MAX_BYTES:
-        return Encoded(tokens)
-    return Encoded(tokens, _message_ends(text, template, messages, rendered, tokens))
+    with limited(TEMPLATE_S + len(messages) * 1e-3):
+        rendered = template.render(messages, True)
+        has_bos = bool(template.bos) and rendered.startswith(template.bos)
+        tokens = text.tokenize(rendered, not has_bos, True)
+        if len(messages) > ENDS_MAX_MESSAGES or len(rendered) > ENDS_MAX_BYTES:
+            return Encoded(tokens)
+        return Encoded(tokens, _message_ends(text, template, messages, rendered, tokens))
 
 
 def _message_ends(
@@ -107,7 +110,8 @@ def apply_template(text: Reading, messages: list[dict[str, Any]], add_generation
     Raises: TEMPLATE_FAILED.
     """
     template = ChatTemplate.of(text)
-    rendered = template.render(messages, add_generation_prompt)
+    with limited(TEMPLATE_S + len(messages) * 1e-3):
+        rendered = template.render(messages, add_generation_prompt)
     if template.bos and rendered.startswith(template.bos) and _adds_bos(text, template.bos):
         return rendered[len(template.bos) :]  # the tokeniser adds it
     return rendered
@@ -151,9 +155,9 @@ _compiled = functools.lru_cache(maxsize=8)(ChatTemplate)
 
 
 @functools.lru_cache(maxsize=1)
-def _environment() -> ImmutableSandboxedEnvironment:
+def _environment() -> TimedEnvironment:
     """Return an environment for the dialect of chat templates, which is that of Hugging Face's transformers."""
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment = TimedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
