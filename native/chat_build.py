@@ -28,7 +28,8 @@ LIBRARY = "libuma_chat.dylib" if sys.platform == "darwin" else "libuma_chat.so"
 EXPORTS = "uma_chat_*"
 # the files of llama.cpp's common/ that chat.cpp needs, and no more
 UPSTREAM = ("chat*.cpp", "peg-parser.cpp", "json*.cpp", "trie.cpp", "unicode.cpp", "jinja/*.cpp", "parsers/*.cpp")
-SCHEMA_CONVERTER = "json-schema-to-grammar.cpp"  # prints to standard error unless captured
+# files that are compiled with a header of ours before them
+PREFIXES = {"json-schema-to-grammar.cpp": "capture.h", "jinja/runtime.cpp": "steps.h"}
 NEEDED = ("common/", "include/", "ggml/include/", "vendor/nlohmann/", "models/templates/", "LICENSE")
 INCLUDED = ("common", "include", "ggml/include", "vendor")
 FLAGS = ["-std=gnu++17", "-O2", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-DNDEBUG", "-pthread"]
@@ -106,9 +107,10 @@ def _units(source: Path, pin: Pin, cxx: list[str]) -> list[Unit]:
     upstream = sorted({path for pattern in UPSTREAM for path in (source / "common").glob(pattern)})
     units = []
     for path in upstream:
-        captured = [f"-include{OWN_DIR / 'capture.h'}"] if path.name == SCHEMA_CONVERTER else []
-        content = _own_digest() if captured else ""
-        units.append(Unit(path, [*cxx, *FLAGS, *SECTIONS, *captured], pin.sha256 + content))
+        header = PREFIXES.get(path.relative_to(source / "common").as_posix())
+        before = [f"-include{OWN_DIR / header}"] if header else []
+        content = _own_digest() if header else ""
+        units.append(Unit(path, [*cxx, *FLAGS, *SECTIONS, *before], pin.sha256 + content))
     own = [
         Unit(path, [*cxx, *FLAGS, *SECTIONS, *OWN_FLAGS], pin.sha256 + _own_digest())
         for path in sorted(OWN_DIR.glob("*.cpp"))

@@ -10,6 +10,7 @@
 #include "model.h"
 #include "open_end.h"
 #include "peg-parser.h"
+#include "time_limit.h"
 
 #include <algorithm>
 #include <array>
@@ -27,7 +28,7 @@ using json = common_json;
 
 #define API extern "C" __attribute__((visibility("default")))
 
-static constexpr int INTERFACE = 3; // raised with every change that uma_gateway/chat/library.py has to follow
+static constexpr int INTERFACE = 4; // raised with every change that uma_gateway/chat/library.py has to follow
 
 // Templates, schema readers and answer parsers recurse with the nesting of their input, and a stack overflow would end
 // the process. With the bundled templates one level of an answer takes up to 4.1 KB of stack, and one level of a
@@ -39,9 +40,13 @@ static constexpr size_t JSON_LEVEL_BYTES = 32 << 10, ANSWER_LEVEL_BYTES = 6 << 1
 // write, 16,000 take 5 s. Tool results may be whole files, and few templates read them as JSON.
 static constexpr int MAX_NAMES = 4096, MAX_RESULT_NAMES = 8 * MAX_NAMES;
 
+// A template computes for milliseconds, or for a second with the megabytes of a long conversation.
+static constexpr double MAX_SECONDS = 5, SECONDS_PER_BYTE = 2e-6;
+
 struct uma_chat_templates {
     llama_model model;
-    int max_depth; // of a request's JSON
+    int max_depth;      // of a request's JSON
+    double max_seconds; // of processor time for a request
     common_chat_templates_ptr templates;
 };
 
@@ -115,6 +120,23 @@ template <typename F> static auto about(const char * kind, F && work) {
         throw;
     } catch (const std::exception & error) {
         throw problem(kind, error.what());
+    }
+}
+
+// Ends templates after so many seconds. llama.cpp passes over some failures of templates, but not over this one.
+template <typename F> static json in_time(double seconds, F && work) {
+    const time_limit limit(seconds);
+    const auto check = [&] {
+        if (limit.is_exceeded())
+            throw problem("time", "the chat template computes for too long: send less, or serve another model");
+    };
+    try {
+        json result = work();
+        check();
+        return result;
+    } catch (const std::exception &) {
+        check();
+        throw;
     }
 }
 
@@ -498,6 +520,7 @@ API char * uma_chat_templates_new(const char * request, uma_chat_templates ** ou
         handle->model.add_bos = given.value("add_bos", false);
         handle->model.add_eos = given.value("add_eos", false);
         handle->max_depth = given.value("max_depth", MAX_JSON_DEPTH);
+        handle->max_seconds = given.value("max_seconds", MAX_SECONDS);
         handle->templates = about("template", [&] { return common_chat_templates_init(&handle->model, ""); });
         const json facts = template_facts(*handle);
         *out = handle.release();
@@ -516,8 +539,10 @@ API char * uma_chat_apply(const uma_chat_templates * handle, const char * reques
         about("schema", [&] { check_schemas(inputs); return 0; });
         chat_log.clear();
         writes_grammars = given.value("write_grammar", false);
-        return about("template",
-            [&] { return applied_json(common_chat_templates_apply(handle->templates.get(), inputs)); });
+        return in_time(handle->max_seconds + double(strlen(request)) * SECONDS_PER_BYTE, [&] {
+            return about("template",
+                [&] { return applied_json(common_chat_templates_apply(handle->templates.get(), inputs)); });
+        });
     });
 }
 

@@ -134,7 +134,7 @@ def _try(request: bytes, depth: int) -> str:
             try:
                 call("uma_chat_apply", handle.pointer, encode(asked, "a trial"))
             except LibraryError as error:
-                if error.kind in ("memory", "internal", "request", "depth"):
+                if error.kind in ("memory", "time", "internal", "request", "depth"):
                     raise
     except LibraryError as error:
         return "" if error.kind == "template" else f"{error.kind}: {error}"

@@ -19,7 +19,7 @@ import orjson
 
 from uma_gateway.chat.errors import ChatCode, ChatError
 
-INTERFACE = 3  # as in native/chat/chat.cpp
+INTERFACE = 4  # as in native/chat/chat.cpp
 LIBRARY = (
     Path(__file__).resolve().parent.parent
     / "lib"
@@ -32,6 +32,7 @@ _KINDS = {
     "depth": ChatCode.TOO_DEEP,
     "schema": ChatCode.SCHEMA_UNSUPPORTED,
     "template": ChatCode.TEMPLATE_FAILED,
+    "time": ChatCode.TEMPLATE_UNSAFE,
     "answer": ChatCode.INTERNAL,  # the parser returns such an answer unchanged
     "memory": ChatCode.OVERLOADED,
     "internal": ChatCode.INTERNAL,

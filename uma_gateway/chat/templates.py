@@ -40,6 +40,8 @@ Tool = dict[str, Any]
 MAX_TOOLS = 1_000
 # llama.cpp's template engine copies the variables for each turn of a loop: 1,000 of them and 4,000 messages took 8 s
 MAX_KWARGS = 100
+# of processor time for one use of a template, besides 2 s for each MB of the request; bundled ones need 20 ms at most
+MAX_SECONDS = 5.0
 _MOST_PROPERTIES = 200  # llama.cpp's own grammar of an object takes 12 ms with 200 optional ones, and 7 s with 1,000
 # Mistral's templates refuse ids of other lengths, and clients that change the model in the middle of a conversation
 # send them
@@ -117,12 +119,13 @@ class Templates:
         facts = {"chat_template": source, "tool_use_template": tool_use_source, "bos": bos, "eos": eos}
         facts |= {"add_bos": add_bos, "add_eos": add_eos}  # type: ignore[dict-item]
         max_depth = check_template(encode(facts, "the template"))
-        self._handle = Handle("templates", encode({**facts, "max_depth": max_depth}, "the template"))
+        limits = {"max_depth": max_depth, "max_seconds": MAX_SECONDS}
+        self._handle = Handle("templates", encode({**facts, **limits}, "the template"))
         self._parse_handle = self._handle
         self.capabilities: dict[str, bool] = self._handle.facts["capabilities"]
         self._wants_short_ids = bool(_SHORT_IDS.search(source + tool_use_source))
         required = self._probe(self._handle)
-        bare = Handle("templates", encode({**facts, "bos": "", "eos": "", "max_depth": max_depth}, "the template"))
+        bare = Handle("templates", encode({**facts, "bos": "", "eos": "", **limits}, "the template"))
         other = self._probe(bare)
         if (
             required

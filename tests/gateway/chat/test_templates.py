@@ -25,6 +25,7 @@ from tests.gateway.chat.conftest import (
     run_on_small_stack,
     templates,
 )
+from uma_gateway.chat import templates as chat_templates
 from uma_gateway.chat.errors import ChatCode, ChatError
 from uma_gateway.chat.parser import Parser
 from uma_gateway.chat.templates import Templates
@@ -289,6 +290,19 @@ def test_a_template_with_an_error_tells_its_reason() -> None:
         Templates("{% if messages")
     assert code_of(caught) is ChatCode.TEMPLATE_FAILED
     assert "Parser Error" in str(caught.value)
+
+
+def test_a_template_that_computes_for_ever_ends_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_templates, "MAX_SECONDS", 0.1)
+    loops = "{% for a in range(9000) %}{% for b in range(9000) %}{% set c = a * b %}{% endfor %}{% endfor %}"
+    calls = "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}"
+    for body in (loops, calls):
+        odd = Templates("{{ messages[0].content }}{% if 'go' in messages[0].content %}" + body + "{% endif %}")
+        for _ in range(2):
+            with pytest.raises(ChatError) as caught:
+                odd.apply([{"role": "user", "content": "go"}])
+            assert (code_of(caught), "too long" in str(caught.value)) == (ChatCode.TEMPLATE_UNSAFE, True)
+            assert odd.apply(QUESTION).prompt == QUESTION[0]["content"]
 
 
 def test_the_template_for_tools_is_used_with_tools() -> None:
