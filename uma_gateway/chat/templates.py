@@ -194,6 +194,10 @@ class Templates:
         }
         request = _Request(self, base, used, choice, schema, strict, one_call=parallel_tool_calls is False)
         applied = request.apply()
+        if not applied.prompt:
+            raise ChatError(
+                ChatCode.TEMPLATE_FAILED, "the model's chat template writes nothing for messages of these roles"
+            )
         return replace(applied, constraint={"gbnf": grammar}) if grammar else applied
 
     def _is_parallel(self, asked: bool | None) -> bool:

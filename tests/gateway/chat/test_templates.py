@@ -292,6 +292,14 @@ def test_a_template_with_an_error_tells_its_reason() -> None:
     assert "Parser Error" in str(caught.value)
 
 
+def test_a_template_that_writes_nothing_is_told_so() -> None:
+    users_only = Templates("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}")
+    with pytest.raises(ChatError) as caught:
+        users_only.apply([{"role": "assistant", "content": "Hello"}])
+    assert code_of(caught) is ChatCode.TEMPLATE_FAILED
+    assert "writes nothing" in str(caught.value)
+
+
 def test_a_template_that_computes_for_ever_ends_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_templates, "MAX_SECONDS", 0.1)
     loops = "{% for a in range(9000) %}{% for b in range(9000) %}{% set c = a * b %}{% endfor %}{% endfor %}"

@@ -107,6 +107,23 @@ def test_a_template_that_never_ends_is_told_so(fake_text, monkeypatch):
     assert encode(fake_text, chat("x", "y")).message_ends == (), "they are only a help for the cache"
 
 
+@pytest.mark.parametrize("start", ["", "{{ bos_token }}"])
+def test_a_template_that_writes_nothing_is_told_so(fake_text, start):
+    fake_text.template = (
+        start + "{% for m in messages %}{% if m.role == 'other' %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    with pytest.raises(UmaError, match="writes nothing for messages of these roles") as caught:
+        encode(fake_text, chat("x"))
+    assert caught.value.error is ErrorCode.TEMPLATE_FAILED
+
+
+def test_a_template_that_repeats_the_messages_in_its_error_fills_no_log(fake_text):
+    fake_text.template = "{{ raise_exception('No: ' ~ messages[0].content) }}"
+    with pytest.raises(UmaError, match="No: xxx") as caught:
+        encode(fake_text, chat("x" * 100_000))
+    assert len(caught.value.message) < 600
+
+
 def test_the_dialect_of_models_templates(fake_text):
     fake_text.template = (
         "{%- set ns = namespace(n=0) -%}\n"

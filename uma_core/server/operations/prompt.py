@@ -27,6 +27,7 @@ ENDS_MAX_MESSAGES = 64  # with more, message ends are not computed: that takes a
 ENDS_MAX_BYTES = 1 << 16
 # for a template to write a chat, besides a millisecond for each message: a thousand times what the slowest known takes
 TEMPLATE_S = 2.0
+MAX_REASON = 500  # characters: some templates repeat the messages that they refuse, and errors are logged
 
 
 class Encoded(NamedTuple):
@@ -77,6 +78,8 @@ def _encode_chat(text: Reading, messages: list[dict[str, Any]]) -> Encoded:
     template = ChatTemplate.of(text)
     with limited(TEMPLATE_S + len(messages) * 1e-3):
         rendered = template.render(messages, True)
+        if rendered in ("", template.bos):
+            raise UmaError(ErrorCode.TEMPLATE_FAILED, "the chat template writes nothing for messages of these roles")
         has_bos = bool(template.bos) and rendered.startswith(template.bos)
         tokens = text.tokenize(rendered, not has_bos, True)
         if len(messages) > ENDS_MAX_MESSAGES or len(rendered) > ENDS_MAX_BYTES:
@@ -148,7 +151,8 @@ class ChatTemplate:
             values = {"messages": messages, "add_generation_prompt": add_generation_prompt}
             return str(self._template.render(values, bos_token=self.bos, eos_token=self._eos))
         except Exception as error:  # the template is the model's code: any exception of it refuses the messages
-            raise UmaError(ErrorCode.TEMPLATE_FAILED, f"the chat template refuses these messages: {error}") from None
+            why = str(error)[:MAX_REASON]
+            raise UmaError(ErrorCode.TEMPLATE_FAILED, f"the chat template refuses these messages: {why}") from None
 
 
 _compiled = functools.lru_cache(maxsize=8)(ChatTemplate)
