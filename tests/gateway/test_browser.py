@@ -16,7 +16,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
 from tests.daemon.support import ENDLESS, WAIT_S, DaemonProcess, eventually
-from tests.gateway.support import GatewayProcess, Raw, n_busy
+from tests.gateway.support import GatewayProcess, Json, Raw, n_busy
 from tests.tools import need
 from uma_gateway.keys import entry, new_key
 
@@ -448,16 +448,53 @@ def test_a_restart_of_the_daemon_is_seen_live(serve: Any, before: Any, tabs: Tab
     expect(state).to_have_text("ready")
 
 
-def test_the_dashboard_shows_what_drafts_brought(gateway: GatewayProcess, tabs: Tabs) -> None:
+def first_event(gateway: GatewayProcess) -> Json:
+    """Return what the dashboard is told first."""
     with urllib.request.urlopen(f"{gateway.url}/uma/events", timeout=WAIT_S) as stream:
-        now = json.loads(stream.readline().removeprefix(b"data:"))
+        event: Json = json.loads(stream.readline().removeprefix(b"data: "))
+        return event
+
+
+def stream_of(*events: Json) -> bytes:
+    return b"".join(b"data: %b\n\n" % json.dumps(event).encode() for event in events)
+
+
+def test_events_that_a_sleeping_tab_reads_late_are_drawn_at_their_times(gateway: GatewayProcess, tabs: Tabs) -> None:
+    """All of them arrived within a millisecond, and the throughput became thousands of tokens a second."""
+    now = first_event(gateway)
+    looks = [
+        {**now, "at_ms": now["at_ms"] + 250 * n, "metrics": {**now["metrics"], "tokens_generated_total": 50 * n}}
+        for n in range(8)
+    ]
+    bodies = [stream_of(*looks)]
+    page = tabs.new()
+    page.route("**/uma/events", lambda route: route.fulfill(body=bodies.pop() if bodies else b""))
+    page.goto(f"{gateway.url}/dashboard")
+    expect(page.locator("#rate svg")).to_have_attribute("aria-label", re.compile("now 200$"))
+
+
+def test_a_decision_of_an_idle_daemon_gets_old(gateway: GatewayProcess, tabs: Tabs) -> None:
+    """Its last tick is in every status: the page said for ever that what had been decided then was decided now."""
+    now = first_event(gateway)
+    ticks = [{**now["tick"], "ms_last": n, "notes": [f"admission: {n} wait: no sequence is free"]} for n in (1, 2)]
+    looks = [{**now, "tick": tick} for tick in (ticks[0], ticks[0], ticks[1])]
+    bodies = [stream_of(*looks, {**looks[-1], "at_ms": now["at_ms"] + 20_000})]
+    page = tabs.new()
+    page.route("**/uma/events", lambda route: route.fulfill(body=bodies.pop() if bodies else b""))
+    page.goto(f"{gateway.url}/dashboard")
+    expect(page.get_by_role("table", name="Latest decisions").get_by_role("row")).to_have_text(
+        ["WhenWhat", "20 s agoadmission: 2 wait: no sequence is free"]
+    )
+
+
+def test_the_dashboard_shows_what_drafts_brought(gateway: GatewayProcess, tabs: Tabs) -> None:
+    now = first_event(gateway)
     assert set(now["speculation"]["drafted"]) >= {"lookup", "draft"}
     now["speculation"]["drafted"].update(lookup=1400, draft=20)
     now["speculation"]["accepted"].update(lookup=1200, draft=5)
     now["speculation"]["saved_ms"].update(lookup=3210.0, draft=-40.0)
-    event = f"data: {json.dumps(now)}\n\n"
     page = tabs.new()
-    page.route("**/uma/events", lambda route: route.fulfill(content_type="text/event-stream", body=event))
+    page.route("**/uma/events", lambda route: route.fulfill(body=stream_of(now)))
     page.goto(f"{gateway.url}/dashboard")
     expect(page.locator("#drafts")).to_have_text(
         "Accepted draft tokens: lookup 1,200 of 1,400 (saved 3.2 s), draft 5 of 20 (lost 40 ms)."
@@ -466,8 +503,7 @@ def test_the_dashboard_shows_what_drafts_brought(gateway: GatewayProcess, tabs: 
 
 def test_a_stream_that_the_gateway_ends_is_asked_for_again_at_once(gateway: GatewayProcess, tabs: Tabs) -> None:
     """A cluster's gateway ends each after a while. The page said for two seconds that it was unreachable."""
-    with urllib.request.urlopen(f"{gateway.url}/uma/events", timeout=WAIT_S) as stream:
-        event = stream.readline() + b"\n"
+    event = stream_of(first_event(gateway))
     asked: list[Route] = []
 
     def end_the_first(route: Route) -> None:

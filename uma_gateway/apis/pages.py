@@ -127,10 +127,11 @@ async def _events(exchange: Exchange) -> None:
             await asyncio.wait((asking,), timeout=EVERY_S)
         if asking is not None and asking.done():
             cache, asking = asking.result() or cache, None
+        at_ms = round(time.time() * 1e3)  # a page that sleeps reads events late
         try:
-            return {**await overview(exchange), "cache": cache}
+            return {**await overview(exchange), "cache": cache, "at_ms": at_ms}
         except GatewayError as error:
-            return {"state": "unreachable", "reason": error.message}
+            return {"state": "unreachable", "reason": error.message, "at_ms": at_ms}
 
     try:
         await send_events(exchange, look)

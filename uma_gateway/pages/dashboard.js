@@ -16,8 +16,9 @@ const notes = new Map(); // note without its figures -> the note, and when it wa
 const looks = []; // the last few overviews
 let before = null; // the latest overview
 let isPaused = false;
-let seenAt = 0;
+let seenAt = 0; // by this browser's clock; all other times are the gateway's
 let startedAt = 0;
+let lastTick = null; // as JSON
 
 const charts = {
   streams: new Timeline(element("streams")),
@@ -263,8 +264,12 @@ function remember(now) {
       now.latency.solo_itl_ms || null,
     ]);
   for (const list of [rates, gaps]) while (list.length && list[0][0] < now.at - (SECONDS + 2) * 1000) list.shift();
-  for (const words of now.tick?.notes ?? [])
-    notes.set(words.replace(/[\d.]+/g, "#"), { words: words.replaceAll("_", " "), at: now.at });
+  // an idle daemon reports its last tick again and again: its notes are not new
+  const tick = JSON.stringify(now.tick);
+  if (lastTick !== null && tick !== lastTick)
+    for (const words of now.tick?.notes ?? [])
+      notes.set(words.replace(/[\d.]+/g, "#"), { words: words.replaceAll("_", " "), at: now.at });
+  lastTick = tick;
 }
 
 function drawCharts(now) {
@@ -611,8 +616,9 @@ async function run() {
   for (;;) {
     try {
       for await (const told of watch("/uma/events")) {
-        const now = { ...told, at: Date.now() };
-        seenAt = now.at;
+        // events that arrived while the tab slept are handled at once, so the time is that of the looks, not of now
+        const now = { ...told, at: told.at_ms };
+        seenAt = Date.now();
         startedAt ||= now.at;
         if (now.state !== "unreachable") remember(now);
         before = now;
