@@ -221,6 +221,54 @@ def test_a_message_that_is_refused_goes_back_to_its_box_and_the_next_one_is_answ
     tabs.errors.clear()
 
 
+def test_settings_survive_a_reload(gateway: GatewayProcess, tabs: Tabs) -> None:
+    """The chat went on without its system message, and nothing said so."""
+    page = tabs.open(gateway.url)
+    page.get_by_text("Settings").click()
+    page.get_by_label("System message").fill("Be brief")
+    page.get_by_label("Temperature").fill("0.2")
+    page.get_by_label("Thinking").uncheck()
+    page.reload()
+    page.get_by_text("Settings").click()
+    expect(page.get_by_label("System message")).to_have_value("Be brief")
+    expect(page.get_by_label("Temperature")).to_have_value("0.2")
+    expect(page.get_by_label("Most tokens")).to_have_value("1024")
+    expect(page.get_by_label("Thinking")).not_to_be_checked()
+
+
+SIDES = """node => {
+  const range = document.createRange();
+  range.selectNodeContents(node);
+  const [text, box] = [range.getBoundingClientRect(), node.getBoundingClientRect()];
+  return [text.left - box.left, box.right - text.right];
+}"""
+
+
+def test_text_from_right_to_left_begins_at_the_right(gateway: GatewayProcess, tabs: Tabs) -> None:
+    page = tabs.open(gateway.url)
+    set_most(page, 1)
+    for words in ("Hello!", "\u05e9\u05dc\u05d5\u05dd!", "\u0645\u0631\u062d\u0628\u0627!"):
+        send(page, words)
+        expect(page.locator("#state")).to_contain_text(COUNTED)
+        left, right = page.locator("article.user .text").last.evaluate(SIDES)
+        assert left < right if words == "Hello!" else right < left, words
+
+
+def test_a_chat_that_is_opened_before_the_daemon_is_there_notices_it(serve: Any, before: Any, tabs: Tabs) -> None:
+    daemon = serve()
+    gateway = before(daemon)
+    daemon.stop()
+    page = tabs.open(gateway.url)
+    expect(page.locator("#state")).to_contain_text("daemon")
+    serve()
+    expect(page.locator("#model")).to_contain_text("tokens of context")
+    expect(page.locator("#state")).to_be_empty()
+    gateway.stop()
+    send(page, "Hello")
+    expect(page.locator("#state")).to_have_text("the gateway does not answer")
+    tabs.errors.clear()  # the browser logs the 503 and the refused connection
+
+
 NO_STORAGE = {
     "forbidden": "Object.defineProperty(window, 'sessionStorage', "
     "{get() { throw new DOMException('no', 'SecurityError'); }})",
@@ -575,6 +623,8 @@ def test_a_phone_shows_all_without_scrolling_sideways(gateway: GatewayProcess, p
     page = phone_tabs.open(gateway.url + path)
     expect(page.locator("#model")).to_contain_text("context")
     if path == "/":
+        box = page.get_by_role("textbox", name="Message", exact=True)
+        assert box.evaluate("node => node.scrollHeight <= node.clientHeight"), "its words are cut off"
         set_most(page, 300)
         page.get_by_role("textbox", name="Message", exact=True).fill("Hello " + "x" * 300)
         page.get_by_role("button", name="Send").tap()

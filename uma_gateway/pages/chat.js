@@ -2,10 +2,12 @@
 import { ask, element, events, store, stored } from "./common.js";
 
 const CHAT = "uma.chat";
+const SETTINGS = "uma.settings";
 let messages = JSON.parse(stored(CHAT) ?? "[]");
 let running = null; // AbortController of the answer in progress
 
 const KEEP_MS = 300;
+const RETRY_MS = 2000;
 let isKept = true;
 const keep = () => {
   isKept = store(CHAT, JSON.stringify(messages));
@@ -168,6 +170,40 @@ async function answer() {
   }
 }
 
+// Show the model's name. While the daemon is absent or loads, say so, and try again.
+async function nameModel() {
+  let complaint = "";
+  const isComplaining = () => element("state").textContent === complaint && !running;
+  for (;;) {
+    try {
+      const { data } = await (await ask("/v1/models")).json();
+      element("model").textContent = `${data[0].id}, ${data[0].context_length.toLocaleString()} tokens of context`;
+      if (complaint && isComplaining()) tell("");
+      return;
+    } catch (error) {
+      if (isComplaining()) {
+        tell(error.message, true);
+        complaint = element("state").textContent;
+      }
+      if (error.status < 500) return; // such as no key
+    }
+    await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
+  }
+}
+
+// The settings are stored like the conversation: after a reload it goes on under the same system message.
+function keepSettings() {
+  const inputs = [...document.querySelectorAll("details.settings input")];
+  const property = (input) => (input.type === "checkbox" ? "checked" : "value");
+  const kept = JSON.parse(stored(SETTINGS) ?? "{}");
+  for (const input of inputs) {
+    if (input.id in kept) input[property(input)] = kept[input.id];
+    input.addEventListener("input", () =>
+      store(SETTINGS, JSON.stringify(Object.fromEntries(inputs.map((each) => [each.id, each[property(each)]])))),
+    );
+  }
+}
+
 element("ask").addEventListener("submit", (event) => {
   event.preventDefault();
   const box = element("text");
@@ -219,15 +255,11 @@ addEventListener("pageshow", () => {
   isLeaving = false; // the page was restored from the browser's cache
 });
 
+keepSettings();
 for (const message of messages) {
   if (message.isOpen) Object.assign(message, { isOpen: false, end: "Cut off: you left the page before the end." });
   show(message);
 }
 setRunning(null);
 log.scrollTop = log.scrollHeight;
-ask("/v1/models")
-  .then((answer) => answer.json())
-  .then(({ data }) => {
-    element("model").textContent = `${data[0].id}, ${data[0].context_length.toLocaleString()} tokens of context`;
-  })
-  .catch((error) => tell(error.message, true));
+nameModel();

@@ -37,12 +37,19 @@ export function askForKey() {
   return true;
 }
 
+// Throw an error of the network in our words: the browsers' own ("Failed to fetch", "network error") do not say what
+// failed.
+function explain(error) {
+  throw error instanceof TypeError ? new Error("the gateway does not answer") : error;
+}
+
 // Fetch with the key, and ask for one if it is missing. Throws an Error with the server's message and HTTP status;
 // `lacksKey` is set if no key was given. A caller with a timer must then stop, or a closed dialog would come back for
 // ever.
 export async function ask(path, options = {}) {
   for (;;) {
-    const answer = await fetch(path, { ...options, headers: { ...options.headers, ...authorization() } });
+    const headers = { ...options.headers, ...authorization() };
+    const answer = await fetch(path, { ...options, headers }).catch(explain);
     if (answer.ok) return answer;
     if (answer.status === 401 && askForKey()) continue;
     let words = `HTTP ${answer.status}`;
@@ -61,7 +68,7 @@ export async function* events(answer) {
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let held = "";
   for (;;) {
-    const { done, value } = await reader.read();
+    const { done, value } = await reader.read().catch(explain);
     if (done) return;
     const lines = (held + value).split("\n");
     held = lines.pop();
