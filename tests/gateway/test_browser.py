@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
-from tests.daemon.support import ENDLESS, WAIT_S, DaemonProcess, eventually
+from tests.daemon.support import ENDLESS, ROOT, WAIT_S, DaemonProcess, eventually
 from tests.gateway.support import GatewayProcess, Json, Raw, n_busy
 from tests.tools import need
 from uma_gateway.keys import entry, new_key
@@ -573,6 +573,64 @@ def test_a_stream_that_the_gateway_ends_is_asked_for_again_at_once(gateway: Gate
     expect(page.locator("#state")).to_have_text("ready")
     states = page.evaluate("[...window.states]")
     assert "ready" in states and not [state for state in states if "unreachable" in (state or "")]
+
+
+# ---- the cluster's page, before a gateway that has no cluster
+
+CLUSTER = ROOT / "uma_gateway" / "pages" / "cluster.html"
+UNITS = [
+    {"unit": "one/demo", "node": "one", "model": "demo", "is_open": True, "requests": 3, "sequences": 4, "pages": 1234}
+    | {"load_ms": {"interactive": 120.4, "background": 5000.2}, "age_ms": 480},
+    {"unit": "two/demo", "node": "", "model": "", "is_open": False},  # nothing was heard of it
+]
+COUNTS = {"routed": 12, "lost": 1, "prompt_tokens": 1000, "cached_tokens": 333}
+
+
+def test_the_clusters_page_shows_its_daemons_and_that_the_gateway_is_gone(gateway: GatewayProcess, tabs: Tabs) -> None:
+    told: Json = {"units": UNITS, "counts": COUNTS, "waiting": 2, "models": ["demo"], "in_flight": 5}
+    bodies = [stream_of(told, {**told, "units": [{**UNITS[0], "requests": 4}, UNITS[1]]}), stream_of(told)]
+    page = tabs.new()
+    page.route("**/cluster", lambda route: route.fulfill(content_type="text/html", body=CLUSTER.read_text()))
+    asked: list[Route] = []
+
+    def answer(route: Route) -> None:
+        asked.append(route)
+        if bodies:
+            route.fulfill(content_type="text/event-stream", body=bodies.pop())
+
+    page.route("**/uma/cluster/events", answer)
+    page.add_init_script(
+        "window.gone = []; addEventListener('DOMContentLoaded', () => new MutationObserver("
+        "(seen) => seen.forEach((each) => window.gone.push(...each.removedNodes)))"
+        ".observe(document.body, { subtree: true, childList: true }));"
+    )
+    page.goto(f"{gateway.url}/cluster")
+    expect(page.locator("#state")).to_have_text("ready")
+    expect(cell(page, "Daemons", "one", 3)).to_have_text("4")
+    row = page.get_by_role("table", name="Daemons").get_by_role("row").nth(1)
+    expect(row.get_by_role("cell")).to_have_text(["demo", "open", "4", "4", "120 ms", "5 s", "1,234", "480 ms ago"])
+    expect(page.locator("#units tbody tr").nth(1)).to_contain_text("closed")
+    expect(cell(page, "Outcomes of requests", "ended by a loss", 0)).to_have_text("1")
+    expect(page.locator("#tiles > *")).to_contain_text(["1 of 2", "2", "5 requests", "4 requests", "2", "33 %"])
+    gone = page.evaluate("window.gone.map((node) => node.nodeName)")
+    assert "TR" not in gone and "TABLE" not in gone, "it was made anew: what is selected or read aloud is lost"
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.evaluate(CONTRAST) == []
+    eventually(lambda: page.wait_for_timeout(10) or len(asked) >= 3)
+    asked[-1].abort()
+    expect(page.locator("#state")).to_have_text("unreachable: the gateway does not answer")
+    tabs.errors.clear()  # the browser logs the refused connection
+
+
+def test_the_dashboard_of_a_cluster_leads_to_its_page(gateway: GatewayProcess, tabs: Tabs) -> None:
+    now = first_event(gateway)
+    page = tabs.open(f"{gateway.url}/dashboard")
+    expect(page.locator("#state")).to_have_text("ready")
+    link = page.get_by_role("link", name="Cluster")
+    expect(link).to_have_count(0)
+    page.route("**/uma/events", lambda route: route.fulfill(body=stream_of({**now, "units": {"one/demo": {}}})))
+    page.reload()
+    expect(link).to_have_attribute("href", "/cluster")
 
 
 # ---- the look of the pages, and what they may load

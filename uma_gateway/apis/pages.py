@@ -34,6 +34,7 @@ FILES = {
     "common.js": b"text/javascript; charset=utf-8",
     "dashboard.js": b"text/javascript; charset=utf-8",
     "charts.js": b"text/javascript; charset=utf-8",
+    "parts.js": b"text/javascript; charset=utf-8",
     "cluster.html": b"text/html; charset=utf-8",
     "cluster.js": b"text/javascript; charset=utf-8",
 }
