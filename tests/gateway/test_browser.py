@@ -436,6 +436,7 @@ def test_the_dashboard_shows_who_runs_and_who_waits_for_whom(serve: Any, before:
         expect(cell(page, "Shares of compute time", "http", 2)).to_contain_text("%")
         expect(page.locator("#streams svg")).to_have_attribute("aria-label", re.compile("2 requests in flight"))
         expect(page.locator("#streams rect.answers[width]:not([width='0'])")).to_have_count(1)
+        expect(page.locator("#streams g.waiting")).to_have_count(1)  # its line does not strike its name through
         eventually(lambda: page.locator("#rate path.line").get_attribute("d"), "no throughput is drawn")
         expect(cell(page, "Prefix cache by tier", "RAM", 0)).to_contain_text("of")
         page.get_by_role("button", name="Cancel first").click()

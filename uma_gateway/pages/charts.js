@@ -183,9 +183,11 @@ export class Timeline {
     part(bar.waits, request.start, Math.min(admitted, request.end), 8);
     part(bar.reads, admitted, Math.max(admitted, first), 4);
     part(bar.answers, first, Math.max(first, request.end), 2);
-    put(bar.group, { class: request.isBackground ? "background" : "" });
     const begin = x(request.start);
     const room = x(request.end) - begin;
+    // its name covers the line of a long wait, which would strike it through
+    const hidesLine = x(Math.min(admitted, request.end)) - begin > room / 2;
+    put(bar.group, { class: `${request.isBackground ? "background" : ""} ${hidesLine ? "waiting" : ""}`.trim() });
     put(bar.label, { x: begin + 5, y: y + ROW / 2 + 4, visibility: room > 40 ? "visible" : "hidden" });
     const letters = Math.floor((room - 8) / 6.6);
     say(
