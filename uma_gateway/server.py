@@ -26,6 +26,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from uma_core import descriptors
+from uma_core.allocator import tame_allocator
 from uma_core.errors import ErrorCode, UmaError
 from uma_core.regular import read_regular
 from uma_core.threads import start
@@ -372,6 +373,7 @@ def make_room(limits: LimitOptions) -> None:
 def serve(config: Config, keys: Keys) -> int:
     """Answer until told to stop. Returns the exit status. Blocks."""
     make_room(config.limits)
+    tame_allocator()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     app = App(lambda: Gateway(config, keys, is_asking=False))
     options = uvicorn.Config(

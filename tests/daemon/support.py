@@ -183,6 +183,9 @@ class Process:
     def descriptors(self) -> int:
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
+    def rss_bytes(self) -> int:
+        return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
 
 # answers of the simulated engine end only when they are stopped or reach max_tokens
 ENDLESS: dict[str, Any] = {"environ": {"TEST_LEVERS": json.dumps({"eog_every": 0})}}
@@ -283,9 +286,6 @@ class DaemonProcess(Process):
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
         return status
-
-    def rss_bytes(self) -> int:
-        return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import re
 import resource
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -373,3 +374,17 @@ def test_a_limit_on_open_files_that_the_system_refuses_does_not_keep_the_gateway
     monkeypatch.setattr(resource, "setrlimit", refuse)
     make_room(LimitOptions(max_connections=100_000))
     assert "the limit on open files stays at 256" in caplog.text
+
+
+def test_the_memory_of_large_requests_returns_to_the_system(fake, before):
+    gateway = before(fake)
+    long = json.dumps({**CHAT, "messages": [{"role": "user", "content": "word " * 400_000}]}).encode()
+
+    def send(_):
+        for _ in range(6):
+            assert gateway.ask("POST", "/v1/chat/completions", long).status == 400
+
+    rss = gateway.rss_bytes()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(send, range(4)))
+    assert gateway.rss_bytes() - rss < 100 << 20, f"{(gateway.rss_bytes() - rss) >> 20} MiB are kept"

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 
 from uma_core import __version__, descriptors, endpoint
+from uma_core.allocator import tame_allocator
 from uma_core.clock import MonotonicClock
 from uma_core.config import presets
 from uma_core.config.load import Sources
@@ -36,7 +37,6 @@ from uma_core.server.lifecycle.lifecycle import EXIT, Lifecycle
 from uma_core.server.lifecycle.notify import Notifier
 from uma_core.server.lifecycle.reload import Reloader
 from uma_core.server.lifecycle.supervise import Supervision
-from uma_core.server.memory.budget import tame_allocator
 from uma_core.server.memory.relief import Relief
 from uma_core.server.memory.tidy import Tidy
 from uma_core.server.operations.admin import Admin

@@ -22,9 +22,6 @@ from uma_core.machine import limit_room, stack_bytes
 log = logging.getLogger(__name__)
 
 MIB = 1 << 20
-M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8  # malloc.h
-MMAP_FROM_BYTES = MIB
-N_ARENAS = 2
 THREAD_BYTES = 4 * MIB  # memory that a thread needs besides its stack until it runs
 SPARE_BYTES = 64 * MIB  # for buffers that no estimate includes
 
@@ -117,22 +114,6 @@ def locked_bytes() -> int | None:
         return int(fields["VmLck"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
         return None
-
-
-def tame_allocator() -> None:
-    """Keep models out of the heap, so that all memory of a closed model returns to the system (glibc's mallopt).
-
-    By default, once glibc has freed a large buffer it puts the next one into its heap, where allocations above it keep
-    it from being returned, and it gives every thread its own heap.
-    """
-    if not sys.platform.startswith("linux"):
-        return
-    try:
-        libc = ctypes.CDLL(None)
-        libc.mallopt(M_MMAP_THRESHOLD, MMAP_FROM_BYTES)
-        libc.mallopt(M_ARENA_MAX, N_ARENAS)
-    except AttributeError:  # another C library
-        log.debug("no mallopt here")
 
 
 def give_back() -> None:

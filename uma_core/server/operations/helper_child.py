@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from uma_core.allocator import tame_allocator
 from uma_core.engine.fake.engine import FakeEngine, FakeModel
 from uma_core.engine.gentle import gently
 from uma_core.engine.vocabulary import Vocabulary
@@ -50,7 +51,7 @@ def main(fd: int, flag_fd: int) -> None:
     is_crowded = mmap.mmap(flag_fd, mmap.PAGESIZE)
     os.close(flag_fd)
     connection = socket.socket(fileno=fd)
-    budget.tame_allocator()
+    tame_allocator()
     with contextlib.suppress(ConnectionError):  # a killed daemon may reset the socket
         while connection.recv(1, socket.MSG_PEEK):  # sleeps until a request comes
             with gently(is_crowded):
