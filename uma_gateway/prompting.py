@@ -13,6 +13,7 @@ from uma_gateway.chat.parser import Parser as ChatParser
 from uma_gateway.chat.templates import Applied, Templates, Thinking
 from uma_gateway.errors import from_chat
 from uma_gateway.exchange import Exchange
+from uma_gateway.fence import Unfenced
 from uma_gateway.fields import need
 from uma_gateway.model import Model
 from uma_gateway.parsing import Parser
@@ -85,7 +86,12 @@ async def render(exchange: Exchange, model: Model, chat: Chat) -> Prompt:
     if applied.preserved_tokens:
         fields["preserved_tokens"] = applied.preserved_tokens
     fields |= _thinking(model, chat, applied)
-    return Prompt(fields, applied.stops, lambda: ChatParser(applied))
+    return Prompt(fields, applied.stops, lambda: _parser(chat, applied))
+
+
+def _parser(chat: Chat, applied: Applied) -> Parser:
+    is_json_beside_calls = chat.json_schema is not None and chat.has_tools
+    return Unfenced(ChatParser(applied)) if is_json_beside_calls else ChatParser(applied)
 
 
 def behind_thought(constraint: dict[str, Any], thinking: Thinking | None) -> dict[str, Any]:

@@ -8,9 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from tests.gateway.chat.conftest import FOLDER, apply, templates
+from tests.gateway.chat.conftest import FOLDER, SCHEMA, TOOLS, apply, templates
 from uma_gateway import large, prompting
 from uma_gateway.chat.templates import Templates, Thinking
+from uma_gateway.parsing import whole
 from uma_gateway.prompting import Chat, behind_thought
 from uma_gateway.turns import read_messages
 
@@ -43,14 +44,15 @@ def test_a_template_s_stop_texts_have_room_beside_those_of_a_request(tiny):
 class Served:
     """A model of which only the template is known."""
 
-    def __init__(self) -> None:
+    def __init__(self, can_constrain: bool = False) -> None:
         self.chat_template = "{{ messages[0].content }}"
+        self._can_constrain = can_constrain
 
     async def templates(self) -> Templates:
         return templates("Qwen-Qwen2.5-7B-Instruct")
 
     def can(self, field: str) -> bool:
-        return False
+        return self._can_constrain
 
 
 class Asked:
@@ -73,6 +75,14 @@ def test_a_conversation_is_read_beside_the_event_loop(monkeypatch: pytest.Monkey
     prompt = asyncio.run(prompting.render(cast(Any, Asked()), cast(Any, Served()), chat))
     assert "Hello." in prompt.fields["prompt"]
     assert threads and threading.main_thread() not in threads
+
+
+@pytest.mark.parametrize("tools", [[], TOOLS])
+def test_json_is_read_without_the_fences_that_a_model_may_write(tools: list[Any]) -> None:
+    chat = prompting.Chat([{"role": "user", "content": "Hello."}], tools, json_schema=SCHEMA)
+    prompt = asyncio.run(prompting.render(cast(Any, Asked()), cast(Any, Served(can_constrain=True)), chat))
+    assert "```json" in prompt.fields["constraint"]["lark"]
+    assert whole(prompt.parser(), '```json\n{"name": "Ada"}\n```').content == '{"name": "Ada"}'
 
 
 def said(role: str, content: str) -> dict[str, Any]:
