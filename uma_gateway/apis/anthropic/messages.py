@@ -66,7 +66,7 @@ class Shape:
         self.id = f"msg_{secrets.token_urlsafe(18)}"
         self._model, self._stops = model, stops
 
-    def message(self, content: list[Block], stop: dict[str, Any], counts: dict[str, int]) -> dict[str, Any]:
+    def message(self, content: list[Block], stop: dict[str, Any], counts: dict[str, Any]) -> dict[str, Any]:
         made = {"id": self.id, "type": "message", "role": "assistant", "model": self._model}
         return {**made, "content": content, **stop, "usage": counts}
 
@@ -82,7 +82,7 @@ class Shape:
         return {"stop_reason": "tool_use" if has_calls else "end_turn", "stop_sequence": None}
 
 
-def usage(counts: Event) -> dict[str, int]:
+def usage(counts: Event) -> dict[str, Any]:
     """Return the token counts. Tokens from the cache are counted separately, unlike in OpenAI's form."""
     n_cached = counts["cached_tokens"]
     n_read = counts["prompt_tokens"] - n_cached
@@ -91,6 +91,7 @@ def usage(counts: Event) -> dict[str, int]:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": n_cached,
         "output_tokens": counts.get("completion_tokens", 0),
+        "output_tokens_details": {"thinking_tokens": counts.get("reasoning_tokens", 0)},
     }
 
 

@@ -54,7 +54,8 @@ def test_parts_that_follow_each_other_are_blocks_of_their_own():
         Diff(tool=0, tool_arguments=":1}"),
         Diff(tool=1, tool_id="b", tool_name="g", tool_arguments="{}"),
     ]
-    eos = {"reason": "stop", "usage": {"prompt_tokens": 5, "cached_tokens": 2, "completion_tokens": 7}}
+    counts = {"prompt_tokens": 5, "cached_tokens": 2, "completion_tokens": 7, "reasoning_tokens": 3}
+    eos = {"reason": "stop", "usage": counts}
     raw = writer.start() + writer.diffs(diffs) + writer.end(eos)
     names = [line[7:] for line in raw.decode().split("\n") if line.startswith("event: ")]
     assert names.count("content_block_start") == names.count("content_block_stop") == 4
@@ -64,6 +65,7 @@ def test_parts_that_follow_each_other_are_blocks_of_their_own():
     assert events[thought_ends - 1]["delta"] == {"type": "signature_delta", "signature": "unsigned"}
     assert sum(event.get("delta", {}).get("type") == "signature_delta" for event in events) == 1
     assert b'"text":"\\n\\nYes"' in raw and b'"stop_reason":"tool_use"' in raw and b'"cache_read_input_tokens":2' in raw
+    assert [event["usage"]["output_tokens_details"] for event in events if "usage" in event] == [{"thinking_tokens": 3}]
 
 
 def test_a_whole_thought_has_a_signature_too():
