@@ -167,10 +167,11 @@ ALLOWED = {
             "uma_core.threads",
         ),  # how options and lines are written
     },
-    # pure: how names may be written, and which grammars the daemon accepts
+    # pure: how names and bounds may be written, and which grammars the daemon accepts
     "uma_gateway.chat": {
         "uma_gateway.chat",
         "uma_core.constraint.escapes",
+        "uma_core.constraint.far",
         "uma_core.constraint.lark",
         "uma_core.constraint.schema",
         "uma_core.own_python",

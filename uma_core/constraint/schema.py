@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from uma_core.constraint import bounds, escapes, together
 from uma_core.constraint.ecma import ForeignError, to_rust
+from uma_core.constraint.far import nearer
 from uma_core.errors import ErrorCode, UmaError
 
 N_BYTES_MOST = 256 << 10  # of a schema or grammar; a 50-property schema has 4 KiB
@@ -362,4 +363,4 @@ def _normal(value: Any, schemas: dict[int, Any]) -> Any:
             normal[name] = {to_rust(pattern): _normal(inner, schemas) for pattern, inner in item.items()}
         elif name != "uniqueItems":
             normal[name] = _normal(item, schemas)
-    return normal
+    return nearer(normal)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from uma_core.constraint.escapes import SHORT, tells_names, unwritable
+from uma_core.constraint.far import nearer
 from uma_gateway.chat.errors import ChatCode, ChatError
 from uma_gateway.chat.library import LibraryError, call, encode
 
@@ -169,10 +170,11 @@ def unnamed(schema: Schema) -> Schema:
 
 
 def _bare(node: Any) -> Any:
-    """Return a copy without annotations."""
+    """Return a copy without annotations, and without bounds that llguidance refuses because they are too far away."""
     if not isinstance(node, dict):
         return node
-    return _rebuilt({key: value for key, value in node.items() if key not in _ANNOTATIONS}, _bare, _LISTS, _ONE)
+    kept = {key: value for key, value in node.items() if key not in _ANNOTATIONS}
+    return _rebuilt(nearer(kept), _bare, _LISTS, _ONE)
 
 
 def _rebuilt(node: Schema, change: Callable[[Any], Any], lists: Collection[str], ones: Collection[str]) -> Schema:

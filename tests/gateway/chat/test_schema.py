@@ -208,3 +208,19 @@ def test_a_name_that_is_no_uri_is_nobodys_business(named: Any) -> None:
     assert constrained({**schema, **named}, strict=True) == constrained(schema, strict=True)
     dialect = {"$schema": "http://json-schema.org/draft-07/schema#"}
     assert constrained({**schema, **dialect}, strict=True)["$schema"] == dialect["$schema"]
+
+
+FAR = [
+    {"type": "number", "minimum": -3.402823466385289e38, "maximum": 3.402823466385289e38},
+    {"type": "integer", "minimum": -(1 << 63), "maximum": (1 << 63) - 1},
+    {"type": "string", "maxLength": (1 << 53) - 1},
+]
+
+
+@pytest.mark.parametrize("schema", FAR)
+def test_the_ends_of_a_type_are_bounds_that_may_be_written(schema: Any) -> None:
+    """Zod's `float32`, an int64, a length of JavaScript: one such tool made a request fail."""
+    whole = {"type": "object", "properties": {"a": {"anyOf": [schema, {"type": "null"}]}}, "required": ["a"]}
+    told = '"x"' if schema["type"] == "string" else "-12"
+    assert allows(constrained(whole, strict=True), f'{{"a": {told}}}')
+    assert not allows(constrained(whole, strict=True), '{"a": []}')
