@@ -16,8 +16,8 @@ from uma_gateway.turns import plain_content
 
 Item = dict[str, Any]
 
+ADDED_TOOLS = "additional_tools"  # the type of an item that adds tools to a conversation
 _TEXT_PARTS = ("input_text", "output_text", "text")
-
 
 _PREFIXES = {  # of ids, by the item's type
     "message": "msg",
@@ -129,8 +129,8 @@ def to_messages(items: list[Item], name: str = "input") -> list[Item]:
             if thought:
                 message = _assistant(messages)
                 message["reasoning_content"] = message.get("reasoning_content", "") + thought
-        elif kind == "web_search_call":  # does not contain the results: only OpenAI's servers showed them to the model
-            pass
+        elif kind in ("web_search_call", ADDED_TOOLS):
+            pass  # a search does not contain the results: only OpenAI's servers showed them to the model
         else:
             raise invalid(f"`{path}.type` {str(kind)[:50]!r} is not supported", f"{path}.type")
     return messages
@@ -203,15 +203,25 @@ def _text(item: Item, name: str, path: str) -> str:
     return value
 
 
-def read_tools(tools: list[Any]) -> list[Item]:
+def added_tools(items: list[Item]) -> Iterator[tuple[list[Any], str]]:
+    """Yield the tools that items of a conversation add to those of the request, each with their path for errors.
+
+    Raises: GatewayError.
+    """
+    for i, item in enumerate(items):
+        if item.get("type") == ADDED_TOOLS:
+            yield array(item, "tools"), f"input[{i}].tools"
+
+
+def read_tools(tools: list[Any], name: str = "tools") -> list[Item]:
     """Return function tools in the chat API's form; custom tools become functions of one text.
 
     A tool in a namespace gets the namespace's name before its own. Tools that run on OpenAI's servers are left out,
     because clients send them by habit. Custom tools whose text has a grammar are left out too: inside a function's
-    arguments the grammar could not be enforced.
+    arguments the grammar could not be enforced. `name`: the field that contained the tools.
     """
     made = []
-    for tool, space, path in in_spaces(tools):
+    for tool, space, path in in_spaces(tools, name):
         if tool["type"] == "function":
             told = tool.get("function") or {name: value for name, value in tool.items() if name != "type"}
         elif is_custom(tool):
@@ -226,13 +236,13 @@ def read_tools(tools: list[Any]) -> list[Item]:
     return made
 
 
-def in_spaces(tools: list[Any]) -> Iterator[tuple[Item, str, str]]:
+def in_spaces(tools: list[Any], name: str = "tools") -> Iterator[tuple[Item, str, str]]:
     """Yield the tools, including those in namespaces, each with its namespace ("": none) and its path for errors.
 
     Raises: GatewayError.
     """
     for i, tool in enumerate(tools):
-        path = f"tools[{i}]"
+        path = f"{name}[{i}]"
         if not isinstance(tool, dict) or not isinstance(tool.get("type"), str):
             raise invalid(f"`{path}.type` is required", f"{path}.type")
         if tool["type"] != "namespace":

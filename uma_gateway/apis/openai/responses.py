@@ -144,7 +144,9 @@ async def _read(exchange: Exchange, body: dict[str, Any]) -> Request:
         messages.insert(0, {"role": "system", "content": instructions})
     if not messages:
         raise invalid("`input` has no item that the model is shown", "input")
-    tools, choice = read_tools(items.read_tools(array(body, "tools")), _choice(body.get("tool_choice")))
+    groups = [(array(body, "tools"), "tools"), *items.added_tools(conversation)]
+    told = {tool["function"]["name"]: tool for group, name in groups for tool in items.read_tools(group, name)}
+    tools, choice = read_tools(list(told.values()), _choice(body.get("tool_choice")))
     chat = Chat(messages, tools, choice, read_parallel(body, choice))
     chat.json_schema, chat.is_strict = answer_form(table(table(body, "text"), "format"), "text.format")
     chat.form_param = "text.format"
@@ -156,7 +158,7 @@ async def _read(exchange: Exchange, body: dict[str, Any]) -> Request:
         raise invalid("`truncation` must be auto or disabled", "truncation")
     is_kept, is_cut = boolean(body, "store", True), truncation == "auto"
     conversation_id = earlier.response["id"] if earlier and not body.get("previous_response_id") else ""
-    names = Names(array(body, "tools"))
+    names = Names([tool for group, _ in groups for tool in group])
     thoughts = Thoughts(bool(_summary(body)), THOUGHTS_CARRIED in array(body, "include"))
     return Request(body, ask, input_items, conversation, conversation_id, is_kept, is_cut, names, thoughts)
 

@@ -437,6 +437,31 @@ def test_tools_in_a_namespace_are_called(work_gateway, kind):
     assert work_gateway.post("/v1/responses", input=conversation, tools=tools, max_output_tokens=5).status == 200
 
 
+@pytest.mark.parametrize("kind", ["function", "custom"])
+def test_tools_that_an_item_adds_are_called(tiny_gateway, kind):
+    """Codex sends all its tools so, under the names of OpenAI's newest models."""
+    tool = {"type": kind, "name": "say", "description": "Says a text"}
+    space = {"type": "namespace", "name": "mouth", "description": "Speech", "tools": [tool]}
+    added = {"type": "additional_tools", "role": "developer", "tools": [space, {"type": "web_search"}]}
+    asked = [added, {"role": "user", "content": "Say hello"}]
+    fields = {"tool_choice": {"type": kind, "name": "mouth__say"}, "max_output_tokens": 300, "temperature": 0}
+    response = tiny_gateway.post("/v1/responses", input=asked, **fields).json
+    (call,) = [item for item in response["output"] if "call" in item["type"]]
+    assert (call["name"], call["namespace"]) == ("say", "mouth") and ("input" in call) == (kind == "custom")
+    later = {"input": [added, {"role": "user", "content": "Again"}], "previous_response_id": response["id"]}
+    answer = tiny_gateway.post("/v1/responses", **later, **fields)
+    assert [item["name"] for item in answer.json["output"] if "call" in item["type"]] == ["say"]
+
+
+@pytest.mark.parametrize(
+    ("tools", "param"),
+    [(3, "tools"), ([3], "input[1].tools[0].type"), ([SAY | {"name": ""}], "input[1].tools[0].name")],
+)
+def test_a_wrong_tool_that_an_item_adds_is_named(gateway, tools, param):
+    answer = respond(gateway, [{"role": "user", "content": "x"}, {"type": "additional_tools", "tools": tools}])
+    assert (answer.status, answer.error["param"]) == (400, param)
+
+
 @pytest.mark.parametrize(
     ("tool", "param"),
     [
