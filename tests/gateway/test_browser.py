@@ -311,6 +311,12 @@ def test_without_storage_a_key_is_asked_for_once(serve: Any, before: Any, folder
     tabs.errors.clear()  # the browser logs the 401
 
 
+CODED = [
+    {"role": "user", "content": "Rename it."},
+    {"role": "assistant", "content": "Like this:\n\n```python\ntotal = 1\n```\n\nDone."},
+]
+
+
 def test_two_tabs_are_two_chats(gateway: GatewayProcess, levers: Callable[..., None], tabs: Tabs) -> None:
     levers(step_ms=5)
     pages = [tabs.new(), tabs.new()]
@@ -323,6 +329,16 @@ def test_two_tabs_are_two_chats(gateway: GatewayProcess, levers: Callable[..., N
     for number, page in enumerate(pages):
         page.reload()
         expect(page.locator("article.user .text")).to_have_text(f"I am tab {number}")
+
+
+def test_an_answer_can_be_copied_as_it_was_written(gateway: GatewayProcess, tabs: Tabs) -> None:
+    page = tabs.open(gateway.url)
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.add_init_script(f"sessionStorage.setItem('uma.chat', {json.dumps(json.dumps(CODED))})")
+    page.reload()
+    page.get_by_role("button", name="Copy the answer").click()
+    expect(page.get_by_role("button", name="Copy the answer")).to_have_text("Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == CODED[1]["content"]
 
 
 def test_everything_can_be_done_with_the_keyboard(

@@ -49,7 +49,8 @@ function show(message) {
   text.className = "text";
   const end = document.createElement("small");
   end.className = "end";
-  node.append(who, thought, text, end);
+  const copy = copyButton(message);
+  node.append(who, thought, text, end, copy);
   log.append(node);
   let isDue = false; // draw at most once per frame, however many tokens arrive
   const draw = () => {
@@ -59,6 +60,7 @@ function show(message) {
     inner.textContent = message.reasoning ?? "";
     fill(text, message.content);
     end.textContent = message.end ?? "";
+    copy.hidden = message.isOpen || !message.content || !navigator.clipboard; // absent over HTTP from another machine
     if (isLow) log.scrollTop = log.scrollHeight;
   };
   draw();
@@ -68,6 +70,22 @@ function show(message) {
     requestAnimationFrame(draw);
   };
   return { draw, drawSoon };
+}
+
+function copyButton(message) {
+  const button = document.createElement("button");
+  Object.assign(button, { type: "button", className: "small", textContent: "Copy" });
+  button.setAttribute("aria-label", message.role === "user" ? "Copy your message" : "Copy the answer");
+  button.addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText(message.content);
+      button.textContent = "Copied";
+      setTimeout(() => (button.textContent = "Copy"), RETRY_MS);
+    } catch (error) {
+      tell(`The browser does not allow it: ${error.message}`, true);
+    }
+  });
+  return button;
 }
 
 function tell(words, isBad = false) {
