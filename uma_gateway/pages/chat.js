@@ -8,6 +8,7 @@ let running = null; // AbortController of the answer in progress
 
 const KEEP_MS = 300;
 const RETRY_MS = 2000;
+const COPIED_MS = 2000; // how long a button says that it has copied
 let isKept = true;
 const keep = () => {
   isKept = store(CHAT, JSON.stringify(messages));
@@ -80,7 +81,7 @@ function copyButton(message) {
     try {
       await navigator.clipboard.writeText(message.content);
       button.textContent = "Copied";
-      setTimeout(() => (button.textContent = "Copy"), RETRY_MS);
+      setTimeout(() => (button.textContent = "Copy"), COPIED_MS);
     } catch (error) {
       tell(`The browser does not allow it: ${error.message}`, true);
     }

@@ -335,8 +335,8 @@ function drawDrafts({ speculation = {} }) {
   const words = Object.entries(drafted)
     .filter(([, count]) => count)
     .map(([source, count]) => {
-      const kept = saved[source] ?? 0;
-      const time = kept ? ` (${kept < 0 ? "lost" : "saved"} ${span(Math.abs(kept))})` : "";
+      const gain = saved[source] ?? 0; // ms; negative: a loss
+      const time = gain ? ` (${gain < 0 ? "lost" : "saved"} ${span(Math.abs(gain))})` : "";
       return `${source} ${number(accepted[source])} of ${number(count)}${time}`;
     });
   say(element("drafts"), words.length ? `Accepted draft tokens: ${words.join(", ")}.` : "");

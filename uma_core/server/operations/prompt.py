@@ -9,6 +9,7 @@ import datetime
 import functools
 import json
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, NoReturn, cast
 
 import jinja2
@@ -74,9 +75,14 @@ def echo_text(text: TextPort, request: Request) -> str:
     return data.decode("utf-8", "replace")
 
 
+def _limit(messages: list[dict[str, Any]]) -> AbstractContextManager[None]:
+    """Limit the time that the chat template may take to write these messages."""
+    return limited(TEMPLATE_S + len(messages) * 1e-3)
+
+
 def _encode_chat(text: Reading, messages: list[dict[str, Any]]) -> Encoded:
     template = ChatTemplate.of(text)
-    with limited(TEMPLATE_S + len(messages) * 1e-3):
+    with _limit(messages):
         rendered = template.render(messages, True)
         if rendered in ("", template.bos):
             raise UmaError(ErrorCode.TEMPLATE_FAILED, "the chat template writes nothing for messages of these roles")
@@ -113,7 +119,7 @@ def apply_template(text: Reading, messages: list[dict[str, Any]], add_generation
     Raises: TEMPLATE_FAILED.
     """
     template = ChatTemplate.of(text)
-    with limited(TEMPLATE_S + len(messages) * 1e-3):
+    with _limit(messages):
         rendered = template.render(messages, add_generation_prompt)
     if template.bos and rendered.startswith(template.bos) and _adds_bos(text, template.bos):
         return rendered[len(template.bos) :]  # the tokeniser adds it
